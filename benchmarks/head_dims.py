@@ -38,10 +38,10 @@ from fagen.dispatch.choice import candidates
 from fagen.errors import DeviceError, RefusedBuild, VerificationError
 from fagen.kind import Plan
 from fagen.measure.cells import race
-from fagen.measure.heats import Kernel, quick_check
 from fagen.measure.inputs import SEQLENS, inputs
 from fagen.measure.peers import GRADIENTS, Implementation, peer
 from fagen.measure.proof import trial_of
+from fagen.measure.rounds import Kernel, quick_check
 from fagen.measure.rows import Row, geomean, markdown, problems, rounded, title
 from fagen.measure.timing import Call, Regime
 from fagen.problem import Cell, Problem, standard_sizes

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from fagen.paths import locate
 from fagen.search.declared import Declared, parse_space
-from fagen.search.lab import Work
+from fagen.search.executor import Work
 from fagen.search.rows import Session
 from fagen.search.run import summary
 from fagen.search.space import survey
 from fagen.search.store import Store
-from fagen.search.tasks import GOOD, Compiled, Heat, Time
+from fagen.search.tasks import GOOD, Compiled, Round, Time
 
 STORES = sorted(locate("cli.py").parent.glob("benchmarks/search/*.sqlite"))
 DATABASES = [path for path in STORES if "backward" not in path.stem]  # of hundreds of kernels
@@ -108,7 +108,7 @@ def two_cards() -> tuple[int, ...]:
 
 
 class Traffic:
-    """What a lab's GPUs are given to time: runs of kernels by GPU, and how many GPUs at once.
+    """What an executor's GPUs are given to time: runs of kernels by GPU, and how many GPUs at once.
 
     How long that takes is not asked: on a busy machine it says little.
     """
@@ -118,18 +118,18 @@ class Traffic:
         self.at_once = 0
         self._going = []
 
-    def watch(self, monkeypatch, lab: type) -> "Traffic":
-        """Count from now on what labs of this type are asked."""
-        ask = lab.time
+    def watch(self, monkeypatch, executor: type) -> "Traffic":
+        """Count from now on what executors of this type are asked."""
+        ask = executor.time
 
-        def counted(self_, heat, gpu):
-            answer = ask(self_, heat, gpu)
-            self.runs[gpu] += len(heat.kernels) * len(heat.sizes) * len(heat.rounds)
+        def counted(self_, task, gpu):
+            answer = ask(self_, task, gpu)
+            self.runs[gpu] += len(task.kernels) * len(task.sizes) * len(task.repeats)
             self._going = [one for one in self._going if not one.done()] + [answer]
             self.at_once = max(self.at_once, len(self._going))
             return answer
 
-        monkeypatch.setattr(lab, "time", counted)
+        monkeypatch.setattr(executor, "time", counted)
         return self
 
     @property
@@ -139,7 +139,7 @@ class Traffic:
 
 
 class AtOnce:
-    """A lab that answers before it is asked again: a replay in it is the same each time.
+    """An executor that answers before it is asked again: a replay in it is the same each time.
 
     With processes, what is chosen next depends on which of them answers first.
     """
@@ -153,8 +153,8 @@ class AtOnce:
     def compile(self, slug: str) -> Future:
         return self._answered(self.work.compile(slug))
 
-    def time(self, heat: Heat, gpu: int) -> Future:
-        return self._answered(self.work.time(heat, gpu))
+    def time(self, task: Round, gpu: int) -> Future:
+        return self._answered(self.work.time(task, gpu))
 
     def close(self) -> None:
         pass

@@ -13,10 +13,10 @@ from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands, proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.reference import gradients
-from fagen.measure import cells, heats, peers
+from fagen.measure import cells, peers, rounds
 from fagen.measure.gradients import attended, output_gradient
-from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.inputs import cell_of, inputs
+from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.rows import DETERMINISTIC
 from fagen.measure.timing import BURST, Call, Timing
 from fagen.problem import Cell, Problem, Sizes
@@ -168,18 +168,18 @@ def device(monkeypatch):
         return launch
 
     monkeypatch.setattr(operands, "bind", bind)
-    monkeypatch.setattr(heats, "plan_of", lambda slug: plan_of(SLUG.format("causal")))
-    monkeypatch.setattr(heats, "inputs", partial(inputs, device="cpu"))
-    monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
+    monkeypatch.setattr(rounds, "plan_of", lambda slug: plan_of(SLUG.format("causal")))
+    monkeypatch.setattr(rounds, "inputs", partial(inputs, device="cpu"))
+    monkeypatch.setattr(rounds, "estimate", lambda call: 1e-3)
     monkeypatch.setattr(
-        heats, "time_round", lambda call, *_: (float(len(call.once()) if call else 0), [])
+        rounds, "time_round", lambda call, *_: (float(len(call.once()) if call else 0), [])
     )
-    monkeypatch.setattr(heats, "_known", {})
-    monkeypatch.setattr(heats, "QUICK", heats.QUICK[1:2])  # of fp64 on a CPU
-    for kept in (heats._inputs, heats._beside, heats._expected):
+    monkeypatch.setattr(rounds, "_known", {})
+    monkeypatch.setattr(rounds, "QUICK", rounds.QUICK[1:2])  # of fp64 on a CPU
+    for kept in (rounds._inputs, rounds._beside, rounds._expected):
         kept.cache_clear()
     yield wrong
-    for kept in (heats._inputs, heats._beside, heats._expected):
+    for kept in (rounds._inputs, rounds._beside, rounds._expected):
         kept.cache_clear()
 
 
@@ -188,24 +188,24 @@ def test_a_kernel_is_checked_by_all_its_gradients_before_it_is_timed(
     device, torch_on_a_cpu, gradient
 ):
     case = cell("causal", 64, 64)
-    heats.quick_check(case, Kernel("right", Path("right.so")))
+    rounds.quick_check(case, Kernel("right", Path("right.so")))
     device["wrong"] = gradient
     with pytest.raises(VerificationError, match=r"dq .* of .* dk .* of .* dv .* at B="):
-        heats.quick_check(case, Kernel("wrong", Path("wrong.so")))
+        rounds.quick_check(case, Kernel("wrong", Path("wrong.so")))
 
 
 def test_what_is_right_when_small_is_compared_with_torch_too(device, torch_on_a_cpu, monkeypatch):
-    monkeypatch.setattr(heats, "QUICK", ())
+    monkeypatch.setattr(rounds, "QUICK", ())
     device["wrong"] = 2
     with pytest.raises(VerificationError, match="differs from torch"):
-        heats.quick_check(cell("causal", 64, 64), Kernel("wrong", Path("wrong.so")))
+        rounds.quick_check(cell("causal", 64, 64), Kernel("wrong", Path("wrong.so")))
     assert "cudnn_backward" in torch_on_a_cpu
 
 
 def test_kernels_of_gradients_run_beside_cudnns(device, torch_on_a_cpu):
     both = [Kernel(name, Path(f"{name}.so")) for name in ("one", "other")]
     case = cell("causal", 64, 64)
-    laps = heats.heat(case, both, both[0], regime=BRIEF, rounds=(0, 1))
+    laps = rounds.side_by_side(case, both, both[0], regime=BRIEF, repeats=(0, 1))
     assert sorted({lap.name for lap in laps}) == [CUDNN, "one", "other"]
 
 

@@ -17,7 +17,7 @@ from fagen.kinds.backward.space import SPACE
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, flops, standard_sizes
 from fagen.registry import read
-from fagen.search import lab
+from fagen.search import executor
 from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.results import told
@@ -207,8 +207,8 @@ def recorded(tmp_path_factory):
 @pytest.fixture
 def replayed(recorded, tmp_path, monkeypatch):
     """What a replay of the gradients' part found."""
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
+    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
     store = tmp_path / "found.sqlite"
     search.search([space_of(TEXT)], store, recorded=recorded)
     return store
@@ -246,7 +246,7 @@ def test_what_was_found_is_written_where_fagen_attention_reads_it(replayed, tmp_
 
 
 def test_the_command_replays_and_says_what_is_ahead(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     space = tmp_path / "space.toml"
     space.write_text(TEXT)
     store = tmp_path / "found.sqlite"

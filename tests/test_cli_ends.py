@@ -91,7 +91,7 @@ def test_a_search_that_cannot_begin_leaves_no_file(tmp_path, monkeypatch):
         began.append(True)
         raise DeviceError("there is no Hopper GPU")
 
-    monkeypatch.setattr(search, "LocalLab", without_gpu)
+    monkeypatch.setattr(search, "LocalExecutor", without_gpu)
     monkeypatch.chdir(tmp_path)
     assert fagen("search", "run", SLUG, "--report", "page.html").exit_code == 5
     assert list(tmp_path.iterdir()) == []

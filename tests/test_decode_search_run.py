@@ -15,16 +15,16 @@ from fagen.dispatch import tables as dispatch_table
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.decode import proof
 from fagen.kinds.decode.space import SPACE
-from fagen.measure import heats
 from fagen.measure import inputs as measure_inputs
+from fagen.measure import rounds
 from fagen.measure.card import Card
-from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.rotating import ROTATED_BYTES, buffers_for, cache_bytes
+from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.timing import Call
 from fagen.problem import Cell, Sizes
 from fagen.registry import plan_of, read
-from fagen.search import lab, tasks
-from fagen.search.lab import REAL, Work
+from fagen.search import executor, tasks
+from fagen.search.executor import REAL, Work
 from fagen.search.results import told
 from fagen.search.tasks import GOOD, Compiled
 from tests.cli_helpers import fagen
@@ -77,17 +77,17 @@ def device(monkeypatch):
 
     monkeypatch.setattr(proof, "bind", bind)
     monkeypatch.setattr(proof, "call", lambda of, library, **given: bind(of, library, **given)())
-    monkeypatch.setattr(heats, "captured", captured)
-    monkeypatch.setattr(heats, "time_round", time_round)
-    monkeypatch.setattr(heats, "estimate", lambda call: 1e-6)
-    monkeypatch.setattr(heats, "buffers_for", lambda problem, sizes: 3)
-    monkeypatch.setattr(heats, "inputs", partial(measure_inputs.inputs, device="cpu"))
-    monkeypatch.setattr(heats, "_known", {})
-    monkeypatch.setattr(heats, "Clock", lambda: None)
-    for cached in (heats._inputs, heats._turns, heats._cudnn_in_turns):
+    monkeypatch.setattr(rounds, "captured", captured)
+    monkeypatch.setattr(rounds, "time_round", time_round)
+    monkeypatch.setattr(rounds, "estimate", lambda call: 1e-6)
+    monkeypatch.setattr(rounds, "buffers_for", lambda problem, sizes: 3)
+    monkeypatch.setattr(rounds, "inputs", partial(measure_inputs.inputs, device="cpu"))
+    monkeypatch.setattr(rounds, "_known", {})
+    monkeypatch.setattr(rounds, "Clock", lambda: None)
+    for cached in (rounds._inputs, rounds._turns, rounds._cudnn_in_turns):
         cached.cache_clear()
     yield made
-    for cached in (heats._inputs, heats._turns, heats._cudnn_in_turns):
+    for cached in (rounds._inputs, rounds._turns, rounds._cudnn_in_turns):
         cached.cache_clear()
 
 
@@ -102,9 +102,11 @@ def test_keys_and_values_come_from_memory_in_every_call(device, monkeypatch):
         asked.append(name)
         raise DeviceError("there is no cuDNN here")
 
-    monkeypatch.setattr(heats, "peer", refuse)
-    laps = heats.heat(CELL, list(map(kernel, SLUGS)), kernel(SLUGS[0]), regime=BRIEF, rounds=(0, 1))
-    assert sorted((lap.name, lap.round) for lap in laps) == sorted(product(SLUGS, (0, 1)))
+    monkeypatch.setattr(rounds, "peer", refuse)
+    laps = rounds.side_by_side(
+        CELL, list(map(kernel, SLUGS)), kernel(SLUGS[0]), regime=BRIEF, repeats=(0, 1)
+    )
+    assert sorted((lap.name, lap.repeat) for lap in laps) == sorted(product(SLUGS, (0, 1)))
     # six milliseconds went to three calls
     assert {lap.seconds for lap in laps} == {2e-3} == {lap.anchor_seconds for lap in laps}
     assert device.captured == 3 and asked == [CUDNN]  # graphs: two kernels and the anchor
@@ -123,8 +125,10 @@ def test_cudnn_goes_through_the_same_keys_without_a_mask(device, monkeypatch):
             bound.append((cell.problem.mask, k.data_ptr()))
             return Call(lambda: device.ran.append((CUDNN, k.data_ptr())))
 
-    monkeypatch.setattr(heats, "peer", lambda name: Peer())
-    laps = heats.heat(CELL, [kernel(SLUGS[0])], kernel(SLUGS[0]), regime=BRIEF, rounds=(0,))
+    monkeypatch.setattr(rounds, "peer", lambda name: Peer())
+    laps = rounds.side_by_side(
+        CELL, [kernel(SLUGS[0])], kernel(SLUGS[0]), regime=BRIEF, repeats=(0,)
+    )
     assert {lap.name for lap in laps} == {SLUGS[0], CUDNN}
     assert {mask for mask, _ in bound} == {"full"}
     ours, theirs = ([keys for name, keys in device.ran if name == who] for who in (SLUGS[0], CUDNN))
@@ -141,11 +145,11 @@ def test_there_are_ten_times_as_many_keys_as_the_l2_cache_holds():
 
 @pytest.mark.parametrize("slug", [*SLUGS, "dec_fp16_d64_causal_r8n64_c3_unified"])
 def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(device, slug):
-    heats.quick_check(CELL, kernel(slug))
+    rounds.quick_check(CELL, kernel(slug))
     assert len({keys for _, keys in device.ran}) > 4
     device.wrong.add(slug)
     with pytest.raises(VerificationError, match=r"error .* is allowed"):
-        heats.quick_check(CELL, kernel(slug))
+        rounds.quick_check(CELL, kernel(slug))
 
 
 @pytest.mark.parametrize("sizes", [Sizes(128, 32, 8, 1, 2_048), Sizes(1, 512, 1, 1, 131_072)])
@@ -170,8 +174,8 @@ def recorded(tmp_path_factory):
 @pytest.fixture
 def replayed(recorded, tmp_path, monkeypatch):
     """What a replay of it found."""
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
+    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
     store = tmp_path / "found.sqlite"
     search.search([space_of(TEXT)], store, recorded=recorded)
     return store
@@ -287,11 +291,11 @@ def test_a_search_compiles_checks_and_times_real_schedules(device, tmp_path, mon
 
     quick = replace(proof.TRIAL, quick=lambda plan, sizes: [Sizes(2, 4, 2, 1, 70)])
     monkeypatch.setattr(proof, "PROOF", replace(proof.PROOF, trial=quick))
-    monkeypatch.setattr(heats, "peer", lambda name: Peer())
-    monkeypatch.setattr(heats, "use_card", lambda index: Card("NVIDIA H200", "580.1", 132))
-    monkeypatch.setattr(heats, "card_id", lambda index: "a-card")
+    monkeypatch.setattr(rounds, "peer", lambda name: Peer())
+    monkeypatch.setattr(rounds, "use_card", lambda index: Card("NVIDIA H200", "580.1", 132))
+    monkeypatch.setattr(rounds, "card_id", lambda index: "a-card")
     monkeypatch.setattr(tasks, "_library", lambda made: Path(made.library))
-    monkeypatch.setattr(search, "LocalLab", lambda work, **_: AtOnce(emulating(work)))
+    monkeypatch.setattr(search, "LocalExecutor", lambda work, **_: AtOnce(emulating(work)))
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     device.wrong.add("dec_fp16_d64_causal_r16n128_c4_s4")
     store = tmp_path / "found.sqlite"

@@ -357,7 +357,7 @@ def test_what_a_search_finds_for_a_recording_is_what_its_calls_are_then_served_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     monkeypatch.setattr(flow, "all_committed", lambda: flow.committed("combine"))
     sizes = [
         Sizes(8, 32, 8, 1, 700),  # few query rows

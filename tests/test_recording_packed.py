@@ -350,7 +350,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     forget(monkeypatch, varlen)
     path = tmp_path / "mine.toml"
     with fagen.recording(path):

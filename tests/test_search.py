@@ -14,11 +14,11 @@ from fagen.dispatch import tables as dispatch_table
 from fagen.errors import FagenError
 from fagen.problem import Problem
 from fagen.registry import read as read_schedule
-from fagen.search import lab, replay, run
-from fagen.search.contest import STAGES
+from fagen.search import executor, replay, run
 from fagen.search.declared import parse_space
 from fagen.search.marks import BRIEF, PEER_NAMES
 from fagen.search.store import Store
+from fagen.search.tournament import STAGES
 from tests.cli_helpers import fagen
 from tests.recordings import DATABASES, SPACE, STORES, AtOnce, Traffic, record, space, two_cards
 
@@ -44,7 +44,7 @@ def timings(path) -> int:
 
 def losses(path, folder, monkeypatch) -> dict[str, float]:
     """By how much the kernel found by a third of the measurements is slower than the best."""
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     folder.mkdir(exist_ok=True)
     with Store(path, read_only=True) as store:
         spaces = store.spaces()
@@ -63,7 +63,7 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         found = search.found(store)
         # an exhaustive search times every kernel, in as many rounds as decide among the last
         assert len(found[0].marks.slugs()) < known / 3
-        rounds = sum(len(stage.rounds) for stage in STAGES if stage.regime == BRIEF)
+        rounds = sum(len(stage.repeats) for stage in STAGES if stage.regime == BRIEF)
         assert timings(store) < known * len(result.sizes) * rounds / 3
         best = min(result.marks.mark(slug, BRIEF) for slug in result.marks.slugs())
         lost[result.target.name] = result.marks.mark(found[0].lead.slug, BRIEF) - best
@@ -153,7 +153,7 @@ def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
         several = replace(paced, cards=two_cards) if gpus == 2 else paced
         with monkeypatch.context() as patch:
             patch.setattr(replay, "work", lambda path, several=several: several)
-            traffic[gpus] = Traffic().watch(patch, lab.LocalLab)
+            traffic[gpus] = Traffic().watch(patch, executor.LocalExecutor)
             replayed(recorded, tmp_path / f"{gpus}.sqlite", compile_at_most=60)
     assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
     assert traffic[2].longest < 0.75 * traffic[1].longest
@@ -165,7 +165,7 @@ def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):
 
     def interrupted(self):
         rounds.append(taken(self))
-        if any(contest.timed >= 10 for contest in self._contests):
+        if any(tournament.timed >= 10 for tournament in self._tournaments):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(run.Search, "_take_in", interrupted)

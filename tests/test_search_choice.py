@@ -1,4 +1,4 @@
-"""What a search tries next: chooser, marks and contest, without compiler and GPU."""
+"""What a search tries next: chooser, marks and tournament, without compiler and GPU."""
 
 import math
 import random
@@ -10,11 +10,11 @@ from fagen.kinds.forward import cost
 from fagen.kinds.forward.keys import Schedule
 from fagen.problem import Sizes
 from fagen.search.choice import Chooser, spearman
-from fagen.search.contest import STAGES, Contest
 from fagen.search.declared import Effort
 from fagen.search.marks import BRIEF, LONG, PEER_NAMES, Marks
 from fagen.search.space import survey
 from fagen.search.tasks import GOOD, Compiled, Time
+from fagen.search.tournament import STAGES, Tournament
 from tests.recordings import SPACE, space
 
 # ---- what is tried next --------------------------------------------------------------------------
@@ -131,70 +131,70 @@ def test_the_peer_is_no_kernel(peer):
     assert marks.clocks == (1_600, 1_600)
 
 
-# ---- a contest -----------------------------------------------------------------------------------
+# ---- a tournament --------------------------------------------------------------------------------
 
 
-def contest(compile_at_most: int = 40) -> Contest:
+def tournament(compile_at_most: int = 40) -> Tournament:
     found = survey(space(), space().targets()[0])
     effort = Effort(compile=compile_at_most)
-    return Contest(found, effort, [found.schedule(found.best[0]).slug])
+    return Tournament(found, effort, [found.schedule(found.best[0]).slug])
 
 
-def play(it: Contest, speed=lambda slug: 1.0, bad=(), wrong=()) -> list:
-    """Compile and time whatever a contest asks for; return its heats."""
-    heats = []
+def play(it: Tournament, speed=lambda slug: 1.0, bad=(), wrong=()) -> list:
+    """Compile and time whatever a tournament asks for; return its rounds."""
+    rounds = []
     for _ in range(10_000):
         if it.done:
-            return heats
+            return rounds
         while slug := it.next_compile(0.0):
             it.compiling(slug)
             outcome = "spills" if slug in bad else GOOD
             it.add_compiled(Compiled(slug, slug, "nvcc", outcome, library="x"), ready=True)
-        if heat := it.next_heat(0.0, lambda job: True):
-            heats.append(heat)
-            it.heat_over(heat)
-            for made in heat.kernels:
+        if task := it.next_round(0.0, lambda job: True):
+            rounds.append(task)
+            it.round_over(task)
+            for made in task.kernels:
                 if made.slug in wrong:
                     it.add_wrong(made.slug, "is wrong")
                     continue
-                for size in heat.sizes:
-                    for n in heat.rounds:
-                        it.add_time(Time(made.slug, size, heat.regime, n, speed(made.slug), 1.0))
+                for size in task.sizes:
+                    for n in task.repeats:
+                        it.add_time(Time(made.slug, size, task.regime, n, speed(made.slug), 1.0))
     raise AssertionError("it never ends")
 
 
-def test_a_contest_halves_its_field_and_ends_with_long_runs_of_a_few():
+def test_a_tournament_halves_its_field_and_ends_with_long_runs_of_a_few():
     dice = random.Random(3)
     speeds: dict[str, float] = {}
-    it = contest()
-    heats = play(it, lambda slug: speeds.setdefault(slug, math.exp(dice.gauss(0, 0.1))))
-    last = {stage: set() for stage in {(s.regime, s.rounds) for s in STAGES}}
-    for heat in heats:
-        last[heat.regime, heat.rounds] |= {made.slug for made in heat.kernels}
-    sizes = [len(last[s.regime, s.rounds]) for s in STAGES]
+    it = tournament()
+    rounds = play(it, lambda slug: speeds.setdefault(slug, math.exp(dice.gauss(0, 0.1))))
+    last = {stage: set() for stage in {(s.regime, s.repeats) for s in STAGES}}
+    for task in rounds:
+        last[task.regime, task.repeats] |= {made.slug for made in task.kernels}
+    sizes = [len(last[s.regime, s.repeats]) for s in STAGES]
     assert sizes[0] == 40
     assert 8 <= sizes[1] <= 20 > sizes[2] >= 4 >= sizes[3] >= 2
     assert it.marks.leader().slug == min(speeds, key=speeds.get)
 
 
-def test_a_contest_checks_every_kernel_before_it_counts_and_the_anchor_first():
-    it = contest(12)
-    heats = play(it)
-    assert heats[0].check
-    assert [made.slug for made in heats[0].kernels] == [it.anchor]
-    checked = {made.slug for heat in heats if heat.check for made in heat.kernels}
-    assert {made.slug for heat in heats for made in heat.kernels} == checked
+def test_a_tournament_checks_every_kernel_before_it_counts_and_the_anchor_first():
+    it = tournament(12)
+    rounds = play(it)
+    assert rounds[0].check
+    assert [made.slug for made in rounds[0].kernels] == [it.anchor]
+    checked = {made.slug for task in rounds if task.check for made in task.kernels}
+    assert {made.slug for task in rounds for made in task.kernels} == checked
 
 
 def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
     spills, wrong = set(), set()
-    probe = contest(12)
+    probe = tournament(12)
     play(probe)
     slugs = sorted(set(probe.entries) - {probe.anchor})
     spills, wrong = set(slugs[:3]), set(slugs[3:5])
-    it = contest(12)
-    heats = play(it, bad=spills, wrong=wrong)
-    timed = [made.slug for heat in heats for made in heat.kernels]
+    it = tournament(12)
+    rounds = play(it, bad=spills, wrong=wrong)
+    timed = [made.slug for task in rounds for made in task.kernels]
     assert not spills & set(timed)
     assert all(timed.count(slug) <= 1 for slug in wrong)
     assert it.marks.leader().slug not in spills | wrong
@@ -204,11 +204,11 @@ def test_long_runs_may_be_left_out():
     found = survey(space(), space().targets()[0])
     anchor = [found.schedule(found.best[0]).slug]
     for long_runs in (True, False):
-        it = Contest(found, Effort(compile=12, long_runs=long_runs), anchor)
-        heats = play(it)
+        it = Tournament(found, Effort(compile=12, long_runs=long_runs), anchor)
+        rounds = play(it)
         assert it.done and it.timed == 12
-        assert any(heat.regime == LONG for heat in heats) == long_runs
-        assert {n for heat in heats if heat.regime == BRIEF for n in heat.rounds} == {*range(7)}
+        assert any(task.regime == LONG for task in rounds) == long_runs
+        assert {n for task in rounds if task.regime == BRIEF for n in task.repeats} == {*range(7)}
 
 
 def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest():
@@ -220,15 +220,15 @@ def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest()
     assert len(set(tiles)) >= 6
 
 
-def test_without_a_right_anchor_a_contest_ends():
-    it = contest(12)
+def test_without_a_right_anchor_a_tournament_ends():
+    it = tournament(12)
     assert play(it, wrong={it.anchor}) and it.done
 
 
 def test_once_the_lead_is_sure_no_more_rounds_are_run():
     speeds: dict[str, float] = {}
-    it = contest(20)
-    heats = play(it, lambda slug: speeds.setdefault(slug, 1.0 + 0.1 * len(speeds)))
-    assert {heat.rounds for heat in heats if heat.regime == LONG} == {(0, 1)}
-    even = play(contest(20))
-    assert {heat.rounds for heat in even if heat.regime == LONG} == {(0, 1), (2,), (3,)}
+    it = tournament(20)
+    rounds = play(it, lambda slug: speeds.setdefault(slug, 1.0 + 0.1 * len(speeds)))
+    assert {task.repeats for task in rounds if task.regime == LONG} == {(0, 1)}
+    even = play(tournament(20))
+    assert {task.repeats for task in even if task.regime == LONG} == {(0, 1), (2,), (3,)}

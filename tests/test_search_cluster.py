@@ -12,7 +12,7 @@ from fagen import search
 from fagen.errors import DeviceError, FagenError
 from fagen.paths import locate
 from fagen.search import replay
-from fagen.search.cluster import ClusterLab
+from fagen.search.cluster import ClusterExecutor
 from fagen.search.run import Search
 from fagen.search.store import Store
 from tests.recordings import CARD, SPACE, Traffic, record, space
@@ -59,22 +59,22 @@ def cluster(monkeypatch):
         made.close()
 
 
-def searched(address, recorded, store, pace, meanwhile=lambda lab: None):
+def searched(address, recorded, store, pace, meanwhile=lambda executor: None):
     """Search on a cluster, and return what was found and how long it took."""
-    lab = ClusterLab(address, _work(recorded, pace))
+    executor = ClusterExecutor(address, _work(recorded, pace))
     began = time.monotonic()
     try:
         with Store(store) as kept:
-            helper = threading.Thread(target=meanwhile, args=(lab,))
+            helper = threading.Thread(target=meanwhile, args=(executor,))
             helper.start()
 
             def only(survey):
                 return replay.only_recorded(recorded, survey)
 
-            Search([space(SEARCH)], lab, kept, only=only).run()
+            Search([space(SEARCH)], executor, kept, only=only).run()
             helper.join()
     finally:
-        lab.close()
+        executor.close()
     return search.found(store), time.monotonic() - began
 
 
@@ -86,9 +86,9 @@ def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(cluster, r
     address = cluster(2, 2)
     killed = []
 
-    def kill_one(lab):
+    def kill_one(executor):
         time.sleep(1.0)
-        pids = lab._client.run(os.getpid, workers=lab._having("GPU")[:1])
+        pids = executor._client.run(os.getpid, workers=executor._having("GPU")[:1])
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
@@ -105,7 +105,7 @@ def test_two_gpus_are_both_used_and_share_the_work(cluster, recorded, tmp_path, 
     found, traffic = {}, {}
     for gpus in (1, 2):
         with monkeypatch.context() as patch:
-            traffic[gpus] = Traffic().watch(patch, ClusterLab)
+            traffic[gpus] = Traffic().watch(patch, ClusterExecutor)
             address = cluster(4, gpus)
             found[gpus], _ = searched(address, recorded, tmp_path / f"{gpus}.sqlite", 0.05)
     assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
@@ -119,18 +119,18 @@ def test_the_command_works_on_a_cluster(cluster, recorded, tmp_path):
         [space(SEARCH)], tmp_path / "found.sqlite", scheduler=address, recorded=recorded
     )
     assert outcome.card == CARD
-    assert all(contest.done for contest in outcome.contests)
+    assert all(tournament.done for tournament in outcome.tournaments)
 
 
 def test_a_cluster_without_a_kind_of_worker_is_refused(cluster, recorded):
     with pytest.raises(DeviceError, match='no worker has --resources "GPU=1"'):
-        ClusterLab(cluster(1, 0), _work(recorded))
+        ClusterExecutor(cluster(1, 0), _work(recorded))
     with pytest.raises(FagenError, match='no worker has --resources "CPU='):
-        ClusterLab(cluster(0, 1), _work(recorded))
+        ClusterExecutor(cluster(0, 1), _work(recorded))
 
 
 def test_where_no_scheduler_answers_that_is_said(recorded, monkeypatch):
     pytest.importorskip("distributed", reason="dask.distributed is an extra")
     monkeypatch.setattr("fagen.search.cluster.CONNECT", 0.5)
     with pytest.raises(FagenError, match="no dask scheduler answers"):
-        ClusterLab("tcp://127.0.0.1:9", _work(recorded))
+        ClusterExecutor("tcp://127.0.0.1:9", _work(recorded))

@@ -22,12 +22,12 @@ from fagen.errors import FagenError
 from fagen.paths import environment_with, locate
 from fagen.problem import PackedSizes, Problem, Sizes
 from fagen.process import run
-from fagen.search.crew import ChildDied, Crew
 from fagen.search.rows import Session
 from fagen.search.run import summary
 from fagen.search.space import survey
 from fagen.search.store import _SIZE_WITHOUT_LENGTHS, Store
 from fagen.search.tasks import GOOD, Compiled, Time
+from fagen.search.workers import ChildDied, Workers
 from tests.process_helpers import is_running, pid_said, wait_until
 from tests.recordings import SPACE, record, space
 
@@ -128,7 +128,7 @@ def test_the_days_of_searches_are_kept_in_order_and_the_first_note_of_a_day(tmp_
 
 
 def test_a_search_keeps_its_day_and_a_replay_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "_lab", lambda *asked: nullcontext())
+    monkeypatch.setattr(search, "_executor", lambda *asked: nullcontext())
     searched = SimpleNamespace(run=lambda: "searched")
     monkeypatch.setattr(search, "Search", lambda *asked, **how: searched)
     for name, recorded in (("real", None), ("replayed", tmp_path / "recorded.sqlite")):
@@ -251,30 +251,30 @@ def test_claims_end_with_the_process_however_it_ends(tmp_path):
 
 
 def test_a_child_that_dies_fails_its_own_task_alone():
-    crew = Crew(1)
+    workers = Workers(1)
     try:
         with pytest.raises(ChildDied, match="status -9"):
-            crew.submit(_die).result(30)
-        assert crew.submit(os.path.basename, "a/b").result(30) == "b"
+            workers.submit(_die).result(30)
+        assert workers.submit(os.path.basename, "a/b").result(30) == "b"
     finally:
-        crew.close()
+        workers.close()
 
 
 def test_a_child_that_takes_too_long_is_ended():
-    crew = Crew(1)
+    workers = Workers(1)
     try:
         began = time.monotonic()
         with pytest.raises(ChildDied, match="took longer"):
-            crew.submit(time.sleep, 60, timeout=0.2).result(30)
+            workers.submit(time.sleep, 60, timeout=0.2).result(30)
         assert time.monotonic() - began < 20
     finally:
-        crew.close()
+        workers.close()
 
 
 def test_a_child_ends_with_its_parent_and_so_does_the_program_that_it_runs(tmp_path):
     code = (
-        "from fagen.process import run; from fagen.search.crew import Crew\n"
-        "Crew(1).submit(run, ['sh', '-c', 'echo $$ > pid; sleep 20; true']).result()"
+        "from fagen.process import run; from fagen.search.workers import Workers\n"
+        "Workers(1).submit(run, ['sh', '-c', 'echo $$ > pid; sleep 20; true']).result()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment_with({"PYTHONPATH": str(ROOT)})
@@ -286,12 +286,12 @@ def test_a_child_ends_with_its_parent_and_so_does_the_program_that_it_runs(tmp_p
 
 
 def test_what_a_task_raises_is_raised_here():
-    crew = Crew(1)
+    workers = Workers(1)
     try:
         with pytest.raises(ZeroDivisionError):
-            crew.submit(divmod, 1, 0).result(30)
+            workers.submit(divmod, 1, 0).result(30)
     finally:
-        crew.close()
+        workers.close()
 
 
 def _die():
@@ -315,13 +315,13 @@ from pathlib import Path
 from fagen import search
 from fagen.search import replay
 
-def logged(log, work, heat, gpu):
+def logged(log, work, task, gpu):
     with open(log, "a") as file:
-        for made in heat.kernels:
-            for size in heat.sizes:
-                for number in heat.rounds:
-                    print(made.source_hash, size, heat.regime, number, sep=";", file=file)
-    return work(heat, gpu)
+        for made in task.kernels:
+            for size in task.sizes:
+                for number in task.repeats:
+                    print(made.source_hash, size, task.regime, number, sep=";", file=file)
+    return work(task, gpu)
 
 if __name__ == "__main__":
     space, store, recorded, pace, log = sys.argv[1:]
@@ -351,7 +351,7 @@ def rows(path):
     try:
         with Store(path, read_only=True) as store:
             return {
-                f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.round}"
+                f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.repeat}"
                 for _, row in store.timed()
                 if row.source_hash
             }

@@ -25,19 +25,19 @@ from fagen.kinds.backward.reference import gradients
 from fagen.kinds.forward import operands, varlen_accuracy
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.reference import reference
-from fagen.measure import heats
 from fagen.measure import inputs as measure_inputs
+from fagen.measure import rounds
 from fagen.measure.gradients import output_gradient
-from fagen.measure.heats import BRIEF, Kernel
 from fagen.measure.peers import peer
 from fagen.measure.proof import trial_of
+from fagen.measure.rounds import BRIEF, Kernel
 from fagen.measure.sequences import quick_sizes
 from fagen.measure.timing import Call
 from fagen.problem import Cell, PackedSizes, Sizes
 from fagen.registry import plan_of, read
 from fagen.runtime import varlen
-from fagen.search import lab, tasks
-from fagen.search.lab import REAL, Work
+from fagen.search import executor, tasks
+from fagen.search.executor import REAL, Work
 from fagen.search.report.table import _beside
 from fagen.search.results import told
 from fagen.search.run import serving
@@ -129,12 +129,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(
             module, "call", lambda of, library, **given: bind(of, library, **given)()
         )
-    monkeypatch.setattr(heats, "time_round", time_round)
-    monkeypatch.setattr(heats, "estimate", lambda call: 1e-3)
-    monkeypatch.setattr(heats, "inputs", partial(measure_inputs.inputs, device="cpu"))
-    monkeypatch.setattr(heats, "_known", {})
-    monkeypatch.setattr(heats, "Clock", lambda: None)
-    cached = heats._inputs, heats._beside, heats._expected
+    monkeypatch.setattr(rounds, "time_round", time_round)
+    monkeypatch.setattr(rounds, "estimate", lambda call: 1e-3)
+    monkeypatch.setattr(rounds, "inputs", partial(measure_inputs.inputs, device="cpu"))
+    monkeypatch.setattr(rounds, "_known", {})
+    monkeypatch.setattr(rounds, "Clock", lambda: None)
+    cached = rounds._inputs, rounds._beside, rounds._expected
     for one in cached:
         one.cache_clear()
     yield made
@@ -175,20 +175,24 @@ def test_trials_in_e4m3_have_a_scale_for_each_head() -> None:
 
 
 def test_kernels_run_beside_the_anchor_and_flashattention_2(device: Any, flash: list[str]) -> None:
-    laps = heats.heat(CELL, list(map(kernel, SLUGS)), kernel(SLUGS[0]), regime=BRIEF, rounds=(0, 1))
+    laps = rounds.side_by_side(
+        CELL, list(map(kernel, SLUGS)), kernel(SLUGS[0]), regime=BRIEF, repeats=(0, 1)
+    )
     assert {lap.name for lap in laps} == {*SLUGS, "fa2"} and len(laps) == 6
     assert flash and {*flash} == {"forward"}
     assert all(lap.seconds == lap.anchor_seconds for lap in laps)
 
 
 def test_without_flashattention_2_kernels_run_alone(device: Any) -> None:
-    laps = heats.heat(CELL, [kernel(SLUGS[1])], kernel(SLUGS[0]), regime=BRIEF, rounds=(0,))
+    laps = rounds.side_by_side(
+        CELL, [kernel(SLUGS[1])], kernel(SLUGS[0]), regime=BRIEF, repeats=(0,)
+    )
     assert [lap.name for lap in laps] == [SLUGS[1]]
 
 
 def test_gradients_run_beside_flashattention_2s(device: Any, flash: list[str]) -> None:
     cell = replace(CELL, problem=replace(TARGET, kind="backward"))
-    laps = heats.heat(cell, [kernel(BY)], kernel(BY), regime=BRIEF, rounds=(0,))
+    laps = rounds.side_by_side(cell, [kernel(BY)], kernel(BY), regime=BRIEF, repeats=(0,))
     assert {lap.name for lap in laps} == {BY, "fa2"} and {*flash} == {"forward", "backward"}
 
 
@@ -246,25 +250,25 @@ def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(
     few = lambda of, sizes: [PackedSizes.of(((70, 90), (0, 3), (5, 0), (64, 64)), 2, 1)]  # noqa: E731
     of = plan_of(slug)
     trial = replace(trial_of(of), quick=few)
-    monkeypatch.setattr(heats, "trial_of", lambda plan: trial)
+    monkeypatch.setattr(rounds, "trial_of", lambda plan: trial)
     if wrong is None:
-        heats.quick_check(cell, kernel(slug))
+        rounds.quick_check(cell, kernel(slug))
         assert len(device.ran) == 2 and flash  # at the small sizes, and beside torch at the cell's
         return
     device.wrong[slug] = wrong
     with pytest.raises(VerificationError, match=r"error .* is allowed|dq nan|dk .* of"):
-        heats.quick_check(cell, kernel(slug))
+        rounds.quick_check(cell, kernel(slug))
 
 
 def test_a_kernel_that_is_wrong_at_the_cells_own_lengths_alone_is_found(
     device: Any, flash: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = replace(trial_of(plan_of(SLUGS[0])), quick=lambda of, sizes: [])
-    monkeypatch.setattr(heats, "trial_of", lambda plan: trial)
-    heats.quick_check(CELL, kernel(SLUGS[0]))
+    monkeypatch.setattr(rounds, "trial_of", lambda plan: trial)
+    rounds.quick_check(CELL, kernel(SLUGS[0]))
     device.wrong[SLUGS[0]] = is_off
     with pytest.raises(VerificationError, match=r"differs from torch by .* at H=4/2 5 of 1 … 300"):
-        heats.quick_check(CELL, kernel(SLUGS[0]))
+        rounds.quick_check(CELL, kernel(SLUGS[0]))
 
 
 @pytest.mark.parametrize("slug", [*SLUGS, "bwd_fp16_d128_causal_m64n128_varlen"])
@@ -288,8 +292,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def replayed(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a replay of it found."""
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
+    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
     store = tmp_path / "found.sqlite"
     search.search([space_of(TEXT)], store, recorded=recorded)
     return store
@@ -446,12 +450,12 @@ def test_a_search_compiles_checks_and_times_real_schedules(
 
     few = lambda of, sizes: [PackedSizes.of(((70, 90), (0, 3), (5, 5)), 2, 1)]  # noqa: E731
     trial = trial_of(plan_of(SLUGS[0]))
-    monkeypatch.setattr(heats, "trial_of", lambda plan: replace(trial, quick=few))
-    monkeypatch.setattr(heats, "use_card", lambda index: SimpleCard)
-    monkeypatch.setattr(heats, "card_id", lambda index: "0")
+    monkeypatch.setattr(rounds, "trial_of", lambda plan: replace(trial, quick=few))
+    monkeypatch.setattr(rounds, "use_card", lambda index: SimpleCard)
+    monkeypatch.setattr(rounds, "card_id", lambda index: "0")
     monkeypatch.setattr(tasks, "_library", lambda made: Path(made.library))
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
+    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
     monkeypatch.setattr(search.replay, "work", emulating)
     monkeypatch.setattr(search.replay, "only_recorded", lambda recorded, survey: survey)
     (declared,) = (space_of(SMALL),)
@@ -471,8 +475,8 @@ class SimpleCard:
 
 def test_gradients_are_searched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record(tmp_path / "recorded.sqlite", kernels=20, text=GRADIENTS)
-    monkeypatch.setattr(search, "LocalLab", AtOnce)
-    monkeypatch.setattr(lab, "LocalLab", AtOnce)
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
+    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
     search.search([space_of(GRADIENTS)], tmp_path / "found.sqlite", recorded=path)
     (found,) = search.found(tmp_path / "found.sqlite")
     assert found.target.name == "bwd_fp16_d64_full_varlen" and found.lead

@@ -14,9 +14,9 @@ from fagen.dispatch import tables
 from fagen.errors import FagenError
 from fagen.search import replay
 from fagen.search.declared import Declared
+from fagen.search.executor import MAX_JOBS, REAL, Executor, LocalExecutor
 from fagen.search.files import read_spaces, refuse_twice
 from fagen.search.kinds import Space
-from fagen.search.lab import MAX_JOBS, REAL, Lab, LocalLab
 from fagen.search.report import WHAT, write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.rows import Session
@@ -69,12 +69,12 @@ def search(
     only: Callable[[Survey], Survey] = lambda survey: survey  # noqa: E731
     if recorded:
         only = partial(replay.only_recorded, recorded)
-    check_place(store)  # a lab takes a while to start; without one nothing is written
-    with _lab(jobs, scheduler, recorded) as lab, Store(store) as kept:
+    check_place(store)  # an executor takes a while to start; without one nothing is written
+    with _executor(jobs, scheduler, recorded) as executor, Store(store) as kept:
         if not recorded:  # what was timed before is not of today
             today = datetime.now(UTC).date().isoformat()
             kept.put_session(Session(today, __version__))
-        return Search(spaces, lab, kept, minutes=minutes, say=say, only=only).run()
+        return Search(spaces, executor, kept, minutes=minutes, say=say, only=only).run()
 
 
 def need_room(
@@ -129,15 +129,15 @@ def found(store: Path) -> tuple[Result, ...]:
 
 
 @contextmanager
-def _lab(jobs: int | None, scheduler: str | None, recorded: Path | None) -> Iterator[Lab]:
+def _executor(jobs: int | None, scheduler: str | None, recorded: Path | None) -> Iterator[Executor]:
     work = replay.work(recorded) if recorded else REAL
     if scheduler:
-        from fagen.search.cluster import ClusterLab
+        from fagen.search.cluster import ClusterExecutor
 
-        lab: Lab = ClusterLab(scheduler, work)
+        executor: Executor = ClusterExecutor(scheduler, work)
     else:
-        lab = LocalLab(work, jobs=jobs)
+        executor = LocalExecutor(work, jobs=jobs)
     try:
-        yield lab
+        yield executor
     finally:
-        lab.close()
+        executor.close()

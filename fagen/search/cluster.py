@@ -11,15 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 from fagen.errors import DeviceError, FagenError
-from fagen.search.crew import ChildDied
-from fagen.search.lab import COMPILE_TIMEOUT, Work, timeout_of
-from fagen.search.tasks import Compiled, Heat, Timed
+from fagen.search.executor import COMPILE_TIMEOUT, Work, timeout_of
+from fagen.search.tasks import Compiled, Round, Timed
+from fagen.search.workers import ChildDied
 
 CONNECT = 30.0  # seconds to wait for the scheduler
 QUEUED = 60.0  # seconds more than on one machine: a worker may be starting
 
 
-class ClusterLab:
+class ClusterExecutor:
     """The workers of one scheduler; more may join, and some may go."""
 
     def __init__(self, address: str, work: Work) -> None:
@@ -68,17 +68,17 @@ class ClusterLab:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """A number for each GPU there is now; which one takes a Heat is the scheduler's choice."""
+        """A number for each GPU there is now; which one takes a Round is the scheduler's choice."""
         return tuple(range(self._count("GPU")))
 
     def compile(self, slug: str) -> "Future[Compiled]":
         """Compile a kernel where there is a processor, and have it sent here."""
         return self._submit(self.work.send, slug, resource="CPU", timeout=COMPILE_TIMEOUT)
 
-    def time(self, heat: Heat, gpu: int) -> "Future[Timed]":
+    def time(self, task: Round, gpu: int) -> "Future[Timed]":
         """Time kernels where there is a GPU: each worker sees one, as its first."""
         return self._submit(
-            self.work.time, heat, 0, resource="GPU", timeout=QUEUED + timeout_of(heat)
+            self.work.time, task, 0, resource="GPU", timeout=QUEUED + timeout_of(task)
         )
 
     def _submit(

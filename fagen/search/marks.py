@@ -51,18 +51,18 @@ class Marks:
         size = time.size
         if size not in self._known:
             return
-        rounds = self._logs.setdefault((time.slug, time.regime, size), {})
-        rounds[time.round] = math.log(time.seconds / time.anchor_seconds)
+        repeats = self._logs.setdefault((time.slug, time.regime, size), {})
+        repeats[time.repeat] = math.log(time.seconds / time.anchor_seconds)
         self._seconds.setdefault((time.slug, size), []).append(time.seconds)
         self._anchor.setdefault((time.regime, size), []).append(time.anchor_seconds)
         if time.sm_clock_mhz:
             self._clocks.append(time.sm_clock_mhz)
 
-    def has(self, slug: str, size: Sizes, regime: str, rounds: Iterable[int]) -> bool:
+    def has(self, slug: str, size: Sizes, regime: str, repeats: Iterable[int]) -> bool:
         """Whether all these rounds were timed."""
-        return set(rounds) <= self._logs.get((slug, regime, size), {}).keys()
+        return set(repeats) <= self._logs.get((slug, regime, size), {}).keys()
 
-    def rounds(self, slug: str, size: Sizes, regime: str) -> int:
+    def repeats(self, slug: str, size: Sizes, regime: str) -> int:
         """How many rounds were timed."""
         return len(self._logs.get((slug, regime, size), {}))
 
@@ -74,10 +74,10 @@ class Marks:
     def at(self, slug: str, size: Sizes, regime: str | None = None) -> float | None:
         """A kernel's log ratio to the anchor at one size; long runs count where there are any."""
         for how in [regime] if regime else [LONG, BRIEF]:
-            if rounds := self._logs.get((slug, how, size)):
+            if repeats := self._logs.get((slug, how, size)):
                 # what disturbs a brief run makes it slower: of two, the faster one is meant
                 middle = median_low if how == BRIEF else median
-                return float(middle(rounds.values()))
+                return float(middle(repeats.values()))
         return None
 
     def mark(self, slug: str, regime: str | None = None) -> float | None:
@@ -105,9 +105,9 @@ class Marks:
         if not order:
             return None
         first, *others = order
-        rounds = sum(self.rounds(first, size, regime) for size in self.sizes)
+        repeats = sum(self.repeats(first, size, regime) for size in self.sizes)
         marks = [self.mark(slug, regime) or 0.0 for slug in order[:2]]
-        return self._lead(first, others, marks, self._error(regime, rounds), regime)
+        return self._lead(first, others, marks, self._error(regime, repeats), regime)
 
     def lead_at(self, size: Sizes) -> Lead | None:
         """The fastest at one size."""
@@ -117,7 +117,7 @@ class Marks:
             return None
         first, *others = order
         logs = [self.at(slug, size, regime) or 0.0 for slug in order[:2]]
-        error = self._error(regime, self.rounds(first, size, regime))
+        error = self._error(regime, self.repeats(first, size, regime))
         return self._lead(first, others, logs, error, regime)
 
     @staticmethod
@@ -131,16 +131,16 @@ class Marks:
     def noise(self, regime: str) -> float:
         """Standard deviation of one round's log ratio, over all that have several rounds."""
         squares, freedom = 0.0, 0
-        for (_, how, _), rounds in self._logs.items():
-            if how == regime and len(rounds) > 1:
-                mean = sum(rounds.values()) / len(rounds)
-                squares += sum((log - mean) ** 2 for log in rounds.values())
-                freedom += len(rounds) - 1
+        for (_, how, _), repeats in self._logs.items():
+            if how == regime and len(repeats) > 1:
+                mean = sum(repeats.values()) / len(repeats)
+                squares += sum((log - mean) ** 2 for log in repeats.values())
+                freedom += len(repeats) - 1
         return max(0.001, math.sqrt(squares / freedom)) if freedom else 0.01
 
-    def _error(self, regime: str, rounds: int) -> float:
+    def _error(self, regime: str, repeats: int) -> float:
         """The standard error of the difference of two kernels that have so many rounds each."""
-        return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, rounds))
+        return _MEDIAN_ERROR * self.noise(regime) * math.sqrt(2 / max(1, repeats))
 
     def spread(self, slug: str, size: Sizes, regime: str) -> float | None:
         """By how much the slowest round is slower than the fastest, None of fewer than two."""

@@ -13,10 +13,10 @@ from statistics import median_low
 from fagen.errors import FagenError
 from fagen.registry import from_slug
 from fagen.search.choice import Chooser
-from fagen.search.lab import Work
+from fagen.search.executor import Work
 from fagen.search.space import Survey, normalised
 from fagen.search.store import Store
-from fagen.search.tasks import Compiled, Heat, Time, Timed
+from fagen.search.tasks import Compiled, Round, Time, Timed
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def recording(path: str) -> Recording:
 def work(path: Path | str, pace: float = 0.0) -> Work:
     """Return what stands in for compiler and GPU.
 
-    It takes `pace` seconds for each kernel that is compiled, and for each in a heat.
+    It takes `pace` seconds for each kernel that is compiled, and for each in a round.
     """
     told = str(Path(path).absolute())
     return Work(
@@ -111,30 +111,30 @@ def _compile(path: str, pace: float, slug: str) -> Compiled:
     return made or Compiled(slug, f"unknown {slug}", recording(path).compiler, "not recorded")
 
 
-def _time(path: str, pace: float, heat: Heat, gpu: int) -> Timed:
-    time.sleep(pace * len(heat.kernels))
+def _time(path: str, pace: float, task: Round, gpu: int) -> Timed:
+    time.sleep(pace * len(task.kernels))
     recorded = recording(path)
     times, wrong = [], []
-    for slug in [*(made.slug for made in heat.kernels), heat.target.peer.name]:
+    for slug in [*(made.slug for made in task.kernels), task.target.peer.name]:
         if slug in recorded.wrong:
             wrong.append((slug, recorded.wrong[slug]))
             continue
-        by_size = recorded.times.get((slug, heat.target.name), {})
-        for size in heat.sizes:
+        by_size = recorded.times.get((slug, task.target.name), {})
+        for size in task.sizes:
             known = by_size.get(str(size), [])
-            for number in heat.rounds if known else ():
-                times.append(_answer(known, heat.regime, number))
+            for number in task.repeats if known else ():
+                times.append(_answer(known, task.regime, number))
     return Timed(*recorded.card, tuple(times), tuple(wrong))
 
 
 def _answer(known: list[Time], regime: str, number: int) -> Time:
     """The time of that round, else of the middle one of its regime, else of any."""
     same = [one for one in known if one.regime == regime]
-    exact = next((one for one in same if one.round == number), None)
+    exact = next((one for one in same if one.repeat == number), None)
     if exact:
         return exact
     ratios = {one.seconds / one.anchor_seconds: one for one in same or known}
-    return replace(ratios[median_low(ratios)], regime=regime, round=number)
+    return replace(ratios[median_low(ratios)], regime=regime, repeat=number)
 
 
 def _source_hash(path: str, slug: str) -> str:

@@ -254,14 +254,14 @@ class Store:
         wrong: Iterable[tuple[str, str]],
         jobs: Iterable[str],
     ) -> None:
-        """Keep a heat's times and give its jobs up; `hashes` are of the sources, by slug."""
+        """Keep a round's times and give its jobs up; `hashes` are of the sources, by slug."""
         with self._change():
             self._base.execute("INSERT OR IGNORE INTO card (name, driver) VALUES (?, ?)", card)
             on = self._one("SELECT id FROM card WHERE name = ? AND driver = ?", *card)
             for time in times:
                 row = (
                     self._kernel(target.name, time.slug, hashes.get(time.slug, "")),
-                    *(on, self._size(time.size), time.regime, time.round),
+                    *(on, self._size(time.size), time.regime, time.repeat),
                     *(_short(time.seconds), _short(time.anchor_seconds), time.sm_clock_mhz),
                 )
                 self._base.execute(

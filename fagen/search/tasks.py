@@ -54,7 +54,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Heat:
+class Round:
     """Kernels to be timed side by side on one GPU: which, at which sizes, in which rounds.
 
     With `check`, each is checked against the reference first and left out where it is wrong.
@@ -65,7 +65,7 @@ class Heat:
     anchor: Compiled
     kernels: tuple[Compiled, ...]
     regime: str
-    rounds: tuple[int, ...]
+    repeats: tuple[int, ...]
     check: bool = False
 
 
@@ -76,7 +76,7 @@ class Time:
     slug: str
     size: Sizes
     regime: str
-    round: int
+    repeat: int
     seconds: float
     anchor_seconds: float
     sm_clock_mhz: int | None = None
@@ -84,7 +84,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a Heat found: times, and why some kernels have none; on which card and driver."""
+    """What a Round found: times, and why some kernels have none; on which card and driver."""
 
     card: str
     driver: str
@@ -149,42 +149,42 @@ def _without_places(message: str) -> str:
 # ---- timing -------------------------------------------------------------------------------------
 
 
-def time_heat(heat: Heat, device: int = 0) -> Timed:
-    """Time the kernels of a heat on one GPU, which nobody else measures on meanwhile.
+def time_round(task: Round, device: int = 0) -> Timed:
+    """Time the kernels of a round on one GPU, which nobody else measures on meanwhile.
 
     Raises DeviceError where there is no Hopper GPU, or where it no longer answers.
     """
-    from fagen.measure import heats
+    from fagen.measure import rounds
 
-    card = heats.use_card(device)
+    card = rounds.use_card(device)
 
-    def kernel(made: Compiled) -> heats.Kernel:
-        return heats.Kernel(made.slug, _library(made))
+    def kernel(made: Compiled) -> rounds.Kernel:
+        return rounds.Kernel(made.slug, _library(made))
 
     times: list[Time] = []
     wrong: dict[str, str] = {}
-    with _gpu_to_oneself(heats.card_id(device)):
-        if heat.check:
-            for made in heat.kernels:
+    with _gpu_to_oneself(rounds.card_id(device)):
+        if task.check:
+            for made in task.kernels:
                 try:
-                    heats.quick_check(Cell(heat.target, heat.sizes[0]), kernel(made))
+                    rounds.quick_check(Cell(task.target, task.sizes[0]), kernel(made))
                 except (VerificationError, DeviceError, ValueError) as error:
                     wrong[made.slug] = str(error)
-        right = [kernel(made) for made in heat.kernels if made.slug not in wrong]
-        for size in heat.sizes:
-            laps = heats.heat(
-                Cell(heat.target, size),
+        right = [kernel(made) for made in task.kernels if made.slug not in wrong]
+        for size in task.sizes:
+            laps = rounds.side_by_side(
+                Cell(task.target, size),
                 right,
-                kernel(heat.anchor),
-                regime=heats.HEAT_REGIMES[heat.regime],
-                rounds=heat.rounds,
+                kernel(task.anchor),
+                regime=rounds.ROUND_REGIMES[task.regime],
+                repeats=task.repeats,
             )
             times += [
                 Time(
                     lap.name,
                     size,
-                    heat.regime,
-                    lap.round,
+                    task.regime,
+                    lap.repeat,
                     lap.seconds,
                     lap.anchor_seconds,
                     lap.sm_clock_mhz,
@@ -197,9 +197,9 @@ def time_heat(heat: Heat, device: int = 0) -> Timed:
 def find_cards() -> tuple[int, ...]:
     """The numbers of the Hopper GPUs of this machine.  Raises DeviceError where there is none."""
     from fagen import measure
-    from fagen.measure import heats
+    from fagen.measure import rounds
 
-    found = tuple(index for index, card in enumerate(heats.cards()) if card)
+    found = tuple(index for index, card in enumerate(rounds.cards()) if card)
     if not found:
         measure.hopper()  # says why
     return found
@@ -207,9 +207,9 @@ def find_cards() -> tuple[int, ...]:
 
 def card(device: int) -> tuple[str, str]:
     """The name and the driver of a GPU."""
-    from fagen.measure import heats
+    from fagen.measure import rounds
 
-    found = heats.use_card(device)
+    found = rounds.use_card(device)
     return found.name, found.driver
 
 

@@ -1,4 +1,4 @@
-"""Gradients measured on a Hopper GPU: the peers' own passes, a race, a search's heat, a call."""
+"""Gradients measured on a Hopper GPU: the peers' own passes, a race, a search's round, a call."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ import torch
 import fagen
 from fagen.dispatch.tables import Row, table_at, update
 from fagen.kinds.backward.reference import gradients
-from fagen.measure import heats
+from fagen.measure import rounds
 from fagen.measure.cells import race
 from fagen.measure.gradients import attended, output_gradient
-from fagen.measure.heats import BRIEF, CUDNN, Kernel
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
 from fagen.measure.launch import launch_costs
 from fagen.measure.peers import ours, peer
+from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.timing import BURST, captured
 from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime import backward
@@ -69,8 +69,8 @@ def test_a_search_checks_and_times_a_kernel_beside_cudnn(built_together, slug):
     built = built_together(SLUGS)(slug)
     case = cell_of(built.plan, Sizes(1, 8, 8, 512, 512))
     kernel = Kernel(slug, built.binary.library)
-    heats.quick_check(case, kernel)
-    laps = heats.heat(case, [kernel], kernel, regime=BRIEF, rounds=(0, 1))
+    rounds.quick_check(case, kernel)
+    laps = rounds.side_by_side(case, [kernel], kernel, regime=BRIEF, repeats=(0, 1))
     assert {lap.name for lap in laps} == {slug, CUDNN}
     assert all(0 < lap.seconds < 1e-2 for lap in laps)
 

@@ -1,4 +1,4 @@
-"""A search's heat over packed sequences on a Hopper GPU, and what torch computes beside it."""
+"""A search's round over packed sequences on a Hopper GPU, and what torch computes beside it."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fagen.kinds.backward.reference import gradients
-from fagen.measure import heats
+from fagen.measure import rounds
 from fagen.measure.gradients import attended_packed, output_gradient, packed_lengths
-from fagen.measure.heats import BRIEF, Kernel
 from fagen.measure.inputs import cell_of, inputs, offsets, softmax_scale
 from fagen.measure.peers import peer
 from fagen.measure.proof import trial_of
+from fagen.measure.rounds import BRIEF, Kernel
 from fagen.problem import Cell, PackedSizes, Problem
 from fagen.vocab import MASKS
 
@@ -36,8 +36,8 @@ def test_a_search_checks_and_times_a_kernel_beside_flashattention_2(
     kernel = Kernel(slug, built.binary.library)
     for sizes in (MIXED, TINY):
         case = cell_of(built.plan, sizes)
-        heats.quick_check(case, kernel)
-        laps = heats.heat(case, [kernel], kernel, regime=BRIEF, rounds=(0, 1))
+        rounds.quick_check(case, kernel)
+        laps = rounds.side_by_side(case, [kernel], kernel, regime=BRIEF, repeats=(0, 1))
         assert {lap.name for lap in laps} == {slug, "fa2"}
         assert all(0 < lap.seconds < 1e-2 for lap in laps)
 

@@ -24,12 +24,12 @@ class ChildDied(FagenError):  # noqa: N818 - it names what happened
     """The process that did a task ended, or was ended since it took too long."""
 
 
-class Crew:
+class Workers:
     """`size` child processes, each with one task at a time; started when first needed."""
 
     def __init__(self, size: int, *, niceness: int = 0) -> None:
         self._niceness = niceness
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="crew")
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="workers")
         self._idle: SimpleQueue[_Child | None] = SimpleQueue()
         for _ in range(size):
             self._idle.put(None)

@@ -1,7 +1,7 @@
 """Where a search's work is done: this machine's processors and GPUs, as Futures.
 
-A Lab runs two kinds of work, to compile a slug and to time a Heat; what they are is its Work, so
-that a recording can stand in for compiler and GPU.
+An Executor runs two kinds of work, to compile a slug and to time a Round; what they are is its
+Work, so that a recording can stand in for compiler and GPU.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fagen.search import tasks
-from fagen.search.crew import Crew
-from fagen.search.tasks import Compiled, Heat, Timed
+from fagen.search.tasks import Compiled, Round, Timed
+from fagen.search.workers import Workers
 from fagen.toolchain import compile_jobs
 
 MAX_JOBS = 1_024  # that are compiled at once
 COMPILE_TIMEOUT = 600.0  # seconds
-HEAT_TIMEOUT = 45.0
-LONE_TIMEOUT = 25.0  # of a heat of one kernel, which may be the one that hangs
+ROUND_TIMEOUT = 45.0
+LONE_TIMEOUT = 25.0  # of a round of one kernel, which may be the one that hangs
 START_TIMEOUT = 120.0  # until a GPU answers for the first time
 
 
@@ -32,7 +32,7 @@ class Work:
 
     compile: Callable[[str], Compiled]
     send: Callable[[str], Compiled]
-    time: Callable[[Heat, int], Timed]
+    time: Callable[[Round, int], Timed]
     source_hash: Callable[[str], str]
     compiler: Callable[[], str]
     cards: Callable[[], tuple[int, ...]]
@@ -42,7 +42,7 @@ class Work:
 REAL = Work(
     compile=tasks.compile_kernel,
     send=tasks.compile_to_send,
-    time=tasks.time_heat,
+    time=tasks.time_round,
     source_hash=tasks.source_hash,
     compiler=tasks.compiler,
     cards=tasks.find_cards,
@@ -50,7 +50,7 @@ REAL = Work(
 )
 
 
-class Lab(Protocol):
+class Executor(Protocol):
     """What a search works with."""
 
     work: Work
@@ -61,7 +61,7 @@ class Lab(Protocol):
 
     @property
     def gpus(self) -> tuple[Any, ...]:
-        """The GPUs, each of which times one Heat at a time."""
+        """The GPUs, each of which times one Round at a time."""
 
     @property
     def card(self) -> tuple[str, str]:
@@ -70,19 +70,19 @@ class Lab(Protocol):
     def compile(self, slug: str) -> "Future[Compiled]":
         """Compile a kernel."""
 
-    def time(self, heat: Heat, gpu: Any) -> "Future[Timed]":
+    def time(self, task: Round, gpu: Any) -> "Future[Timed]":
         """Time kernels on one of the GPUs."""
 
     def close(self) -> None:
         """Give everything back at once."""
 
 
-def timeout_of(heat: Heat) -> float:
-    """The seconds after which a heat is given up."""
-    return HEAT_TIMEOUT if len(heat.kernels) > 1 else LONE_TIMEOUT
+def timeout_of(task: Round) -> float:
+    """The seconds after which a round is given up."""
+    return ROUND_TIMEOUT if len(task.kernels) > 1 else LONE_TIMEOUT
 
 
-class LocalLab:
+class LocalExecutor:
     """This machine: a process for each compilation, and one for each GPU."""
 
     def __init__(self, work: Work = REAL, *, jobs: int | None = None) -> None:
@@ -93,26 +93,26 @@ class LocalLab:
         self.work = work
         work.compiler()  # raises before anything is started
         self.compile_slots = jobs or compile_jobs()
-        self._compilers = Crew(self.compile_slots, niceness=10)
-        first = Crew(1)
-        self._timers: dict[int, Crew] = {}
+        self._compilers = Workers(self.compile_slots, niceness=10)
+        first = Workers(1)
+        self._timers: dict[int, Workers] = {}
         try:
             self.gpus: tuple[int, ...] = first.submit(work.cards, timeout=START_TIMEOUT).result()
             self.card: tuple[str, str] = first.submit(work.card, self.gpus[0]).result()
         except BaseException:
             first.close()
             raise
-        self._timers = {gpu: first if gpu == self.gpus[0] else Crew(1) for gpu in self.gpus}
+        self._timers = {gpu: first if gpu == self.gpus[0] else Workers(1) for gpu in self.gpus}
 
     def compile(self, slug: str) -> "Future[Compiled]":
         """Compile a kernel in a process of its own."""
         return self._compilers.submit(self.work.compile, slug, timeout=COMPILE_TIMEOUT)
 
-    def time(self, heat: Heat, gpu: int) -> "Future[Timed]":
+    def time(self, task: Round, gpu: int) -> "Future[Timed]":
         """Time kernels in the process of a GPU."""
-        return self._timers[gpu].submit(self.work.time, heat, gpu, timeout=timeout_of(heat))
+        return self._timers[gpu].submit(self.work.time, task, gpu, timeout=timeout_of(task))
 
     def close(self) -> None:
         """End all processes."""
-        for crew in (self._compilers, *self._timers.values()):
-            crew.close()
+        for workers in (self._compilers, *self._timers.values()):
+            workers.close()

@@ -16,9 +16,9 @@ from fagen.search.choice import Chooser
 from fagen.search.declared import Effort
 from fagen.search.marks import BRIEF, LONG, Marks
 from fagen.search.space import Survey
-from fagen.search.tasks import GOOD, Compiled, Heat, Time
+from fagen.search.tasks import GOOD, Compiled, Round, Time
 
-HEAT = 8  # kernels side by side
+ROUND = 8  # kernels side by side
 LAST = 4  # kernels that go on for the last brief rounds, at least
 
 
@@ -27,7 +27,7 @@ class Stage:
     """Rounds that the fastest `keep` of the kernels run."""
 
     regime: str
-    rounds: tuple[int, ...]
+    repeats: tuple[int, ...]
     keep: float
     least: int
 
@@ -46,7 +46,7 @@ SECONDS = {BRIEF: 0.010, LONG: 0.25}  # of one kernel, size and round, roughly
 
 @dataclass
 class Entry:
-    """A kernel in the contest; `made` has its library once this process can time it."""
+    """A kernel in the tournament; `made` has its library once this process can time it."""
 
     slug: str
     schedule: Schedule
@@ -60,17 +60,17 @@ class Entry:
         return bool(self.made and self.made.outcome == GOOD and not self.wrong)
 
 
-def job_of(slug: str, regime: str, rounds: Sequence[int], sizes: Sequence[Sizes]) -> str:
-    """The name under which a kernel's part of a heat is claimed."""
-    return f"time {slug} {regime} {rounds[0]} {sizes[0] if len(sizes) == 1 else 'all'}"
+def job_of(slug: str, regime: str, repeats: Sequence[int], sizes: Sequence[Sizes]) -> str:
+    """The name under which a kernel's part of a round is claimed."""
+    return f"time {slug} {regime} {repeats[0]} {sizes[0] if len(sizes) == 1 else 'all'}"
 
 
-def jobs_of(heat: Heat) -> list[str]:
-    """The names of all parts of a heat."""
-    return [job_of(made.slug, heat.regime, heat.rounds, heat.sizes) for made in heat.kernels]
+def jobs_of(task: Round) -> list[str]:
+    """The names of all parts of a round."""
+    return [job_of(made.slug, task.regime, task.repeats, task.sizes) for made in task.kernels]
 
 
-class Contest:
+class Tournament:
     """The state of one target's search.  It decides and remembers; others do and keep."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Contest:
         if entry is None or mark is None or self.stage != SCREEN:
             return
         first = all(self.marks.has(time.slug, s, BRIEF, (0, 1)) for s in self.survey.sizes)
-        if first and time.regime == BRIEF and time.round <= 1:
+        if first and time.regime == BRIEF and time.repeat <= 1:
             self.chooser.tell(entry.schedule, math.exp(mark))
             better = mark < self._best - self.marks.noise(BRIEF)
             self._since_best = 0 if better else self._since_best + 1
@@ -196,7 +196,7 @@ class Contest:
 
     # ---- what to time
 
-    def next_heat(self, now: float, claim: Callable[[str], bool]) -> Heat | None:
+    def next_round(self, now: float, claim: Callable[[str], bool]) -> Round | None:
         """The next kernels to time; None where there are none now.
 
         `claim` is asked for the job of each kernel, and says whether it is ours; it may bring news.
@@ -207,10 +207,10 @@ class Contest:
         if self.done or anchor is None or not anchor.ready or anchor.made is None:
             return None
         if not self._checked(anchor):
-            return self._heat(anchor.made, [anchor.slug], self.survey.sizes, claim)
+            return self._round(anchor.made, [anchor.slug], self.survey.sizes, claim)
         for _ in STAGES:
-            if heat := self._stage_heat(anchor.made, claim):
-                return heat
+            if task := self._stage_round(anchor.made, claim):
+                return task
             if self.done or not self._stage_over(now):
                 break
             self._advance()
@@ -218,58 +218,58 @@ class Contest:
 
     def _checked(self, entry: Entry) -> bool:
         """Whether the kernel has been checked against the reference: it has times."""
-        return any(self.marks.rounds(entry.slug, s, BRIEF) for s in self.survey.sizes)
+        return any(self.marks.repeats(entry.slug, s, BRIEF) for s in self.survey.sizes)
 
-    def _stage_heat(self, anchor: Compiled, claim: Callable[[str], bool]) -> Heat | None:
+    def _stage_round(self, anchor: Compiled, claim: Callable[[str], bool]) -> Round | None:
         if self.done:
             return None
         stage = STAGES[self.stage]
         if stage.regime == BRIEF:
-            return self._heat(anchor, self._waiting(self.survey.sizes), self.survey.sizes, claim)
+            return self._round(anchor, self._waiting(self.survey.sizes), self.survey.sizes, claim)
         for size in self.survey.sizes:
-            if heat := self._heat(anchor, self._waiting((size,)), (size,), claim):
-                return heat
+            if task := self._round(anchor, self._waiting((size,)), (size,), claim):
+                return task
         return None
 
-    def _heat(
+    def _round(
         self,
         anchor: Compiled,
         waiting: list[str],
         sizes: tuple[Sizes, ...],
         claim: Callable[[str], bool],
-    ) -> Heat | None:
+    ) -> Round | None:
         stage = STAGES[self.stage]
         chosen: list[Compiled] = []
         for slug in waiting:
             made = self.entries[slug].made
-            job = job_of(slug, stage.regime, stage.rounds, sizes)
+            job = job_of(slug, stage.regime, stage.repeats, sizes)
             free = made and job not in self._busy and claim(job)
             # another process may have timed it since, and given it up
             if free and made and set(sizes) & set(self._missing(slug)):
                 chosen.append(made)
                 self._busy.add(job)
-            if len(chosen) == HEAT:
+            if len(chosen) == ROUND:
                 break
         if not chosen:
             return None
         check = self.stage == SCREEN
         kernels = tuple(chosen)
-        return Heat(self.target, sizes, anchor, kernels, stage.regime, stage.rounds, check)
+        return Round(self.target, sizes, anchor, kernels, stage.regime, stage.repeats, check)
 
-    def one_by_one(self, heat: Heat) -> list[Heat]:
-        """Split a heat that failed, to see by which of its kernels."""
-        self._busy.update(jobs_of(heat))
-        return [replace(heat, kernels=(made,)) for made in heat.kernels]
+    def one_by_one(self, task: Round) -> list[Round]:
+        """Split a round that failed, to see by which of its kernels."""
+        self._busy.update(jobs_of(task))
+        return [replace(task, kernels=(made,)) for made in task.kernels]
 
-    def heat_over(self, heat: Heat) -> None:
-        """Note that a heat has come back, well or not."""
-        self._busy.difference_update(jobs_of(heat))
+    def round_over(self, task: Round) -> None:
+        """Note that a round has come back, well or not."""
+        self._busy.difference_update(jobs_of(task))
 
     def _missing(self, slug: str) -> list[Sizes]:
         """The sizes at which this stage has no times of a kernel yet."""
         stage = STAGES[self.stage]
         here = [size for size in self.survey.sizes if self._runs(slug, size)]
-        return [s for s in here if not self.marks.has(slug, s, stage.regime, stage.rounds)]
+        return [s for s in here if not self.marks.has(slug, s, stage.regime, stage.repeats)]
 
     def _runs(self, slug: str, size: Sizes) -> bool:
         return self.stage == SCREEN or slug in self._field.get(size, ())

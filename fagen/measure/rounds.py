@@ -32,7 +32,7 @@ from fagen.registry import plan_of
 BRIEF = Regime("brief", idle=0.0, warm=0.0, timed=0.002, rounds=1)
 # Long enough for the power limit to take its toll, as in a sustained run.
 LONG = Regime("long", idle=0.0, warm=0.100, timed=0.100, rounds=1)
-HEAT_REGIMES = {regime.name: regime for regime in (BRIEF, LONG)}
+ROUND_REGIMES = {regime.name: regime for regime in (BRIEF, LONG)}
 ANCHOR_EVERY = 4
 # Below so many seconds a call measures the host, which then launches so many of them at a time.
 SHORT = 50e-6
@@ -58,7 +58,7 @@ class Lap:
     """Seconds of one call in one round, and of the anchor beside it; MHz of the SMs, if known."""
 
     name: str
-    round: int
+    repeat: int
     seconds: float
     anchor_seconds: float
     sm_clock_mhz: int | None
@@ -117,13 +117,13 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
             raise VerificationError(f"differs from torch by {worst:.2e} at {cell.sizes}")
 
 
-def heat(
+def side_by_side(
     cell: Cell,
     kernels: Sequence[Kernel],
     anchor: Kernel,
     *,
     regime: Regime,
-    rounds: Sequence[int],
+    repeats: Sequence[int],
 ) -> tuple[Lap, ...]:
     """Time kernels, and the problem's peer where it can, in interleaved rounds with the anchor.
 
@@ -167,7 +167,7 @@ def heat(
         beside = captured(bound_anchor, runs)
     clock = Clock()
     laps: list[Lap] = []
-    for number in rounds:
+    for number in repeats:
         laps += _one_round(number, calls, beside, each * runs, regime, clock)
     of_one = runs * len(turns)
     return tuple(
