@@ -35,7 +35,7 @@ help:
 	@echo 'make quick      the tests that take seconds: the house, schedules, ledgers, the command line'
 	@echo 'make test       everything that CI runs: lint, types, tests; needs no GPU'
 	@echo 'make format     lay the Python out anew'
-	@echo 'make generated  render every schedule into generated/'
+	@echo 'make generated  bring generated/ up to date; TO=folder: render every schedule there'
 	@echo 'make pages      draw the pages of benchmarks anew, from their data'
 	@echo 'make docs       write what fagen really prints into README.md and docs/'
 	@echo 'make test-long  the tests that CI has no time for: more kernels, more cases'
@@ -113,7 +113,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format
 
 generated: $(VENV)/.installed
-	$(BIN)/fagen generate --all
+	$(BIN)/fagen generate --all$(if $(TO), -o $(TO))
 
 pages: $(VENV)/.installed
 	$(BIN)/python benchmarks/pages.py

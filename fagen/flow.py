@@ -12,8 +12,9 @@ from fagen.build import Binary, build, build_together, is_known
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import Evidence
 from fagen.kind import Plan
+from fagen.paths import make_folder
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
-from fagen.render import Source, render
+from fagen.render import Source, hashes, render
 from fagen.sass import machine_code
 from fagen.schedule import Schedule
 from fagen.toolchain import compile_jobs, find_toolchain
@@ -32,6 +33,15 @@ def all_committed() -> tuple[Schedule, ...]:
 def rendered(schedule: Schedule) -> Source:
     """The kernel of a schedule as C++.  Raises OverBudget where it does not fit."""
     return render(plan(schedule))
+
+
+def to_commit(schedule: Schedule) -> evidence.Rendering:
+    """What generated/ has of a schedule: hashes, which need no layout, and of some its text."""
+    planned = plan(schedule)
+    if planned.slug in evidence.forms():
+        source = render(planned)
+        return evidence.Rendering(source.slug, source.hashes, source.kernel)
+    return evidence.Rendering(planned.slug, hashes(planned))
 
 
 def built(
@@ -131,7 +141,8 @@ def renewed(
     if old is None:
         renames = (e for e in evidence.outlived(folder, of.slug) if e.machine_code == code)
         # several were the same code: the launcher decides, then the day
-        old = max(renames, key=lambda e: (e.host_hash == binary.host_hash, e.date), default=None)
+        mine = binary.hashes.launcher
+        old = max(renames, key=lambda e: (e.launcher == mine, e.date), default=None)
     if old is None:
         raise VerificationError(
             f"{of.slug}: there is no evidence that could be renewed, nor any of the same machine "
@@ -140,8 +151,7 @@ def renewed(
     fresh = evidence.renew(
         old,
         slug=of.slug,
-        source_hash=binary.source_hash,
-        host_hash=binary.host_hash,
+        hashes=binary.hashes,
         cutlass=binary.made_with["cutlass"],
         machine_code=code,
         compiler=binary.made_with["nvcc"],
@@ -149,10 +159,9 @@ def renewed(
     )
     evidence.write(fresh, folder)
     if old.slug != of.slug:
-        before = evidence.home(of.slug, folder) / f"{old.slug}.json"
-        before.unlink()
+        evidence.drop(old.slug, folder)
         if progress:
-            progress(f"{of.slug}: took over {before.name}, which is gone")
+            progress(f"{of.slug}: took over the evidence of {old.slug}, which is gone")
     return fresh
 
 
@@ -177,19 +186,18 @@ def verified(
     return measure.verify(of, binary, folder=folder, progress=progress)
 
 
-def written(source: Source, folder: Path | None, *, binding: bool = False) -> list[Path]:
-    """Write a kernel's source, and its binding's if wanted; return the paths.
+def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path]:
+    """Write a kernel's source, and its binding's if wanted, into `folder`; return the paths.
 
-    Into `folder`, or to its place in generated/, where all is fagen's. Raises FagenError where
-    something is in `folder` under such a name that is not as it was rendered, or leads out of it.
+    Raises FagenError where something is there under such a name that is not as it was rendered, or
+    leads out of it.
     """
     texts = {f"{source.slug}.cu": source.kernel}
     if binding:
         texts[f"{source.slug}_torch.cpp"] = source.binding
-    own = outputs.anything if folder is None else outputs.is_stamped
-    folder = evidence.place(source.slug, folder)
+    make_folder(folder)
     for name in texts:
-        outputs.refuse_loss(folder / name, own, f"the kernel {source.slug}")
+        outputs.refuse_loss(folder / name, outputs.is_stamped, f"the kernel {source.slug}")
     for name, text in texts.items():
-        outputs.write(folder / name, text, own, f"the kernel {source.slug}")
+        outputs.write(folder / name, text, outputs.is_stamped, f"the kernel {source.slug}")
     return [folder / name for name in texts]

@@ -27,7 +27,7 @@ from fagen.kind import load_named
 from fagen.paths import config_folder
 from fagen.problem import HIDDEN, Problem, Sizes, flops
 from fagen.registry import committed_file, plan
-from fagen.render import source_hash
+from fagen.render import hashes
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable, read_text, shown
 from fagen.vocab import (
@@ -111,7 +111,7 @@ class Pick:
     @cached_property
     def evidence(self) -> Evidence | None:
         """What was measured of this very source; None where nothing was."""
-        return evidence.of_source(self.slug, lambda: source_hash(plan(self.schedule)))
+        return evidence.of_source(self.slug, lambda: hashes(plan(self.schedule)))
 
     @property
     def found(self) -> str:

@@ -383,7 +383,8 @@ text = registry.committed_file(schedule.slug).read_text()
 assert registry.parse('kind = "scale"\\n' + text) == schedule
 plan, source = made(schedule.slug)
 assert "struct FagenScaleArgs {" in source.kernel and plan.signature.asked in source.binding
-assert evidence.home(schedule.slug).parts[-2:] == ("scale", "bf16_d64")
+(ledger,) = evidence.note([flow.to_commit(schedule)])
+assert ledger.name == "scale.jsonl" and schedule.slug in ledger.read_text()
 x = torch.randn(2, 3, 64).bfloat16()
 for out in (emulated(plan, x, 0.5), op_of(plan.slug)(x, 0.5)):
     assert torch.equal(out, x * 0.5)

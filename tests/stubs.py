@@ -16,7 +16,7 @@ from fagen import process
 from fagen.build import Binary, CompilerReport
 from fagen.kind import Plan
 from fagen.registry import plan_of
-from fagen.render import BINDING, HASH_WORD, environment
+from fagen.render import BINDING, HASH_WORD, Hashes, environment
 from fagen.runtime import op
 from fagen.runtime.c_interface import struct_of
 from fagen.toolchain import BINDING_FLAGS, BINDING_LINK_FLAGS, find_gxx, find_torch
@@ -139,7 +139,7 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
         cached=False,
         cpu_seconds=0.0,
         source_hash=HASH,
-        host_hash=HASH,
+        hashes=Hashes(HASH, HASH, HASH),
         made_with={},
     )
 

@@ -24,7 +24,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.registry import from_slug
 from fagen.registry import plan as plan_any
-from fagen.render import Source
+from fagen.render import Hashes, Source
 from fagen.toolchain import Toolchain, find_disassembler, find_ninja
 from tests.clock import least_seconds
 from tests.process_helpers import is_running, pid_said, wait_until
@@ -100,7 +100,7 @@ def make_program(path: Path, text: str) -> Path:
 
 
 def source(log: str = GOOD, slug: str = "fwd_x") -> Source:
-    return Source(slug=slug, kernel=log, binding="", hash="0" * 64, host_hash="0" * 64)
+    return Source(slug=slug, kernel=log, binding="", hash="0" * 64, hashes=Hashes("", "", ""))
 
 
 def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Binary:
@@ -166,7 +166,7 @@ from pathlib import Path
 sys.path[:0] = [{tests!r}, {root!r}]
 from fagen.build import build
 from fagen.registry import from_slug, plan
-from fagen.render import Source
+from fagen.render import Hashes, Source
 from fagen.toolchain import Toolchain
 from pathlib import PosixPath
 tools = {tools!r}

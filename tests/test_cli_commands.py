@@ -8,24 +8,20 @@ from pathlib import Path
 import pytest
 
 from fagen import evidence, flow, measure, registry
+from fagen.build import Binary
 from fagen.errors import VerificationError
+from fagen.evidence.store import slugs_in_ledgers
 from fagen.paths import locate
 from fagen.problem import Sizes
 from fagen.sass import machine_code
-from fagen.toolchain import FLAGS
 from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, SLUG, fagen
+from tests.evidence_helpers import evidence_of, stand_in
 
 
 @pytest.fixture
 def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that stands in for generated/."""
-
-    def located(name: str) -> Path:
-        return tmp_path if name == "generated" else locate(name)
-
-    for module in ("audit", "store"):
-        monkeypatch.setattr(f"fagen.evidence.{module}.locate", located)
-    return tmp_path
+    return stand_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -77,7 +73,7 @@ def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypat
 def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):
     error = evidence.RoundingError(1, 128, 2, False, 2e-5, 1e-3, 0, 1e-7, 1e-5)
     found = dataclasses.replace(
-        proof(QUANTIZER, "hash", "code"),
+        evidence_of(QUANTIZER, yardstick="a copy"),
         errors=(error,),
         speeds=(evidence.Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
     )
@@ -103,7 +99,8 @@ def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch
     mine = registry.from_slug(SLUG)
     monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
-    assert fagen("generate", "--all").output == f"{home(generated)}.cu\n"
+    paths = [generated / "forward" / f"{SLUG}.cu", generated / "ledger" / "forward.jsonl"]
+    assert fagen("generate", "--all").output == "".join(f"{path}\n" for path in paths)
     (generated / "left_over.cu").touch()
     told = json.loads(fagen("generate", "--check", "--json").stdout)
     assert (told["error"], told["exit_code"]) == ("VerificationError", 6)
@@ -226,7 +223,7 @@ def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
         seen.append(of.slug)
         if "full" in of.slug:
             raise VerificationError(f"{of.slug}: 1 of 18 shapes are wrong")
-        return proof(of.slug, "hash", "code")
+        return evidence_of(of.slug)
 
     monkeypatch.setattr(flow, "verified", verified)
     slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
@@ -253,46 +250,26 @@ def test_evidence_of_a_schedule_that_is_not_committed_needs_a_folder_before_the_
     assert "name a folder by -o" in answer.stderr
 
 
-def home(generated: Path, slug: str = SLUG) -> Path:
-    """Where the files of a kernel lie in generated/, without their ends."""
-    return generated / "forward" / "fp16_d128" / slug
-
-
-def proof(slug: str, source_hash: str, code: str, host_hash: str = "") -> evidence.Evidence:
-    error = evidence.ShapeError(1, 8, 8, 1, 1, 1e-3, 1e-3, 3e-3, 0.0, 1e-3)
-    speed = evidence.Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1700, 500.0)
-    return evidence.Evidence(
-        slug=slug,
-        source_hash=source_hash,
-        host_hash=host_hash,
-        flags=FLAGS,
-        cutlass="4.2.0",
-        machine_code=code,
-        compiler="13.0.88",
-        card="NVIDIA H200",
-        driver="580.1",
-        torch="2.13.0",
-        date="2026-01-31",
-        errors=(error,),
-        speeds=(speed,),
-    )
+def older(binary: Binary, slug: str = SLUG, **changes: str) -> evidence.Evidence:
+    """Evidence of an older source of a kernel that was built, which gave the same machine code."""
+    same = {"machine_code": machine_code(binary.library).hash, **vars(binary.hashes)}
+    return evidence_of(slug, **{**same, "device": "of an older source", **changes})
 
 
 def test_evidence_moves_to_a_source_that_gives_the_same_machine_code(generated, built):
     binary = built(SLUG).binary
     assert fagen("verify", "--same-code", SLUG).exit_code == 6, "there is none to renew"
 
-    code = machine_code(binary.library).hash
-    evidence.write(proof(SLUG, "of an older source", code, binary.host_hash))
+    evidence.write(older(binary))
     answer = fagen("verify", "--same-code", SLUG)
     assert answer.exit_code == 0
     assert "sustained: 600 TFLOP/s, 1.20 of cuDNN" in answer.output
     renewed = evidence.read(SLUG)
     assert renewed is not None
-    assert renewed.source_hash == binary.source_hash
+    assert renewed.hashes == binary.hashes
     assert renewed.date == "2026-01-31", "it ran then, and has not run since"
 
-    for other in ("machine_code", "host_hash"):
+    for other in ("machine_code", "launcher", "constants"):
         evidence.write(dataclasses.replace(renewed, **{other: "of another kernel"}))
         assert fagen("verify", "--same-code", SLUG).exit_code == 6
 
@@ -303,43 +280,45 @@ BEFORE = "fwd_fp16_d128_causal_m128n128_s2"  # a name that no schedule has
 @pytest.mark.parametrize("to", ["generated/", "a folder"])
 def test_evidence_of_a_kernel_that_was_renamed_moves_to_its_new_name(generated, built, to):
     binary = built(SLUG).binary
-    code = machine_code(binary.library).hash
     folder = None if to == "generated/" else generated / "mine"
     words = ["--same-code", SLUG, *(["-o", folder] if folder else [])]
-    place = folder or home(generated).parent
-    lost = proof(BEFORE, "of an older source", code, binary.host_hash)
+    lost = older(binary, BEFORE)
 
     def put(*others: evidence.Evidence) -> None:
-        for path in place.glob("*"):
-            path.unlink()
+        for slug in there():
+            evidence.drop(slug, folder)
         for one in others:
-            evidence.write(one, place)
+            evidence.write(one, folder)
+
+    def there() -> list[str]:
+        if folder:
+            return [path.stem for path in folder.glob("*")]
+        return [*slugs_in_ledgers()]
 
     put(lost)
     answer = fagen("verify", *words)
     assert answer.exit_code == 0
-    assert f"{SLUG}: took over {BEFORE}.json" in answer.stderr
-    assert [path.name for path in place.iterdir()] == [f"{SLUG}.json"]
+    assert f"{SLUG}: took over the evidence of {BEFORE}" in answer.stderr
+    assert there() == [SLUG]
     assert evidence.read(SLUG, folder) == dataclasses.replace(
-        lost, slug=SLUG, source_hash=binary.source_hash, cutlass=binary.made_with["cutlass"]
+        lost, slug=SLUG, device=binary.hashes.device, cutlass=binary.made_with["cutlass"]
     )
 
-    put(lost, dataclasses.replace(proof(SLUG, "of an older source", "other"), date="2026-01-01"))
+    put(lost, older(binary, machine_code="other"))
     assert fagen("verify", *words).exit_code == 6, "it has evidence of its own, of other code"
-    for off in (dict(machine_code="other"), dict(host_hash="other")):
+    for off in (dict(machine_code="other"), dict(launcher="other")):
         put(dataclasses.replace(lost, **off))
         assert fagen("verify", *words).exit_code == 6
-        assert [path.stem for path in place.iterdir()] == [BEFORE], "which stays where it was"
-    put(lost, dataclasses.replace(lost, slug=f"{BEFORE}_q1", host_hash="other", date="2026-12-31"))
+        assert there() == [BEFORE], "which stays where it was"
+    put(lost, dataclasses.replace(lost, slug=f"{BEFORE}_q1", launcher="other", date="2026-12-31"))
     assert fagen("verify", *words).exit_code == 0, "one of them had this launcher"
 
 
 def test_evidence_that_has_its_schedule_is_not_taken_for_another_kernel(generated, built):
     binary = built(SLUG).binary
-    code = machine_code(binary.library).hash
     for other in COMMITTED["forward"]:
         if other.startswith("fwd_fp16_d128_") and other != SLUG:
-            evidence.write(proof(other, "hash", code, binary.host_hash))
+            evidence.write(older(binary, other))
     answer = fagen("verify", "--same-code", SLUG)
     assert answer.exit_code == 6
     assert "nor any of the same machine code" in answer.stderr
@@ -353,12 +332,12 @@ def test_list_knows_every_committed_schedule_and_the_state_of_its_evidence(gener
     mine = [registry.from_slug(slug) for slug in slugs]
     monkeypatch.setattr(flow, "all_committed", lambda: tuple(mine))
     fagen("generate", "--all")
-    evidence.write(proof(SLUG, flow.rendered(mine[0]).hash, "code"))
+    evidence.write(evidence_of(SLUG, **vars(flow.to_commit(mine[0]).hashes)))
     told = json.loads(fagen("list", "--json").output)
     assert [row["schedule"] for row in told] == slugs
     assert [row["evidence"] for row in told] == ["NVIDIA H200, 2026-01-31", "none"]
     assert told[0]["TFLOP/s"] == "600"
-    evidence.write(proof(SLUG, "of an older source", "code"))
+    evidence.note([evidence.Rendering(SLUG, evidence_of(SLUG).hashes)])
     assert "stale, NVIDIA H200" in fagen("list").output
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from fagen import search
+from fagen import evidence, search
 from fagen.arch import SM90
 from fagen.dispatch.choice import suited
 from fagen.errors import ScheduleError
@@ -18,7 +18,7 @@ from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.space import SPACE
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug
+from fagen.registry import from_slug, schedules
 from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
@@ -75,10 +75,10 @@ def of_six(slug: str) -> str:
 def measured():
     """Every time of a kernel of decoding that was measured: slug, sizes, seconds."""
     found = [
-        (known["slug"], speed)
-        for path in sorted(ROOT.glob("generated/decode/*/*.json"))
-        for known in [json.loads(path.read_text())]
-        for speed in known["speeds"]
+        (path.stem, vars(speed))
+        for path in schedules("decode")
+        if (ran := evidence.read(path.stem))
+        for speed in ran.speeds
     ]
     for day, name in product((24, 25), ("decode", "decode-variants")):
         benchmark = ROOT / f"benchmarks/results/nvidia-h200-2026-11-{day}-{name}.json"

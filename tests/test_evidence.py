@@ -1,112 +1,123 @@
-"""Evidence files go out and come back the same, and every way to be wrong is told apart."""
+"""Evidence goes out and comes back the same, and every way to be wrong is told apart."""
 
 import dataclasses
 import json
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fagen import toolchain
-from fagen.errors import VerificationError
+from fagen.errors import FagenError, VerificationError
 from fagen.evidence import (
     Bandwidth,
-    Evidence,
+    Line,
+    Rendering,
     RoundingError,
-    ShapeError,
-    Speed,
-    evidence_path,
+    drop,
     faults,
+    is_current,
     launchers,
+    note,
     outlived,
     read,
     read_excuses,
+    read_line,
     renew,
     staleness,
     write,
 )
-from fagen.evidence.store import _encoded
+from fagen.evidence.record import encoded, in_columns, in_rows, laid_out
+from fagen.evidence.store import update
 from fagen.problem import Problem
-from fagen.registry import from_slug, plan
-from fagen.render import Source, render
+from fagen.registry import kind_of_slug
+from fagen.render import Hashes
+from fagen.vocab import yardstick
+from tests.evidence_helpers import FORM, GOOD, SLUG, SPEED, evidence_of, stand_in
 
-SLUG = "fwd_fp16_d128_full_m128n128"
-SOURCE = Source(slug=SLUG, kernel="int x;\n", binding="", hash="a" * 64, host_hash="e" * 64)
-GOOD = ShapeError(1, 128, 128, 2, 2, 1.234567e-4, 1e-4, 1.1e-3, 3e-7, 1e-3)
-EVIDENCE = Evidence(
-    slug=SLUG,
-    source_hash=SOURCE.hash,
-    host_hash=SOURCE.host_hash,
-    flags=tuple(toolchain.FLAGS),
-    cutlass="4.2.0",
-    machine_code="b" * 64,
-    compiler="13.0.88",
-    card="NVIDIA H200",
-    driver="580.159.03",
-    torch="2.11.0+cu130",
-    date="2026-11-21",
-    errors=(GOOD,),
-    speeds=(Speed("sustained", 4, 4096, 16, 600.0, 0.01, 1560, 563.0),),
-)
+QUANTIZER = "quant_fp16_d128_rot"  # which is not committed as text
+EVIDENCE = evidence_of()
+RENDERING = Rendering(SLUG, EVIDENCE.hashes)
+LEDGER = "ledger/forward.jsonl"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def generated(tmp_path, monkeypatch) -> Path:
     """generated/ as it should be: one kernel with its evidence."""
-    (tmp_path / f"{SLUG}.cu").write_text(SOURCE.kernel)
-    write(EVIDENCE, tmp_path)
-    return tmp_path
+    folder = tmp_path / "generated"
+    folder.mkdir()
+    stand_in(folder, monkeypatch)
+    write(EVIDENCE)
+    return folder
 
 
-def kinds(folder, **given):
-    return [fault.kind for fault in faults([SOURCE], folder, **given)]
+def kinds(*renderings: Rendering, **given: object) -> list[str]:
+    return [fault.kind for fault in faults(renderings or [RENDERING], **given)]
 
 
-def test_evidence_reads_back_as_it_was_written_to_four_digits(folder):
-    found = read(SLUG, folder)
-    assert found.errors[0].error == 1.235e-4
-    rounded = dataclasses.replace(GOOD, error=1.235e-4)
-    assert found == dataclasses.replace(EVIDENCE, errors=(rounded,))
+# ---- out and back --------------------------------------------------------------------------------
 
 
-def test_evidence_of_a_quantiser_reads_back_and_is_checked_against_its_own_bounds(tmp_path):
-    slug = "quant_fp16_d128_rot_shead"
-    fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
-    made = dataclasses.replace(
-        EVIDENCE,
-        slug=slug,
-        errors=(fine,),
+@pytest.mark.parametrize("to", ["the ledger", "a folder"])
+def test_evidence_reads_back_as_it_was_written_to_four_digits(generated, to):
+    folder = generated / "mine" if to == "a folder" else None
+    assert read(QUANTIZER, folder) is None, "it never ran"
+    exact = evidence_of(errors=(dataclasses.replace(GOOD, error=1.234567e-4),))
+    quantizer = evidence_of(
+        QUANTIZER,
+        errors=(RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5),),
         speeds=(Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
     )
-    write(made, tmp_path)
-    assert read(slug, tmp_path) == made
-    assert made.speeds[0].ratio == 0.9
-    (tmp_path / f"{slug}.cu").write_text(SOURCE.kernel)
-    source = dataclasses.replace(SOURCE, slug=slug)
-    assert not faults([source], tmp_path)
-    for off in (dict(neighbours=2e-3), dict(wrong=1), dict(descale_error=1e-4)):
-        assert fine.ok and not dataclasses.replace(fine, **off).ok
-    assert not dataclasses.replace(fine, neighbours=float("nan")).ok
-    write(dataclasses.replace(made, errors=(dataclasses.replace(fine, wrong=1),)), tmp_path)
-    assert [fault.kind for fault in faults([source], tmp_path)] == ["failed"]
-
-
-def test_writing_leaves_no_second_file_and_replaces_the_old(folder):
+    for made in (exact, quantizer, evidence_of(errors=(), speeds=())):
+        write(made, folder)
+        assert read(made.slug, folder) == (EVIDENCE if made is exact else made)
+    assert quantizer.speeds[0].ratio == 0.9
     write(dataclasses.replace(EVIDENCE, date="2026-12-01"), folder)
     assert read(SLUG, folder).date == "2026-12-01"
-    assert sorted(path.name for path in folder.iterdir()) == [f"{SLUG}.cu", f"{SLUG}.json"]
+    drop(SLUG, folder)
+    assert read(SLUG, folder) is None and read(QUANTIZER, folder)
+    files = {path.relative_to(generated).as_posix() for path in generated.rglob("*.json*")}
+    assert files >= {f"mine/{QUANTIZER}.json"} if folder else files >= {"ledger/quantize.jsonl"}
 
 
-def test_a_write_that_fails_leaves_the_old_evidence_whole(folder):
+def test_a_ledger_has_a_line_for_each_schedule_by_slug_and_the_form_is_laid_out_beside(generated):
+    for slug in (FORM, f"{SLUG}_eachmax"):
+        write(evidence_of(slug))
+    lines = (generated / LEDGER).read_text().splitlines()
+    assert [json.loads(line)["slug"] for line in lines] == [FORM, SLUG, f"{SLUG}_eachmax"]
+    assert [path.name for path in (generated / "forward").iterdir()] == [f"{FORM}.json"]
+    beside = json.loads((generated / "forward" / f"{FORM}.json").read_text())
+    assert in_columns(beside) == json.loads(lines[0]) and beside == encoded(evidence_of(FORM))
+    assert in_rows(in_columns(beside)["errors"]) == beside["errors"]
+
+
+@pytest.mark.parametrize("to", ["the ledger", "a folder"])
+def test_a_write_that_fails_leaves_the_old_evidence_whole(generated, to):
+    folder = generated / "mine" if to == "a folder" else None
+    write(EVIDENCE, folder)
+    before = sorted(generated.rglob("*"))
     endless = dataclasses.replace(GOOD, error=float("nan"))
     with pytest.raises(ValueError, match="JSON"):
         write(dataclasses.replace(EVIDENCE, errors=(endless,)), folder)
-    assert read(SLUG, folder).date == EVIDENCE.date
-    assert len(list(folder.iterdir())) == 2
+    assert read(SLUG, folder).date == EVIDENCE.date and sorted(generated.rglob("*")) == before
 
 
-def test_there_is_no_evidence_of_a_kernel_that_never_ran(tmp_path):
-    assert read(SLUG, tmp_path) is None
+def _written_by_another_process(folder: Path, number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(folder, patch)
+        for step in range(8):
+            write(evidence_of(f"fwd_number{number}_{step}"))
+
+
+def test_processes_that_write_at_once_lose_no_line_of_each_other(generated):
+    with ProcessPoolExecutor(4) as pool:
+        list(pool.map(_written_by_another_process, [generated] * 4, range(4)))
+    slugs = [json.loads(line)["slug"] for line in (generated / LEDGER).read_text().splitlines()]
+    assert len(slugs) == 33 and slugs == sorted(slugs)
+
+
+# ---- what is right, and what is stale ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [1.2e-3, float("nan"), float("inf")])
@@ -116,68 +127,168 @@ def test_an_error_over_its_bound_or_not_a_number_is_not_ok(error):
     assert not dataclasses.replace(GOOD, lse_error=error).ok
 
 
-def test_a_folder_that_agrees_has_no_fault(folder):
-    assert kinds(folder) == []
+def test_a_quantiser_is_judged_by_its_own_bounds(generated):
+    fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
+    for off in (dict(neighbours=2e-3), dict(wrong=1), dict(descale_error=1e-4)):
+        assert fine.ok and not dataclasses.replace(fine, **off).ok
+    assert not dataclasses.replace(fine, neighbours=float("nan")).ok
+    write(evidence_of(QUANTIZER, errors=(dataclasses.replace(fine, wrong=1),), speeds=()))
+    assert kinds(RENDERING, dataclasses.replace(RENDERING, slug=QUANTIZER)) == ["failed"]
+
+
+def test_what_agrees_has_no_fault(generated):
+    assert kinds() == []
     same = {SLUG: EVIDENCE.machine_code}
-    assert kinds(folder, cutlass="4.2.0", machine_codes=same, compiler="13.0.88") == []
-
-
-def test_a_kernel_without_evidence_or_without_its_text_is_missing(folder):
-    evidence_path(SLUG, folder).unlink()
-    assert kinds(folder) == ["missing"]
-    (folder / f"{SLUG}.cu").unlink()
-    assert kinds(folder) == ["missing", "missing"]
-
-
-def test_an_edit_in_generated_is_drift(folder):
-    (folder / f"{SLUG}.cu").write_text("int x;  // better\n")
-    assert kinds(folder) == ["drift"]
+    assert kinds(cutlass="4.2.0", machine_codes=same, compiler="13.0.88") == []
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"source_hash": "c" * 64}, {"flags": ("-O0",)}, {"cutlass": "4.1.0"}, {"machine_code": "d"}],
+    [
+        *({"device": "d" * 64}, {"launcher": "d" * 64}, {"constants": "d" * 64}),
+        *({"flags": "-O0"}, {"cutlass": "4.1.0"}, {"machine_code": "d"}),
+    ],
     ids=lambda change: next(iter(change)),
 )
-def test_evidence_of_anything_else_is_stale(folder, change):
-    write(dataclasses.replace(EVIDENCE, **change), folder)
+def test_evidence_of_anything_else_is_stale(generated, change):
+    ran = dataclasses.replace(EVIDENCE, **change)
+    update("forward", [Line(SLUG, EVIDENCE.hashes, ran)])
     told = faults(
-        [SOURCE],
-        folder,
+        [RENDERING],
         cutlass="4.2.0",
         machine_codes={SLUG: EVIDENCE.machine_code},
         compiler="13.0.88",
     )
     assert [fault.kind for fault in told] == ["stale"]
     assert f"fagen verify {SLUG}" in str(told[0])
+    assert is_current(read_line(SLUG)) == (change.keys() <= {"cutlass", "machine_code"})
 
 
-def test_other_machine_code_of_another_compiler_is_no_fault_of_a_kernel(folder):
-    assert staleness(EVIDENCE, SOURCE.hash, machine_code="e", compiler="13.2.10") == []
-    assert staleness(EVIDENCE, SOURCE.hash, machine_code="e", compiler="13.0.88") != []
+def test_other_machine_code_of_another_compiler_is_no_fault_of_a_kernel():
+    hashes = EVIDENCE.hashes
+    assert staleness(EVIDENCE, hashes, machine_code="e", compiler="13.2.10") == []
+    assert staleness(EVIDENCE, hashes, machine_code="e", compiler="13.0.88") != []
 
 
-def test_evidence_that_shows_a_wrong_shape_is_no_evidence(folder):
-    bad = dataclasses.replace(GOOD, error=1.0)
-    write(dataclasses.replace(EVIDENCE, errors=(GOOD, bad)), folder)
-    assert kinds(folder) == ["failed"]
-    write(dataclasses.replace(EVIDENCE, errors=()), folder)
-    assert kinds(folder) == ["failed"]
+def test_a_launcher_that_ran_with_another_kernel_of_the_kind_is_proved(generated, tmp_path):
+    now = dataclasses.replace(EVIDENCE.hashes, launcher="1" * 64)
+    assert kinds(Rendering(SLUG, now)) == ["drift", "stale"]
+    with pytest.raises(VerificationError, match="not one that ran with any kernel"):
+        renewed(launcher=now.launcher, launchers=launchers(SLUG))
+    write(evidence_of(QUANTIZER, launcher=now.launcher, errors=(), speeds=()))
+    assert kinds(Rendering(SLUG, now)) == ["drift", "stale", "orphan"], "that is of another kind"
+    drop(QUANTIZER)
+    write(evidence_of(FORM, launcher=now.launcher))
+    assert launchers(SLUG) == {"1" * 64, "e" * 64}
+    assert kinds(Rendering(SLUG, now), Rendering(FORM, now, "int x;\n")) == ["missing"]  # its text
+    assert renewed(launcher=now.launcher, launchers=launchers(SLUG)).launcher == now.launcher
+    # by `generate --all` it is entered as this one's
+    note([Rendering(SLUG, now)])
+    assert read(SLUG).hashes == now
+    # what lies in a user's folder counts there too
+    write(evidence_of(f"{SLUG}_eachmax", launcher="2" * 64), tmp_path / "mine")
+    (tmp_path / "mine" / "fwd_odd.json").write_text("{}")
+    assert launchers(SLUG, tmp_path / "mine") == launchers(SLUG) | {"2" * 64}
 
 
-def test_a_file_that_no_schedule_makes_is_an_orphan(folder):
-    (folder / "fwd_fp16_d64_full_m64n64.cu").write_text("")
-    (folder / "notes.txt").write_text("")
-    (folder / "fwd_fp16_d64_full_m64n64.json").write_text("")
-    assert kinds(folder) == ["orphan"] * 3
-    said = {fault.slug: "--same-code" in str(fault) for fault in faults([SOURCE], folder)}
-    assert [slug for slug, carried in said.items() if carried] == ["fwd_fp16_d64_full_m64n64.json"]
+def test_what_a_schedule_renders_to_is_noted_until_it_ran(generated):
+    now = Hashes("1" * 64, "2" * 64, "3" * 64)
+    assert kinds(Rendering(SLUG, now)) == ["drift", "stale"]
+    assert note([Rendering(SLUG, now)]) == [generated / LEDGER]
+    assert kinds(Rendering(SLUG, now)) == ["stale"]
+    assert read_line(SLUG).rendered == now and read(SLUG).hashes == EVIDENCE.hashes
+    assert not is_current(read_line(SLUG))
+    assert note([Rendering(SLUG, now)]) == [], "nothing is new"
+    write(evidence_of(SLUG, **vars(now)))
+    assert kinds(Rendering(SLUG, now)) == [] and is_current(read_line(SLUG))
+    note([Rendering(f"{SLUG}_eachmax", now)])  # a new schedule
+    assert read(f"{SLUG}_eachmax") is None and read_line(f"{SLUG}_eachmax").rendered == now
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"slug": 1}'])
-def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
-    evidence_path(SLUG, folder).write_text(text)
-    assert kinds(folder) == ["unreadable"]
+def test_a_kernel_without_evidence_a_line_or_its_text_is_missing_and_an_edit_is_drift(generated):
+    drop(SLUG)
+    assert kinds() == ["missing"] * 2
+    write(EVIDENCE)
+    form = Rendering(FORM, EVIDENCE.hashes, "int x;\n")
+    write(evidence_of(FORM))
+    assert kinds(RENDERING, form) == ["missing"]
+    note([form])
+    assert kinds(RENDERING, form) == []
+    kernel, beside = (generated / "forward" / f"{FORM}{end}" for end in (".cu", ".json"))
+    for path, content in ((kernel, b"int x;  // better\n"), (kernel, b"\xff"), (beside, b"{}")):
+        before = path.read_bytes()
+        path.write_bytes(content)
+        assert kinds(RENDERING, form) == ["drift"]
+        path.write_bytes(before)
+
+
+def test_evidence_that_shows_a_wrong_shape_is_no_evidence(generated):
+    for errors in ((GOOD, dataclasses.replace(GOOD, error=1.0)), ()):
+        write(dataclasses.replace(EVIDENCE, errors=errors))
+        assert kinds() == ["failed"]
+
+
+def test_what_no_schedule_makes_is_an_orphan(generated):
+    write(evidence_of("fwd_fp16_d64_full_m64n64"))
+    for name in ("forward/fwd_fp16_d64_full_m64n64.cu", "notes.txt", f"forward/{SLUG}.json"):
+        (generated / name).parent.mkdir(exist_ok=True)
+        (generated / name).write_text("")
+    (generated / "README.md").write_text("")
+    assert kinds() == ["orphan"] * 4
+    carried = [fault.slug for fault in faults([RENDERING]) if "--same-code" in str(fault)]
+    assert carried == ["fwd_fp16_d64_full_m64n64"]
+
+
+# ---- renewal, and kernels that were renamed ------------------------------------------------------
+
+
+def renewed(slug: str = SLUG, machine_code: str = "b" * 64, launchers=(), **hashes: str):
+    new = dataclasses.replace(EVIDENCE.hashes, device="f", **hashes)
+    return renew(
+        EVIDENCE,
+        slug=slug,
+        hashes=new,
+        cutlass="4.2.1",
+        machine_code=machine_code,
+        compiler="13.0.90",
+        launchers=launchers,
+    )
+
+
+def test_same_machine_code_renews_evidence_and_other_does_not():
+    new = renewed()
+    assert (new.device, new.cutlass, new.compiler) == ("f", "4.2.1", "13.0.90")
+    assert (new.card, new.date) == (EVIDENCE.card, EVIDENCE.date)
+    for off, said in (
+        (dict(machine_code="c"), "other machine code"),
+        (dict(launcher="0"), "launcher is not one that ran"),
+        (dict(constants="0"), "other numbers"),
+    ):
+        with pytest.raises(VerificationError, match=f"{said}.*: run `fagen verify {SLUG}`"):
+            renewed(**off)
+
+
+def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
+    assert renewed("fwd_new") == dataclasses.replace(renewed(), slug="fwd_new")
+    with pytest.raises(VerificationError, match=f"^fwd_new: .* as {SLUG}: run .* fwd_new"):
+        renewed("fwd_new", launcher="0")
+
+
+def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(generated, tmp_path):
+    """In a user's folder no schedule at all, in a ledger none that is committed."""
+    lost = "fwd_e4m3_d128_full_m128n128_sblock_sr64"  # as it was called under other defaults
+    other = "fwd_fp16_d128_full_m256n16"
+    mine = tmp_path / "mine"
+    for slug in (SLUG, other, lost):
+        write(evidence_of(slug))
+        write(evidence_of(slug), mine)
+    (mine / "fwd_unreadable.json").write_text("{}")
+    (mine / "notes.json").write_text("[]")
+    assert [evidence.slug for evidence in outlived(mine, SLUG)] == [lost]
+    assert [evidence.slug for evidence in outlived(None, SLUG)] == [lost, other]
+
+
+# ---- what is no evidence -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,197 +300,135 @@ def test_a_file_that_is_no_evidence_is_said_to_be_unreadable(folder, text):
         ('"NVIDIA H200"', '"\\u001b[2J"', r'card is "\\u001b\[2J"'),
         ('"NVIDIA H200"', f'"{"x" * 501}"', "card is "),
         ('"driver"', '"\\u001b"', r"fields: \\u001b, driver"),
+        ('"driver"', '"host": "x", "driver"', "fields: host"),
         ("600.0", "[" * 60_000, "not evidence that this fagen can read"),
-        ("600.0", " " * 140_000, "longer than 131,072 bytes"),
+        (f'"slug": "{SLUG}"', '"slug": "fwd_x"', f"of fwd_x, not of {SLUG}"),
     ],
 )
-def test_what_no_gpu_can_have_found_is_no_evidence(folder, old, new, said):
-    path = evidence_path(SLUG, folder)
+def test_what_no_gpu_can_have_found_is_no_evidence(generated, tmp_path, old, new, said):
+    path = write(EVIDENCE, tmp_path / "mine")
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(VerificationError, match=said) as refusal:
-        read(SLUG, folder)
+        read(SLUG, tmp_path / "mine")
     assert str(refusal.value).isprintable() and len(str(refusal.value)) < 500
+    if "slug" not in old:
+        ledger = generated / LEDGER
+        ledger.write_text(ledger.read_text().replace(old, new))
+        with pytest.raises(VerificationError, match=f"^forward.jsonl: {SLUG}: .*{said}"):
+            read(SLUG)
+        assert kinds() == ["unreadable"]
 
 
-def test_a_copy_that_took_no_time_or_all_of_it_is_no_evidence(tmp_path):
-    slug = "quant_fp16_d128_rot_shead"
-    made = dict(slug=slug, errors=(), speeds=(Bandwidth(4, 16, 16, True, 3_600.0, 0.0),))
-    write(dataclasses.replace(EVIDENCE, **made), tmp_path)
+def test_a_file_too_long_or_a_copy_that_took_no_time_is_no_evidence(tmp_path):
+    path = write(EVIDENCE, tmp_path)
+    path.write_text(path.read_text() + " " * 140_000)
+    with pytest.raises(VerificationError, match="longer than 131,072 bytes"):
+        read(SLUG, tmp_path)
+    timeless = (Bandwidth(4, 16, 16, True, 3_600.0, 0.0),)
+    write(evidence_of(QUANTIZER, errors=(), speeds=timeless), tmp_path)
     with pytest.raises(VerificationError, match=r"copy_gb_per_s is 0\.0"):
-        read(slug, tmp_path)
+        read(QUANTIZER, tmp_path)
 
 
-def test_a_kernel_that_is_no_text_is_drift(folder):
-    (folder / f"{SLUG}.cu").write_bytes(b"\xff")
-    assert kinds(folder) == ["drift"]
+@pytest.mark.parametrize(
+    "text", ["{", "[]\n", '{"a": 1}\n', '{"slug": "b"}\n{"slug": "b"}\n', "\xff"]
+)
+def test_a_ledger_that_fagen_did_not_write_is_told_and_not_written_over(generated, text):
+    (generated / LEDGER).write_text(text, encoding="latin-1")
+    assert kinds() == ["unreadable"]
+    assert launchers(SLUG) == frozenset()
+    with pytest.raises(VerificationError, match=r"forward\.jsonl:\d+: "):
+        write(EVIDENCE)
+    assert (generated / LEDGER).read_text(encoding="latin-1") == text
+
+
+def test_no_link_in_generated_leads_out_of_it(generated, tmp_path):
+    (tmp_path / "out").mkdir()
+    (generated / "ledger" / "quantize.jsonl").symlink_to(tmp_path / "out" / "x")
+    (generated / "forward").symlink_to(tmp_path / "out")
+    for refused in (lambda: write(evidence_of(QUANTIZER)), lambda: write(evidence_of(FORM))):
+        with pytest.raises(FagenError, match="is a symbolic link"):
+            refused()
+    assert not list((tmp_path / "out").iterdir())
 
 
 JUNK = st.sampled_from([None, True, -1, 0.5, "x", [], ["x"], [1], {}, {"a": 1}, [{}], 1e999])
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(_encoded(EVIDENCE))), JUNK), max_size=3))
+@given(st.lists(st.tuples(st.sampled_from(sorted(encoded(EVIDENCE))), JUNK), max_size=3))
 def test_no_evidence_is_a_traceback(tmp_path_factory, changes):
     """Nor one inside a record of errors or speeds."""
     folder = tmp_path_factory.mktemp("generated")
-    (folder / f"{SLUG}.cu").write_text(SOURCE.kernel)
-    data = json.loads(json.dumps(_encoded(EVIDENCE)))
-    for field, value in changes:
-        data[field] = value
-    evidence_path(SLUG, folder).write_text(json.dumps(data))
-    assert {fault.kind for fault in faults([SOURCE], folder)} <= {"unreadable", "stale", "failed"}
-    for part in ("errors", "speeds"):
-        data = json.loads(json.dumps(_encoded(EVIDENCE)))
-        for number, (_, value) in enumerate(changes):
-            data[part][0][sorted(data[part][0])[number]] = value
-        evidence_path(SLUG, folder).write_text(json.dumps(data))
-        assert {fault.kind for fault in faults([SOURCE], folder)} <= {"unreadable", "failed"}
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(folder, patch)
+        (folder / "ledger").mkdir()
+        for part in ("", "errors", "speeds"):
+            fields = in_columns(json.loads(json.dumps(encoded(EVIDENCE))))
+            for number, (field, value) in enumerate(changes):
+                if part:
+                    fields[part][sorted(fields[part])[number]] = value
+                elif field != "slug":
+                    fields[field] = value
+            (folder / LEDGER).write_text(json.dumps(fields) + "\n")
+            assert {*kinds()} <= {"unreadable", "stale", "failed", "drift"}
 
 
-def test_an_unknown_field_makes_evidence_unreadable_and_is_named(folder):
-    path = evidence_path(SLUG, folder)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "x"}))
-    with pytest.raises(VerificationError, match="host"):
-        read(SLUG, folder)
+# ---- excuses, and words --------------------------------------------------------------------------
 
 
-def test_evidence_of_another_kernel_is_refused(folder):
-    other = SLUG.replace("fp16", "bf16")
-    evidence_path(other, folder).write_text(evidence_path(SLUG, folder).read_text())
-    with pytest.raises(VerificationError, match=f"not of {other}"):
-        read(other, folder)
-
-
-def test_an_excused_kernel_may_lack_evidence_but_not_be_edited(folder):
-    evidence_path(SLUG, folder).unlink()
-    (folder / "unverified.toml").write_text(
-        f'[{SLUG}]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n'
-    )
-    assert read_excuses(folder)[SLUG].reason == "no GPU at hand"
-    assert kinds(folder) == []
-    (folder / f"{SLUG}.cu").write_text("int y;\n")
-    assert kinds(folder) == ["drift"]
-
-
-def test_an_excuse_that_is_not_needed_or_for_nothing_is_a_fault(folder):
-    (folder / "unverified.toml").write_text(
-        f'[{SLUG}]\ndate = 2026-11-21\nreason = "x"\n\n[gone]\ndate = 2026-11-21\nreason = "x"\n'
-    )
-    assert kinds(folder) == ["unneeded", "orphan"]
-
-
-@pytest.mark.parametrize(
-    "text", ["x", "[a]\nreason = 'x'\n", "[a]\ndate = 2026-11-21\n", "a = 1\n"]
-)
-def test_an_excuse_without_date_or_reason_is_unreadable(folder, text):
-    (folder / "unverified.toml").write_text(text)
-    assert "unreadable" in kinds(folder)
-
-
-def test_same_machine_code_renews_evidence_and_other_does_not():
-    new = dict(slug=SLUG, source_hash="f", host_hash="e" * 64, cutlass="4.2.1", compiler="13.0.90")
-    renewed = renew(EVIDENCE, **new, machine_code="b" * 64)
-    assert (renewed.source_hash, renewed.cutlass, renewed.compiler) == ("f", "4.2.1", "13.0.90")
-    assert (renewed.card, renewed.date) == (EVIDENCE.card, EVIDENCE.date)
-    with pytest.raises(VerificationError, match="other machine code"):
-        renew(EVIDENCE, **new, machine_code="c")
-    with pytest.raises(VerificationError, match="launcher"):
-        renew(EVIDENCE, **new | {"host_hash": "0"}, machine_code="b" * 64)
-
-
-def test_a_launcher_that_ran_with_another_kernel_need_not_run_with_this_one(folder):
-    other = dataclasses.replace(EVIDENCE, slug=SLUG, host_hash="1" * 64)
-    write(other, folder)
-    (folder / "fwd_odd.json").write_text("{}")
-    ran = launchers(SLUG, folder)
-    assert ran == {"1" * 64}
-    new = dict(slug=SLUG, source_hash="f", cutlass="4.2.1", compiler="13.0.90", launchers=ran)
-    renewed = renew(EVIDENCE, **new, host_hash="1" * 64, machine_code="b" * 64)
-    assert renewed.host_hash == "1" * 64
-    with pytest.raises(VerificationError, match="not one that ran with any kernel"):
-        renew(EVIDENCE, **new, host_hash="2" * 64, machine_code="b" * 64)
-
-
-def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
-    new = dict(source_hash="f", host_hash="e" * 64, cutlass="4.2.0", compiler="13.0.88")
-    named = renew(EVIDENCE, slug="fwd_new", **new, machine_code="b" * 64)
-    assert named == dataclasses.replace(EVIDENCE, slug="fwd_new", source_hash="f")
-    with pytest.raises(VerificationError, match=f"^fwd_new: .* as {SLUG}: run .* fwd_new"):
-        renew(EVIDENCE, slug="fwd_new", **new | {"host_hash": "0"}, machine_code="b" * 64)
-
-
-OUTLIVED = "fwd_e4m3_d128_full_m128n128_sblock_sr64"  # as it was called under other defaults
-
-
-def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(tmp_path, monkeypatch):
-    """In a user's folder no schedule at all, in generated/ none that is committed."""
-    other = "fwd_fp16_d128_full_m256n16"
-    for slug in (SLUG, other, OUTLIVED):
-        write(dataclasses.replace(EVIDENCE, slug=slug), tmp_path)
-    (tmp_path / "fwd_unreadable.json").write_text("{}")
-    (tmp_path / "notes.json").write_text("[]")
-    assert [found.slug for found in outlived(tmp_path, SLUG)] == [OUTLIVED]
-    monkeypatch.setattr("fagen.evidence.store.locate", lambda name: tmp_path)
-    home = tmp_path / "forward" / "fp16_d128"
-    home.mkdir(parents=True)
-    for slug in (SLUG, other, OUTLIVED):
-        (tmp_path / f"{slug}.json").rename(home / f"{slug}.json")
-    assert [found.slug for found in outlived(None, SLUG)] == [OUTLIVED, other]
-
-
-def test_a_launcher_is_hashed_without_the_name_of_its_kernel():
-    of = plan(from_slug(SLUG))
-    source, renamed = render(of), render(dataclasses.replace(of, slug="fwd_another_name"))
-    assert source.hash != renamed.hash
-    assert source.host_hash == renamed.host_hash
-    bf16 = plan(from_slug(SLUG.replace("fp16", "bf16")))  # whose tensor maps are of another type
-    assert render(dataclasses.replace(bf16, slug=SLUG)).host_hash != source.host_hash
-
-
-def test_the_ratio_to_cudnn_is_none_where_cudnn_could_not():
-    speed = EVIDENCE.speeds[0]
-    assert speed.ratio == pytest.approx(600 / 563)
-    assert dataclasses.replace(speed, cudnn_tflops=None).ratio is None
-
-
-def test_a_ratio_names_its_yardstick_and_in_which_dtype_that_is():
-    of = {  # slugs of every kind, and beside what they are timed
-        SLUG: "cuDNN",
-        "fwd_e4m3_d128_full_m192n96_s3": "cuDNN fp16",
-        "bwd_fp16_d128_causal_m64n128": "cuDNN",
-        "dec_fp16_d128_causal_r8n64": "cuDNN",
-        "quant_fp16_d128_rot_shead": "a copy",
-        "quant_e4m3_d128": "a copy",
-        "comb_fp16_d128": "a copy",
-    }
-    for slug, yardstick in of.items():
-        found = dataclasses.replace(EVIDENCE, slug=slug)
-        assert found.yardstick == yardstick
-        if yardstick.startswith("cuDNN"):
-            assert f" of {yardstick}, at" in found.speeds_in_words()[0]
-    e4m3 = Problem("e4m3", 128, 128, "full")
-    assert (e4m3.peer.name, e4m3.peer.title) == ("cudnn", "cuDNN fp16")
-    assert dataclasses.replace(e4m3, lengths="varlen").peer.title == "FlashAttention-2 fp16"
-    assert dataclasses.replace(e4m3, dtype="bf16").peer.title == "cuDNN"
+def test_an_excused_kernel_may_lack_evidence_but_its_line_is_of_today(generated):
+    update("forward", [Line(SLUG, EVIDENCE.hashes)])
+    excuse = f'[{SLUG}]\ndate = 2026-11-21\nreason = "no GPU at hand"\n'
+    (generated / "unverified.toml").write_text(excuse)
+    assert read_excuses()[SLUG].reason == "no GPU at hand"
+    assert kinds() == []
+    assert kinds(Rendering(SLUG, Hashes("1", "2", "3"))) == ["drift"]
+    write(EVIDENCE)
+    (generated / "unverified.toml").write_text(excuse + excuse.replace(SLUG, "gone"))
+    assert kinds() == ["unneeded", "orphan"]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"# caf\xe9\n", r":1: this is not UTF-8 text"),
-        (
-            b'["a\\u001b[2J\\n"]\nreason = "x"\n',
-            r":1: [a\u001b[2J\u000a] needs a date and a reason",
-        ),
+        (b"x", "unverified.toml:1"),
+        (b"a = 1\n", "needs a date and a reason"),
+        (b"[a]\nreason = 'x'\n", "needs a date and a reason"),
+        (b"[a]\ndate = 2026-11-21\n", "needs a date and a reason"),
+        (b"# caf\xe9\n", ":1: this is not UTF-8 text"),
+        (b'["a\\u001b[2J\\n"]\nreason = "x"\n', r":1: [a\u001b[2J\u000a] needs a date and a"),
         (b'[a]\ndate = "x"\nreason = "\\u001b[2J"\n', ":1: [a] needs a line of text"),
         (b'[a]\ndate = "x"\nreason = 0x' + b"f" * 4000, ":1: [a] needs a line of text"),
         (b'["a\\u001b"]\ndate = "x"\nreason = "x"\n', r":1: [a\u001b] needs a line of text"),
     ],
 )
 def test_excuses_that_nobody_meant_are_refused_in_a_line_that_can_be_printed(
-    content, said, tmp_path
+    content, said, generated
 ):
-    (tmp_path / "unverified.toml").write_bytes(content)
+    (generated / "unverified.toml").write_bytes(content)
     with pytest.raises(VerificationError) as refusal:
-        read_excuses(tmp_path)
+        read_excuses()
     assert said in str(refusal.value) and str(refusal.value).isprintable()
+    assert kinds() == ["unreadable"]
+
+
+def test_a_ratio_names_its_yardstick_and_in_which_dtype_that_is():
+    assert SPEED.ratio == pytest.approx(600 / 500)
+    assert dataclasses.replace(SPEED, cudnn_tflops=None).ratio is None
+    for slug, dtype, peer in (
+        (SLUG, "fp16", "cuDNN"),
+        ("fwd_e4m3_d128_full_m192n96_s3", "e4m3", "cuDNN fp16"),
+        ("bwd_fp16_d128_causal_m64n128", "fp16", "cuDNN"),
+        ("dec_fp16_d128_causal_r8n64", "fp16", "cuDNN"),
+        (QUANTIZER, "fp16", "a copy"),
+        ("comb_fp32_d128", "fp32", "a copy"),
+    ):
+        assert yardstick(kind_of_slug(slug).speeds.beside, dtype) == peer
+        said = evidence_of(slug, yardstick=peer).speeds_in_words()[0]
+        assert f" of {peer}, at" in said
+    e4m3 = Problem("e4m3", 128, 128, "full")
+    assert (e4m3.peer.name, e4m3.peer.title) == ("cudnn", "cuDNN fp16")
+    assert dataclasses.replace(e4m3, lengths="varlen").peer.title == "FlashAttention-2 fp16"
+    assert dataclasses.replace(e4m3, dtype="bf16").peer.title == "cuDNN"
+    assert laid_out(encoded(EVIDENCE)).count("\n") == len(vars(EVIDENCE)) + 6

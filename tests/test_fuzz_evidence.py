@@ -6,7 +6,9 @@ The same cases in every run; what fails is shrunk to the fewest changes that sti
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,35 @@ from hypothesis import strategies as st
 
 from fagen.commandline import report
 from fagen.errors import VerificationError
-from fagen.evidence import UNVERIFIED, evidence_path, faults, read, read_excuses, write
-from fagen.registry import ENTRIES, from_slug, schedules
-from fagen.render import Source
+from fagen.evidence import (
+    UNVERIFIED,
+    Evidence,
+    Line,
+    Rendering,
+    faults,
+    launchers,
+    read,
+    read_excuses,
+    write,
+)
+from fagen.evidence.record import encoded as encoded_evidence
+from fagen.evidence.record import laid_out
+from fagen.registry import ENTRIES, from_slug, kind_of_slug, schedules
+from fagen.render import Hashes
+from tests.evidence_helpers import stand_in
 from tests.fuzz import ENCODINGS, FEW, LONGEST, MANY, SNIPPETS, contents, encoded, settings
 
 
-def shortest(kind: str) -> dict[str, str]:
-    """A committed kernel of a kind, and its evidence at one shape; of a new kind there is none."""
-    paths = sorted(evidence_path(schedule.stem) for schedule in schedules(kind))
-    for path in [path for path in paths if path.exists()][:1]:
-        data = json.loads(path.read_text())
-        for part in ("flags", "errors", "speeds"):
-            del data[part][1:]
-        return {path.stem: json.dumps(data)}
-    return {}
+def shortest(kind: str) -> Iterator[Evidence]:
+    """Evidence of a committed kernel of a kind at one shape; of a new kind there is none."""
+    of_kind = (read(path.stem) for path in schedules(kind))
+    for found in islice(filter(None, of_kind), 1):
+        yield replace(found, errors=found.errors[:1], speeds=found.speeds[:1])
 
 
-WHOLE = {slug: text for kind in ENTRIES for slug, text in shortest(kind).items()}
+WHOLE = {found.slug: found for kind in ENTRIES for found in shortest(kind)}
 CODES = {"machine_codes": dict.fromkeys(WHOLE, "a" * 64), "cutlass": "4.2.0"}
+HASHES = Hashes("a" * 64, "b" * 64, "c" * 64)
 EXCUSES = (
     '[fwd_fp16_d64_full_m64n64]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n',
     "[a]\ndate = 2026-11-21\nreason = \"x\"\n['b c']\nreason = 'é'\ndate = 2026-11-21\n",
@@ -57,16 +69,18 @@ changes = st.lists(st.one_of(in_json, in_json, in_json, in_text), max_size=4)
 
 
 @st.composite
-def files(draw: st.DrawFn) -> tuple[str, bytes]:
-    """Draw a slug and what its evidence holds."""
-    slug = draw(st.sampled_from(sorted(WHOLE)))
-    text = WHOLE[slug]
+def files(draw: st.DrawFn) -> tuple[str, bool, bytes]:
+    """Draw a slug, whether its evidence is in a ledger, and what the file holds."""
+    slug, in_ledger = draw(st.sampled_from(sorted(WHOLE))), draw(st.booleans())
+    rendered = draw(st.sampled_from([HASHES, WHOLE[slug].hashes]))
+    line = str(Line(slug, rendered, WHOLE[slug]))
+    text = line if in_ledger else laid_out(encoded_evidence(WHOLE[slug]))
     for kind, where, what in draw(changes):
         if kind == "text":
             text = text[:where] + what + text[where:]
         else:
             text = altered(text, kind, where, what)
-    return slug, encoded(text, draw(st.sampled_from(ENCODINGS)))
+    return slug, in_ledger, encoded(text, draw(st.sampled_from(ENCODINGS)))
 
 
 def altered(text: str, kind: str, where: list[int], value: Any) -> str:
@@ -97,16 +111,15 @@ def altered(text: str, kind: str, where: list[int], value: Any) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is flat, and taken for generated/ by who lists what is known of a kernel."""
-    monkeypatch.setattr("fagen.evidence.store.home", lambda slug, folder=None: tmp_path)
-    monkeypatch.setattr("fagen.evidence.store.locate", lambda name: tmp_path)
-    return tmp_path
+    """A folder that is taken for generated/."""
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "mine").mkdir()
+    return stand_in(tmp_path, monkeypatch)
 
 
-def fault_lines(folder: Path, *slugs: str) -> Counter[str]:
+def fault_lines(*slugs: str) -> Counter[str]:
     """Take all that is wrong there; return how often each kind of it is."""
-    sources = [Source(slug, "int x;\n", "", "a" * 64, "e" * 64) for slug in slugs]
-    told = faults(sources, folder, **CODES)
+    told = faults([Rendering(slug, HASHES, "int x;\n") for slug in slugs], **CODES)
     in_lines([str(fault) for fault in told])
     return Counter(fault.kind for fault in told)
 
@@ -117,38 +130,44 @@ def in_lines(lines: Iterable[str]) -> None:
         assert line.isprintable() and len(line) <= 2 * LONGEST, line
 
 
-def judge(folder: Path, slug: str, content: bytes) -> None:
+def judge(folder: Path, slug: str, in_ledger: bool, content: bytes) -> None:
     """Make all that is made of a file of evidence."""
-    for old in folder.iterdir():
-        old.unlink()
-    path = evidence_path(slug, folder)
+    kind = kind_of_slug(slug).name
+    ledgers = [folder / "ledger" / f"{name}.jsonl" for name in ENTRIES]
+    for path in (*ledgers, *(folder / "mine").iterdir()):
+        path.unlink(missing_ok=True)
+    place = None if in_ledger else folder / "mine"
+    path = place / f"{slug}.json" if place else folder / "ledger" / f"{kind}.jsonl"
     path.write_bytes(content)
-    (folder / f"{slug}.cu").write_text("int x;\n")
-    kinds = fault_lines(folder, slug)
+    kinds = fault_lines(slug) if in_ledger else Counter()
     in_lines(map(str, report.listed(from_slug(slug)).values()))
+    in_lines(launchers(slug, place))
     try:
-        found = read(slug, folder)
+        found = read(slug, place)
     except VerificationError as error:
         in_lines([str(error)])
-        assert path.name in str(error) and kinds == {"unreadable": 1}
+        assert path.name in str(error) and kinds["unreadable"] == in_ledger
         return
-    assert found and set(kinds) <= {"stale", "failed"}
+    assert not kinds["unreadable"]
+    if not found:  # a line of another, or of a schedule that never ran
+        assert in_ledger and kinds["missing"]
+        return
     in_lines(report.proved(found).split("\n"))
     for speed in found.speeds:
         assert speed.ratio is None or speed.ratio >= 0 or math.isnan(speed.ratio)
         in_lines([speed.figure])
-    kept = write(found, folder).read_bytes()
-    assert write(read(slug, folder), folder).read_bytes() == kept
+    kept = write(found, place).read_bytes()
+    assert write(read(slug, place), place).read_bytes() == kept
 
 
 def judge_excuses(folder: Path, content: bytes) -> None:
     """Make all that is made of a list of kernels without evidence."""
     path = folder / UNVERIFIED
     path.write_bytes(content)
-    kinds = fault_lines(folder)
+    kinds = fault_lines()
     in_lines(map(str, report.listed(from_slug(next(iter(WHOLE)))).values()))
     try:
-        excuses = read_excuses(folder)
+        excuses = read_excuses()
     except VerificationError as error:
         in_lines([str(error)])
         assert UNVERIFIED in str(error) and kinds == {"unreadable": 1}

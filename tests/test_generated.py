@@ -1,50 +1,56 @@
-"""What lies in generated/: each schedule rendered as of today, and evidence that this one ran."""
-
-import re
+"""What lies in generated/: what every schedule renders to as of today, and evidence that it ran."""
 
 import pytest
 
 from fagen import evidence, flow, render
 from fagen.paths import locate
+from fagen.registry import ENTRIES
 from fagen.toolchain import find_cutlass
 
-LAID_OUT_OFTEN = 16  # one of so many kernels; clang-format takes most of the time
+
+@pytest.fixture(scope="module")
+def renderings() -> list[evidence.Rendering]:
+    """Of all schedules what is committed of them."""
+    return [flow.to_commit(schedule) for schedule in flow.all_committed()]
 
 
-def all_but_layout(text):
-    return re.sub(r"[\s/]", "", text)  # a comment that is broken has more slashes
-
-
-@pytest.mark.parametrize("every", [LAID_OUT_OFTEN, pytest.param(1, marks=pytest.mark.long)])
-def test_every_committed_kernel_is_a_fresh_rendering_with_evidence_and_nothing_else_is_there(
-    every, monkeypatch
-):
-    files = sorted(locate("generated").rglob("*.cu"))
-    texts = (file.read_text() for at, file in enumerate(files) if at % every)
-    committed = {all_but_layout(text): text for text in texts}
-    lay_out = render.formatted
-
-    def formatted(text):
-        if "__global__" not in text:  # a binding is not committed
-            return text
-        return committed.get(all_but_layout(text)) or lay_out(text)
-
-    monkeypatch.setattr(render, "formatted", formatted)
+def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(renderings):
     _, cutlass = find_cutlass()
-    found = evidence.faults(map(flow.rendered, flow.all_committed()), cutlass=cutlass)
-    assert not found, "\n".join(map(str, found))
+    faults = evidence.faults(renderings, cutlass=cutlass)
+    assert not faults, "\n".join(map(str, faults))
+
+
+def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_text(monkeypatch):
+    forms = evidence.forms()
+    assert 0 < len(forms) <= 20
+    assert {flow.read(flow.committed_file(slug)).slug for slug in forms} == {*forms}
+    seen: set[str] = set()
+    environment = render.environment()
+    monkeypatch.setattr(environment, "cache", None)  # or what is included is loaded once
+    load = environment.loader.get_source
+    monkeypatch.setattr(
+        environment.loader, "get_source", lambda env, name: seen.add(name) or load(env, name)
+    )
+    for slug in forms:
+        render.kernel_text(flow.plan(flow.read(flow.committed_file(slug))))
+    folder = locate("templates")
+    of_kernels = [f"{kind}.cu.j2" for kind in ENTRIES] + ["abi.h.j2"]
+    for kind in (*ENTRIES, "common"):
+        of_kernels += [path.relative_to(folder).as_posix() for path in (folder / kind).glob("*.j2")]
+    assert {*of_kernels} == seen
 
 
 @pytest.mark.parametrize("slug", ["fwd_fp16_d128_causal_m128n128", "quant_fp16_d128_rot_shead"])
 def test_machine_code_that_the_same_compiler_gives_is_that_which_ran(built, slug):
     """Two kernels stand for all: each is compiled for this, and the flow is the same."""
-    found = evidence.read(slug)
-    if found is None or slug in evidence.read_excuses():
+    line = evidence.read_line(slug)
+    if line is None or line.evidence is None or slug in evidence.read_excuses():
         pytest.skip(f"{slug} has no evidence of today's source, as {evidence.UNVERIFIED} says")
     kernel = built(slug)
     stale = evidence.staleness(
-        found,
-        kernel.source.hash,
+        line.evidence,
+        kernel.source.hashes,
+        launchers=evidence.launchers(slug),
         machine_code=kernel.binary.report.machine.hash,
         compiler=kernel.binary.made_with["nvcc"],
     )

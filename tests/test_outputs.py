@@ -162,16 +162,6 @@ def test_evidence_is_written_over_itself_and_over_nothing_else(tmp_path):
     assert not (tmp_path / "theirs").exists()
 
 
-def test_no_link_in_generated_leads_out_of_it(tmp_path, monkeypatch):
-    (tmp_path / "generated").mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "generated" / "forward").symlink_to(tmp_path / "out")
-    monkeypatch.setattr("fagen.evidence.store.locate", lambda name: tmp_path / name)
-    with pytest.raises(FagenError, match="is a symbolic link"):
-        evidence.place(SLUG)
-    assert not contents(tmp_path)
-
-
 # ---- tables and recordings ----------------------------------------------------------------------
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import fagen
-from fagen import registry
+from fagen import evidence, registry
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.tables import Row
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
+from fagen.render import Hashes
 from fagen.runtime import attention as calls
 from fagen.search.declared import parse_space
 from fagen.search.space import survey
@@ -142,13 +143,13 @@ def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slug = "fwd_fp16_d128_causal_m128n128_nointer"
-    evidence = locate("generated") / "forward" / "fp16_d128" / f"{slug}.json"
     how: dict[str, Any] = {"dtype": "fp16", "head_dim": 128, "causal": True, "seqlen": 1_000}
     monkeypatch.setattr("fagen.dispatch.choice.rows_for", lambda *_, **__: (Row.of(CARD, slug),))
-    tflops = [speed["tflops"] for speed in json.loads(evidence.read_text())["speeds"]]
+    ran = evidence.read(slug)
+    tflops = [speed.tflops for speed in ran.speeds] if ran else []
     assert tflops and [one.tflops for one in fagen.pick(**how).evidence.speeds] == tflops
     assert f"{tflops[0]:.0f} TFLOP/s" in str(fagen.pick(**how))
-    monkeypatch.setattr("fagen.picking.source_hash", lambda _: "of another source")
+    monkeypatch.setattr("fagen.picking.hashes", lambda _: Hashes("of another source", "", ""))
     assert fagen.pick(**how).evidence is None
     assert fagen.pick(**how).record()["measured"] is None
 

@@ -3,23 +3,20 @@
 import json
 import os
 import re
-import runpy
 import shutil
 import sys
 import tarfile
-import zlib
 from pathlib import Path
-from types import ModuleType
 from zipfile import ZipFile
 
 import pytest
 
 import fagen
 from fagen import evidence, registry
-from fagen.errors import FagenError, VerificationError
+from fagen.errors import FagenError
 from fagen.evidence import store
 from fagen.process import run
-from fagen.render import render
+from fagen.render import Hashes, hashes
 from fagen.vocab import VENDOR_FORMATS
 from tests import cli_helpers
 from tests.cli_helpers import ROOT, SLUG
@@ -87,8 +84,9 @@ def test_the_wheel_has_all_that_fagen_reads_and_no_tests(wheel):
     for folder in ("templates", "schedules"):
         files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
         wanted |= {f"fagen/{path.relative_to(ROOT).as_posix()}" for path in files}
-    wanted |= {"fagen/cli.py", "fagen/LICENSE", f"{SHIPPED}/ledger.jsonl"}
-    wanted |= {f"{SHIPPED}/{path.name}" for path in (ROOT / "generated").glob("*.toml")}
+    wanted |= {"fagen/cli.py", "fagen/LICENSE", f"{SHIPPED}/unverified.toml"}
+    ledgers = (ROOT / "generated" / "ledger").glob("*.jsonl")
+    wanted |= {f"{SHIPPED}/ledger/{path.name}" for path in ledgers}
     about = f"fagen-{fagen.__version__}.dist-info/"
     assert {name for name in found if not name.startswith(about)} == wanted
     assert {"fagen/schedules/dispatch.toml", "fagen/templates/vendor/dispatch.c.j2"} <= wanted
@@ -143,7 +141,7 @@ def test_the_wheel_works_from_the_root_in_an_environment_without_torch(wheel, tm
 
 def ran(slug: str) -> bool:
     """Whether a checkout has evidence of a kernel as it is rendered today."""
-    return evidence.of_source(slug, lambda: render(registry.plan_of(slug)).hash) is not None
+    return evidence.of_source(slug, lambda: hashes(registry.plan_of(slug))) is not None
 
 
 def listed(text: str) -> list[dict[str, str]]:
@@ -158,60 +156,26 @@ def fagen_here(*words: str) -> str:
 # ---- evidence, which a wheel has without the kernels --------------------------------------------
 
 
-@pytest.fixture
-def shipped(monkeypatch, tmp_path) -> Path:
-    """fagen as it is installed: evidence in the place of generated/."""
-    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
-    interface.BuildHookInterface = object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
-    folder = tmp_path / "shipped"
-    folder.mkdir()
-    data: dict[str, dict[str, str]] = {"force_include": {}}
-    build = hook["Shipped"]()
-    build.root = str(ROOT)
-    build.initialize("standard", data)
-    for path, target in data["force_include"].items():
-        assert target.startswith(f"{SHIPPED}/")
-        shutil.copy(path, folder / Path(target).name)
-    build.finalize("standard", data, "")
-    assert [path for path in data["force_include"] if Path(path).exists()] == [
-        str(path) for path in (ROOT / "generated").glob("*.toml")
-    ]
-    build.initialize("editable", {})
+def test_what_is_shipped_says_of_every_kernel_what_generated_says(wheel, monkeypatch, tmp_path):
+    with ZipFile(wheel) as archive:
+        files = [file for file in archive.infolist() if file.filename.startswith(f"{SHIPPED}/")]
+        archive.extractall(tmp_path, files)
+    assert sum(file.compress_size for file in files) < 400_000
+    slugs = [path.stem for kind in registry.ENTRIES for path in registry.schedules(kind)]
+    here = evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs]
 
     def locate(name: str) -> Path:
         if name == "generated":
             raise FagenError("generated is neither here nor there")
-        return tmp_path / name if name == "shipped" else real(name)
+        return tmp_path / SHIPPED if name == "shipped" else real(name)
 
     real = store.locate
     monkeypatch.setattr(store, "locate", locate)
-    return folder
-
-
-def test_what_is_shipped_says_of_every_kernel_what_generated_says(shipped, monkeypatch):
-    slugs = [path.stem for path in (ROOT / "generated").glob("*/*/*.json")]
-    excuses = evidence.read_excuses()
-    of_shipped = {slug: (evidence.read(slug), evidence.rendered_hash(slug)) for slug in slugs}
+    assert here == (evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs])
     assert evidence.read("fwd_fp16_d248_full_m64n16_s9") is None
-    monkeypatch.undo()
-    assert len(slugs) > 200 and {*shipped.iterdir()} >= {shipped / "ledger.jsonl"}
-    assert excuses == evidence.read_excuses()
-    for slug, found in of_shipped.items():
-        assert found == (evidence.read(slug), evidence.rendered_hash(slug))
-
-
-def test_what_is_shipped_is_small_and_where_it_is_damaged_that_is_said(shipped):
-    ledger = shipped / "ledger.jsonl"
-    assert len(zlib.compress(ledger.read_bytes(), 6)) < 400_000
-    for damaged in (b"{", b"[]\n", b'{"slug": 1}\n{"a": 2}\n', b"[" * 100_000, b"\xff"):
-        ledger.write_bytes(damaged)
-        store._ledger.cache_clear()
-        with pytest.raises(VerificationError, match="reinstall fagen"):
-            evidence.read(SLUG)
-        assert evidence.of_source(SLUG, lambda: "") is None
-    store._ledger.cache_clear()
+    with pytest.raises(FagenError, match="generated is neither here nor there"):
+        evidence.need_room(SLUG)
+    assert evidence.of_source(SLUG, lambda: Hashes("", "", "")) is None
 
 
 def test_the_changelog_begins_with_the_version_which_is_a_semantic_one():

@@ -41,7 +41,7 @@ from fagen.build.together import build_together
 from fagen.errors import RefusedBuild
 from fagen.kind import Plan
 from fagen.programs import MissingError, refuse_to_compile_in
-from fagen.render import Source
+from fagen.render import Hashes, Source
 from fagen.toolchain import (
     BINDING_FLAGS,
     BINDING_LINK_FLAGS,
@@ -90,7 +90,7 @@ class Binary:
     cached: bool
     cpu_seconds: float
     source_hash: str
-    host_hash: str  # as in Source
+    hashes: Hashes  # as in Source
     made_with: Mapping[str, str]
 
 
@@ -158,7 +158,7 @@ def build(
         cached=cached,
         cpu_seconds=cost,
         source_hash=source.hash,
-        host_hash=source.host_hash,
+        hashes=source.hashes,
         made_with={**record.made_with, **({"torch": torch.version} if torch else {})},
     )
 

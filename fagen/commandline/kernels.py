@@ -70,29 +70,37 @@ def generate(
 ) -> None:
     """Render kernels: CUDA C++ on standard output, or in files.
 
-    With --all the files go to generated/, unless -o names another folder. --check exits with 6
-    where a kernel in generated/ is not what its schedule renders to, where it lacks evidence that
-    it ran, and where a file belongs to no schedule.
+    With --all generated/ is brought up to date: the kernels that are committed as text, and what
+    its ledgers say that all render to; with -o the texts of all go to a folder instead. --check
+    exits with 6 where something in generated/ is not what schedules render to, where a kernel lacks
+    evidence that it ran, and where a file or a line belongs to no schedule.
 
     \b
     Examples:
       fagen generate fwd_fp16_d128_causal_m128n128 | less
       fagen generate my.toml --binding -o kernels/
+      fagen generate --all -o kernels/
       fagen generate --all
       fagen generate --check
     """
     from fagen import evidence, flow
 
     named = chosen(schedules, every or compare, by="--all" if every else "--check")
+    if compare or (every and not output):
+        renderings, wrong = each("rendering", named, flow.to_commit)
+        if compare:
+            if wrong:  # what is not rendered would be taken for nobody's
+                raise wrong
+            faults = evidence.faults(renderings)
+            lines = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
+            error = VerificationError(f"faults in generated/: {len(faults)}") if faults else None
+            answer(as_json, [asdict(fault) for fault in faults], lines, error)
+        else:
+            paths = evidence.note(renderings)
+            answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
+        return
     sources, wrong = each("rendering", named, flow.rendered)
-    if compare:
-        if wrong:  # what is not rendered would be taken for nobody's
-            raise wrong
-        faults = evidence.faults(sources)
-        told = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
-        found = VerificationError(f"faults in generated/: {len(faults)}") if faults else None
-        answer(as_json, [asdict(fault) for fault in faults], told, found)
-    elif output or every:
+    if output:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
         answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
     else:

@@ -73,7 +73,7 @@ def listed(schedule: Schedule) -> dict[str, Any]:
 
 
 def is_verified(schedule: Schedule) -> bool:
-    """Whether there is evidence of a kernel, of the very source that generated/ has."""
+    """Whether there is evidence of a kernel, of what its schedule renders to."""
     return _known(schedule)[-1]
 
 
@@ -90,28 +90,28 @@ def listed_of_users(
 
 
 def _known(schedule: Schedule) -> tuple[str, str, str, bool]:
-    """The evidence of a kernel in generated/, its speed (sustained, or else in burst), and a note.
+    """The evidence of a kernel in the ledger, its speed (sustained, or else in burst), and a note.
 
-    The note says why there is none yet. And whether it is good, and of the source that is there.
+    The note says why there is none yet. And whether it is good, and of today's source.
     """
     try:
-        found = evidence.read(schedule.slug)
+        line = evidence.read_line(schedule.slug)
         excuse = evidence.read_excuses().get(schedule.slug)
-        rendered = evidence.rendered_hash(schedule.slug)
     except VerificationError as error:  # of one kernel; the others are listed too
         return str(error).splitlines()[0], "", "", False
-    except FagenError:  # no generated/: an installed fagen comes without it
+    except FagenError:  # no ledger
         return "", "", "", False
     if excuse:
         return f"unverified since {excuse.date}", "", excuse.reason, False
-    if found is None:
+    if line is None or line.evidence is None:
         return "none", "", "", False
+    found = line.evidence
     figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
     # what today's templates would make of it takes seconds for all: `generate --check` says that
-    stale = rendered is None or evidence.staleness(found, rendered)
-    told = f"{'stale, ' if stale else ''}{found.card}, {found.date}"
-    return told, fast, "", not stale and all(error.ok for error in found.errors)
+    current = evidence.is_current(line)
+    told = f"{'' if current else 'stale, '}{found.card}, {found.date}"
+    return told, fast, "", current and all(error.ok for error in found.errors)
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

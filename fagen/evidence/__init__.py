@@ -1,47 +1,53 @@
 """Evidence: that this very source ran on a GPU, right and how fast.
 
-`<slug>.json` beside the kernel goes in and out; `faults` checks generated/ against a fresh
-rendering. Needs neither torch nor a GPU.
+A line of a ledger for each committed schedule goes in and out, or a file in a user's folder;
+`faults` checks generated/ against fresh renderings. Needs neither torch nor a GPU.
 """
 
-from fagen.evidence.audit import Fault, faults, of_source, renew, staleness
+from fagen.evidence.audit import FLAGS, Fault, faults, is_current, of_source, renew, staleness
+from fagen.evidence.record import Evidence
 from fagen.evidence.store import (
     UNVERIFIED,
-    Evidence,
     Excuse,
-    evidence_path,
-    home,
+    Line,
+    Rendering,
+    drop,
+    forms,
     launchers,
     need_room,
+    note,
     outlived,
-    place,
     read,
     read_excuses,
-    rendered_hash,
+    read_line,
     write,
 )
 from fagen.records import Bandwidth, RoundingError, ShapeError, Speed
 
 __all__ = [
+    "FLAGS",
     "UNVERIFIED",
     "Bandwidth",
     "Evidence",
     "Excuse",
     "Fault",
+    "Line",
+    "Rendering",
     "RoundingError",
     "ShapeError",
     "Speed",
-    "evidence_path",
+    "drop",
     "faults",
-    "home",
+    "forms",
+    "is_current",
     "launchers",
     "need_room",
+    "note",
     "of_source",
     "outlived",
-    "place",
     "read",
     "read_excuses",
-    "rendered_hash",
+    "read_line",
     "renew",
     "staleness",
     "write",

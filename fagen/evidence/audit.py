@@ -1,23 +1,41 @@
-"""Check generated/ against fresh renderings: every kernel is as rendered today, with evidence."""
+"""Compare evidence with renderings, and generated/ with what schedules want of it.
+
+What runs on the device is compared by hash, and by its machine code where the text is another; a
+launcher by its hash with those that ran, whatever kernel they launched.
+"""
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fagen import toolchain
 from fagen.errors import FagenError, VerificationError
-from fagen.evidence.store import UNVERIFIED, Evidence, Excuse, home, read, read_excuses
+from fagen.evidence.record import Evidence, encoded, laid_out
+from fagen.evidence.store import (
+    LEDGER,
+    LOCK,
+    UNVERIFIED,
+    Excuse,
+    Line,
+    Rendering,
+    beside,
+    forms,
+    read,
+    read_excuses,
+    read_line,
+    slugs_in_ledgers,
+)
+from fagen.evidence.store import launchers as launchers_of
 from fagen.paths import locate
+from fagen.registry import ENTRIES
+from fagen.render import Hashes
 from fagen.toml_lines import printable
 
-if TYPE_CHECKING:  # templates take a moment
-    from fagen.render import Source
-
+FLAGS = " ".join(toolchain.FLAGS)
 _TAKEN_OVER = ", or give its kernel's new name to `fagen verify --same-code`, which takes it over"
+_RENDER = "run `fagen generate --all`"
 
 
 @dataclass(frozen=True)
@@ -36,8 +54,7 @@ def renew(
     old: Evidence,
     *,
     slug: str,
-    source_hash: str,
-    host_hash: str,
+    hashes: Hashes,
     cutlass: str,
     machine_code: str,
     compiler: str,
@@ -45,69 +62,89 @@ def renew(
 ) -> Evidence:
     """The same evidence for a source whose rebuild gave the same machine code: no GPU needed.
 
-    `slug` may be another than that of `old`, whose kernel was then renamed. The launcher, which is
-    not in the machine code, is that of `old` or one of `launchers`, which ran with other kernels:
-    its text is proved once, whatever kernel it launches.
-    Raises VerificationError where the machine code is another, or the launcher never ran.
+    `slug` may be another than that of `old`, whose kernel was then renamed. Its launcher, which is
+    not in the machine code, is that of `old` or one of `launchers`, which ran with other kernels;
+    the numbers that it reads are those of `old`. Raises VerificationError where that is not so.
     """
     ran = f"ran on {old.date}" + (f" as {old.slug}" if slug != old.slug else "")
-    if host_hash != old.host_hash and host_hash not in launchers:
-        raise VerificationError(
-            f"{slug}: the launcher is not one that ran with any kernel, nor the one that {ran}: "
-            f"run `fagen verify {slug}` on a Hopper GPU"
+    faults = []
+    if hashes.launcher not in {old.launcher, *launchers}:
+        faults.append(
+            f"the launcher is not one that ran with any kernel of its kind, nor the one that {ran}"
         )
+    if hashes.constants != old.constants:
+        faults.append(f"the launcher reads other numbers than those with which it {ran}")
     if machine_code != old.machine_code:
+        faults.append(
+            f"the rebuild gave other machine code ({machine_code[:12]}, compiler {compiler}) than "
+            f"{ran} ({old.machine_code[:12]}, compiler {old.compiler})"
+        )
+    if faults:
         raise VerificationError(
-            f"{slug}: the rebuild gave other machine code ({machine_code[:12]}, compiler "
-            f"{compiler}) than {ran} ({old.machine_code[:12]}, compiler {old.compiler}): run "
-            f"`fagen verify {slug}` on a Hopper GPU"
+            f"{slug}: {'; '.join(faults)}: run `fagen verify {slug}` on a Hopper GPU"
         )
     return dataclasses.replace(
         old,
         slug=slug,
-        source_hash=source_hash,
-        host_hash=host_hash,
-        flags=tuple(toolchain.FLAGS),
+        **vars(hashes),
+        flags=FLAGS,
         cutlass=cutlass,
         compiler=compiler,
     )
 
 
-def of_source(slug: str, source_hash: Callable[[], str]) -> Evidence | None:
+def of_source(slug: str, hashes: Callable[[], Hashes]) -> Evidence | None:
     """What was measured of exactly this source; None where nothing was, or it cannot be read.
 
-    `source_hash` is asked only where there is evidence, since for most it takes a rendering.
+    `hashes` is asked only where there is evidence, since for most it takes a rendering.
     """
-    with suppress(FagenError):  # no generated/, as in a wheel
-        found = read(slug)
-        if found and not staleness(found, source_hash()):
-            return found
+    with suppress(FagenError):  # no ledger
+        evidence = read(slug)
+        if evidence and not staleness(evidence, hashes(), launchers=launchers_of(slug)):
+            return evidence
     return None
+
+
+def is_current(line: Line, hashes: Hashes | None = None) -> bool:
+    """Whether what a ledger has of a schedule is of a source of these hashes.
+
+    Without them: of what the schedule renders to by the ledger's own word.
+    """
+    evidence = line.evidence
+    return evidence is not None and not staleness(
+        evidence, hashes or line.rendered, launchers=launchers_of(line.slug)
+    )
 
 
 def staleness(
     evidence: Evidence,
-    source_hash: str,
+    hashes: Hashes,
     *,
+    launchers: Collection[str] = (),
     cutlass: str | None = None,
     machine_code: str | None = None,
     compiler: str | None = None,
 ) -> list[str]:
-    """Why `evidence` is not of the source of this hash, built today, in words; empty if it is.
+    """Why `evidence` is not of the source of these hashes, built today, in words; empty if it is.
 
-    The CUTLASS version and the machine code are compared where given; the machine code only if
+    The launcher is that of `evidence` or one of `launchers`, which ran with others of its kind. The
+    CUTLASS version and the machine code are compared where given; the machine code only if
     `compiler` is the one that the evidence names, since another may rightly choose otherwise.
     """
     reasons = []
-    if evidence.source_hash != source_hash:
+    if hashes.device != evidence.device:
         reasons.append(
-            f"the source's tokens hash to {source_hash[:12]}, those that ran to "
-            f"{evidence.source_hash[:12]}"
+            f"the device code's tokens hash to {hashes.device[:12]}, those that ran to "
+            f"{evidence.device[:12]}"
         )
-    if evidence.flags != tuple(toolchain.FLAGS):
-        odd = sorted(set(evidence.flags) ^ set(toolchain.FLAGS))
-        said = textwrap.shorten(" ".join(odd), 300, placeholder=" …")
-        reasons.append(f"compiler flags differ: {said or 'their order'}")
+    if hashes.launcher not in {evidence.launcher, *launchers}:
+        reasons.append(f"the launcher, {hashes.launcher[:12]}, ran with no kernel of this kind")
+    if hashes.constants != evidence.constants:
+        reasons.append("the launcher reads other numbers than those with which it ran")
+    if evidence.flags != FLAGS:
+        odd = sorted({*evidence.flags.split()} ^ {*FLAGS.split()})
+        words = textwrap.shorten(" ".join(odd), 300, placeholder=" …")
+        reasons.append(f"compiler flags differ: {words or 'their order'}")
     if cutlass is not None and evidence.cutlass != cutlass:
         reasons.append(f"CUTLASS is {cutlass}, it ran with {evidence.cutlass}")
     same_compiler = compiler is None or compiler == evidence.compiler
@@ -119,30 +156,28 @@ def staleness(
 
 
 def faults(
-    sources: "Iterable[Source]",
-    folder: Path | None = None,
+    renderings: Iterable[Rendering],
     *,
     cutlass: str | None = None,
     machine_codes: Mapping[str, str] | None = None,
     compiler: str | None = None,
 ) -> tuple[Fault, ...]:
-    """Everything in generated/ that is not as a fresh rendering of `sources` wants it.
+    """Everything in generated/ that is not as fresh renderings want it.
 
-    `sources` is every committed schedule rendered; `machine_codes`, by slug, are hashes of
+    `renderings` are of every committed schedule; `machine_codes`, by slug, are hashes of
     rebuilds by `compiler`. A kernel named in unverified.toml may lack evidence or have stale one.
     """
     found: list[Fault] = []
     excuses: dict[str, Excuse] = {}
     try:
-        excuses = read_excuses(folder)
+        excuses = read_excuses()
     except VerificationError as error:
         found.append(Fault(UNVERIFIED, "unreadable", str(error)))
-    known = {source.slug: source for source in sources}
-    for slug, source in known.items():
-        found += _drift(source, folder)
+    known = {rendering.slug: rendering for rendering in renderings}
+    for slug, rendering in known.items():
+        found += _drift(rendering)
         wrong = _unproven(
-            source,
-            folder,
+            rendering,
             cutlass=cutlass,
             machine_code=(machine_codes or {}).get(slug),
             compiler=compiler,
@@ -150,78 +185,82 @@ def faults(
         if slug not in excuses:
             found += wrong
         elif not wrong:
-            told = f"has good evidence: take it out of {UNVERIFIED}"
-            found.append(Fault(slug, "unneeded", told))
-    return (*found, *_orphans(folder, known, excuses))
+            message = f"has good evidence: take it out of {UNVERIFIED}"
+            found.append(Fault(slug, "unneeded", message))
+    return (*found, *_orphans(known, excuses))
 
 
-def _drift(source: "Source", folder: Path | None) -> list[Fault]:
-    path = home(source.slug, folder) / f"{source.slug}.cu"
-    remedy = "run `fagen generate --all`"
-    if not path.exists():
-        return [
-            Fault(source.slug, "missing", f"{path.name} is not in {path.parent.name}/: {remedy}")
-        ]
-    if path.read_text(encoding="utf-8", errors="replace") != source.kernel:
-        told = f"{path.name} is not what its schedule renders to today: {remedy}"
-        return [Fault(source.slug, "drift", told)]
-    return []
+def _drift(rendering: Rendering) -> Iterator[Fault]:
+    """Compare the ledger with a rendering, and what is committed of it as text."""
+    slug, hashes = rendering.slug, rendering.hashes
+    with suppress(VerificationError):  # of which _unproven tells
+        line = read_line(slug)
+        if line is None:
+            yield Fault(slug, "missing", f"the ledger has no line of it: {_RENDER}")
+        elif hashes != line.rendered and not is_current(line, hashes):
+            message = f"it renders to other code than its line in the ledger says: {_RENDER}"
+            yield Fault(slug, "drift", message)
+        if slug in forms():
+            texts = {".cu": (rendering.kernel, "its schedule renders to")}
+            if line and line.evidence:
+                texts[".json"] = (laid_out(encoded(line.evidence)), "the ledger has of it")
+            for end, (text, what) in texts.items():
+                path = beside(slug, end)
+                if not path.exists():
+                    yield Fault(slug, "missing", f"{path.name} is not in generated/: {_RENDER}")
+                elif path.read_bytes() != text.encode():
+                    yield Fault(slug, "drift", f"{path.name} is not what {what} today: {_RENDER}")
 
 
 def _unproven(
-    source: "Source",
-    folder: Path | None,
-    *,
-    cutlass: str | None,
-    machine_code: str | None,
-    compiler: str | None,
+    rendering: Rendering, *, cutlass: str | None, machine_code: str | None, compiler: str | None
 ) -> list[Fault]:
-    slug = source.slug
+    slug = rendering.slug
     remedy = f"run `fagen verify {slug}` on a Hopper GPU"
     try:
-        evidence = read(slug, folder)
+        evidence = read(slug)
     except VerificationError as error:
         return [Fault(slug, "unreadable", str(error))]
     if evidence is None:
         return [Fault(slug, "missing", f"no evidence that it ever ran: {remedy}")]
     found = []
     stale = staleness(
-        evidence, source.hash, cutlass=cutlass, machine_code=machine_code, compiler=compiler
+        evidence,
+        rendering.hashes,
+        launchers=launchers_of(slug),
+        cutlass=cutlass,
+        machine_code=machine_code,
+        compiler=compiler,
     )
     if stale:
-        told = (
+        message = (
             f"evidence of {evidence.date} is stale: {'; '.join(stale)}: {remedy}, "
             "or with --same-code if the machine code did not change"
         )
-        found.append(Fault(slug, "stale", told))
+        found.append(Fault(slug, "stale", message))
     bad = [error for error in evidence.errors if not error.ok]
     if bad or not evidence.errors:
-        told = (
+        message = (
             f"{len(bad)} of the {len(evidence.errors)} shapes in its evidence are wrong: {remedy}"
         )
-        found.append(Fault(slug, "failed", told))
+        found.append(Fault(slug, "failed", message))
     return found
 
 
-def _orphans(
-    folder: Path | None, known: "Mapping[str, Source]", excuses: Mapping[str, Excuse]
-) -> Sequence[Fault]:
-    root = folder or locate("generated")
-    belongs = {home(slug, folder) / f"{slug}{end}" for slug in known for end in (".cu", ".json")}
-    belongs.add(root / UNVERIFIED)
-    found = [
-        Fault(
-            printable(path.relative_to(root).as_posix()),
-            "orphan",
-            "no schedule makes this file: delete it"
-            + (_TAKEN_OVER if path.suffix == ".json" else ""),
-        )
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path not in belongs
-    ]
-    found += [
-        Fault(slug, "orphan", f"no schedule makes it: delete its entry in {UNVERIFIED}")
-        for slug in excuses
-        if slug not in known
-    ]
-    return found
+def _orphans(known: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> Iterator[Fault]:
+    top = locate("generated")
+    belongs = {beside(slug, end) for slug in known if slug in forms() for end in (".cu", ".json")}
+    belongs |= {top / LEDGER / f"{kind}.jsonl" for kind in ENTRIES}
+    belongs |= {top / UNVERIFIED, top / "README.md", top / LOCK}
+    for path in sorted(top.rglob("*")):
+        if path.is_file() and path not in belongs:
+            name = printable(path.relative_to(top).as_posix())
+            yield Fault(name, "orphan", "no schedule makes this file: delete it")
+    with suppress(VerificationError):  # of which each kernel tells
+        for slug, kind in slugs_in_ledgers().items():
+            if slug not in known:
+                message = f"no schedule makes it: delete its line in {LEDGER}/{kind}.jsonl"
+                yield Fault(slug, "orphan", message + _TAKEN_OVER)
+    for slug in excuses:
+        if slug not in known:
+            yield Fault(slug, "orphan", f"no schedule makes it: delete its entry in {UNVERIFIED}")

@@ -1,64 +1,71 @@
-"""Evidence that one source ran, right and how fast: read and written beside its kernel."""
+"""Where evidence lies: lines of schedules in generated/ledger/, files in a user's own folder.
+
+A wheel has the same ledgers in shipped/, in the place of generated/.
+"""
 
 import dataclasses
 import datetime
 import json
-import math
 import re
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 from fagen import outputs
+from fagen.build.locks import locked
 from fagen.errors import FagenError, ScheduleError, VerificationError
-from fagen.paths import locate, make_folder
-from fagen.records import Divisor
+from fagen.evidence.record import (
+    MOST_BYTES,
+    Evidence,
+    decoded,
+    encoded,
+    in_columns,
+    in_rows,
+    is_text,
+    laid_out,
+    unreadable,
+)
+from fagen.paths import locate, make_folder, write_whole
 from fagen.registry import ENTRIES, committed_file, from_slug, kind_of_slug
-from fagen.toml_lines import dotted, read_text, read_toml, shown
-from fagen.vocab import yardstick
+from fagen.render import Hashes
+from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
-LEDGER = "ledger.jsonl"  # of a wheel
-_BYTES = 131_072  # of it, or of a kernel's evidence, at most
-_LINE = 500  # characters of a text in either
-_COUNTS = 2**63  # all whole numbers are below
-_HASH = re.compile(rb'"([0-9a-f]{64})"')
-_END = 4_096  # bytes of a kernel's text in which its last function is
-_OF_SLUG = re.compile(r"[a-z0-9]+_d\d+")  # its dtype and head dim, behind the prefix of its kind
+LEDGER = "ledger"  # the folder
+LOCK = ".lock"  # held while a ledger is read and written
+FORMS = "forms.toml"  # of schedules/
+_LEDGER_BYTES = 16 << 20  # of one ledger, at most
+_LINE = re.compile(r'\{"slug": "([a-z0-9_]+)"[,}]')
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """That one source, compiled one way, gave these errors and speeds on one card; UTC day."""
+class Line:
+    """What a ledger says of a schedule: what ran, and what the schedule renders to by now."""
 
     slug: str
-    source_hash: str  # of the tokens: comments and white space do not count
-    host_hash: str  # of the launcher's tokens alone, without the slug
-    flags: tuple[str, ...]
-    cutlass: str
-    machine_code: str  # hash
-    compiler: str
-    card: str
-    driver: str
-    torch: str
-    date: str
-    errors: tuple[Any, ...]  # records of the kind's
-    speeds: tuple[Any, ...]
+    rendered: Hashes
+    evidence: Evidence | None = None
 
-    @property
-    def yardstick(self) -> str:
-        """Beside what its speeds were measured: whose, and in which dtype where that is another."""
-        dtype = _folder(self.slug).name.partition("_")[0]
-        speeds: Any = kind_of_slug(self.slug).speeds  # whichever record: it names its peer
-        return yardstick(speeds.beside, dtype)
+    def __str__(self) -> str:
+        ran = self.evidence and self.evidence.hashes
+        fields: dict[str, Any] = {"slug": self.slug}
+        if self.rendered != ran:
+            fields["rendered"] = vars(self.rendered)
+        if self.evidence:
+            fields |= in_columns(encoded(self.evidence))
+        return json.dumps(fields, allow_nan=False)
 
-    def speeds_in_words(self) -> list[str]:
-        """Each speed, with its ratio to the yardstick, which is named."""
-        return [speed.in_words(self.yardstick) for speed in self.speeds]
+
+@dataclass(frozen=True)
+class Rendering:
+    """What is committed of what a schedule renders to: hashes, and of some kernels their text."""
+
+    slug: str
+    hashes: Hashes
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,120 +76,282 @@ class Excuse:
     reason: str
 
 
-def home(slug: str, folder: Path | None = None) -> Path:
-    """Where a kernel and its evidence lie: generated/<kind>/<dtype>_d<head dim>/, or `folder`.
+@cache
+def forms() -> Mapping[str, str]:
+    """The schedules whose kernels are committed as text, one of each form, and what each shows."""
+    path = locate("schedules") / FORMS
+    words, _ = read_toml(read_text(path, "list of forms"), path.name)
+    return words
 
-    A folder that a user named is flat.
+
+# ---- ledgers -------------------------------------------------------------------------------------
+
+
+def root() -> Path:
+    """Where ledgers lie: generated/, or what a wheel has in its place."""
+    with suppress(FagenError):
+        return locate("generated")
+    return locate("shipped")
+
+
+def beside(slug: str, end: str) -> Path:
+    """Where in generated/ a kernel lies that is committed as text, or its evidence."""
+    return locate("generated") / _beside(slug, end)
+
+
+def _beside(slug: str, end: str) -> str:
+    return f"{kind_of_slug(slug).name}/{slug}{end}"
+
+
+def read_line(slug: str) -> Line | None:
+    """What the ledger says of a schedule; None where it has no line of it.
+
+    Raises VerificationError where it cannot be read.
     """
-    return locate("generated") / _folder(slug) if folder is None else folder
+    path = _ledger(kind_of_slug(slug).name)
+    text = _texts(path).get(slug)
+    return None if text is None else _line(slug, text, f"{path.name}: {slug}")
 
 
-@cache  # lists ask several times for each of all kernels
-def _folder(slug: str) -> Path:
-    kind = kind_of_slug(slug)
-    found = _OF_SLUG.match(slug, len(ENTRIES[kind.name].prefix))
-    if found is None:
-        from_slug(slug)  # says what is wrong with it
-        raise ScheduleError(f"{shown(slug)} names no dtype and head dim")
-    return Path(kind.name, found[0])
+def slugs_in_ledgers() -> dict[str, str]:
+    """Each slug that has a line, and the kind of kernels whose ledger that is."""
+    return {slug: kind for kind in ENTRIES for slug in _texts(_ledger(kind))}
 
 
-def place(slug: str, folder: Path | None = None) -> Path:
-    """Make the folder in which a kernel and its evidence lie, unless it is there; return it.
+def update(kind: str, lines: Iterable[Line], gone: Collection[str] = ()) -> Path | None:
+    """Put lines into the ledger of a kind, in the place of those there; return its path.
 
-    Raises FagenError where a link in generated/ leads elsewhere, OSError where it cannot be made.
+    None where nothing changed. Several processes may do so at once: each waits for the others,
+    reads what they wrote, and writes the whole in one step. Raises VerificationError where what is
+    there cannot be read, FagenError where a link leads elsewhere, OSError where it cannot be
+    written.
     """
-    found = home(slug, folder)
+    path = locate("generated") / LEDGER / f"{kind}.jsonl"
+    outputs.refuse_way(locate("generated"), f"{LEDGER}/{path.name}")
+    make_folder(path.parent)
+    with locked(locate("generated") / LOCK, waiting=lambda: None):
+        before = _texts_now(path)
+        after = {**before, **{line.slug: str(line) for line in lines}}
+        after = {slug: after[slug] for slug in sorted(after) if slug not in gone}
+        if after == before:
+            return None
+        write_whole(path, "".join(f"{text}\n" for text in after.values()))
+    return path
+
+
+def _ledger(kind: str) -> Path:
+    return root() / LEDGER / f"{kind}.jsonl"
+
+
+def _texts(path: Path) -> Mapping[str, str]:
+    """Each line of a ledger by its slug; empty where there is no such ledger yet."""
+    return _texts_once(path, _version(path))
+
+
+@lru_cache(maxsize=16)
+def _texts_once(path: Path, version: object) -> Mapping[str, str]:
+    return _texts_now(path)
+
+
+def _version(path: Path) -> object:
+    """What changes when a file is written."""
+    with suppress(FileNotFoundError):
+        now = path.stat()
+        return now.st_ino, now.st_size, now.st_mtime_ns
+    return None
+
+
+def _texts_now(path: Path) -> Mapping[str, str]:
+    if not path.exists():
+        return {}
+    texts: dict[str, str] = {}
+    for number, text in enumerate(_text_of(path, "ledger", _LEDGER_BYTES).split("\n"), 1):
+        slug = _LINE.match(text)
+        if slug and slug[1] not in texts:
+            texts[slug[1]] = text
+        elif text:
+            raise VerificationError(
+                f"{path.name}:{number}: is no line of a ledger as fagen writes it, or the second "
+                "of its slug: take it out, or the file from another checkout or wheel"
+            )
+    return texts
+
+
+def _line(slug: str, text: str, where: str) -> Line:
+    try:
+        fields = json.loads(text)
+        rendered = fields.pop("rendered", None)
+        if rendered is not None:
+            rendered = Hashes(**rendered)
+        if rendered and fields.keys() == {"slug"}:
+            return Line(slug, rendered)
+        for part in ("errors", "speeds"):
+            fields[part] = in_rows(fields[part])
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise unreadable(where, f"{type(error).__name__} {error}"[:300]) from error
+    evidence = decoded(slug, fields, where)
+    return Line(slug, rendered or evidence.hashes, evidence)
+
+
+# ---- evidence of one kernel ----------------------------------------------------------------------
+
+
+def read(slug: str, folder: Path | None = None) -> Evidence | None:
+    """The evidence of `slug` in the ledger, or in a user's folder; None if there is none.
+
+    Raises VerificationError if it cannot be read.
+    """
     if folder is None:
-        outputs.refuse_way(locate("generated"), str(_folder(slug) / f"{slug}.json"))
-    make_folder(found)
-    return found
+        line = read_line(slug)
+        return line and line.evidence
+    path = folder / f"{slug}.json"
+    return _read_file(path) if path.exists() else None
+
+
+def write(evidence: Evidence, folder: Path | None = None) -> Path:
+    """Write evidence in one step, so that no reader ever sees half of it; return the path.
+
+    Into the ledger, and beside the kernel where it is committed as text; or to <slug>.json in a
+    user's folder. Raises FagenError where something is there that is no evidence of this kernel.
+    """
+    slug = evidence.slug
+    if folder is None:
+        kind = kind_of_slug(slug).name
+        update(kind, [Line(slug, evidence.hashes, evidence)])
+        lay_out(slug)
+        return _ledger(kind)
+    make_folder(folder)
+    path = folder / f"{slug}.json"
+    outputs.write(path, laid_out(encoded(evidence)), _own(slug), f"the evidence of {slug}")
+    return path
+
+
+def lay_out(slug: str) -> Path | None:
+    """Write what the ledger has of a kernel that is committed as text beside it, for people.
+
+    Return the path, None where there is nothing to write.
+    """
+    evidence = read(slug) if slug in forms() else None
+    return _put(slug, ".json", laid_out(encoded(evidence))) if evidence else None
+
+
+def _put(slug: str, end: str, text: str) -> Path | None:
+    """Write a file of a kernel that is committed as text; return its path if that changed it."""
+    path = beside(slug, end)
+    outputs.refuse_way(locate("generated"), _beside(slug, end))
+    if path.exists() and path.read_bytes() == text.encode():
+        return None
+    make_folder(path.parent)
+    outputs.write(path, text, outputs.anything, f"{slug}{end}")
+    return path
+
+
+def drop(slug: str, folder: Path | None = None) -> None:
+    """Remove the evidence of a kernel, which is another's by now."""
+    if folder is None:
+        update(kind_of_slug(slug).name, (), gone=[slug])
+        beside(slug, ".json").unlink(missing_ok=True)
+    else:
+        (folder / f"{slug}.json").unlink()
 
 
 def need_room(slug: str, folder: Path | None = None) -> None:
     """Raise FagenError where evidence could not be written: something else is in its place."""
-    path = place(slug, folder) / f"{slug}.json"
-    outputs.refuse_loss(path, _own(slug, folder), f"the evidence of {slug}")
+    if folder is None:
+        update(kind_of_slug(slug).name, ())
+        outputs.refuse_way(locate("generated"), _beside(slug, ".json"))
+        return
+    make_folder(folder)
+    outputs.refuse_loss(folder / f"{slug}.json", _own(slug), f"the evidence of {slug}")
 
 
-def _own(slug: str, folder: Path | None) -> outputs.Own:
-    """How evidence of `slug` is known: by its name there; in generated/ all is fagen's."""
+def _own(slug: str) -> outputs.Own:
+    """How evidence of `slug` in a user's folder is known: by its name there."""
 
     def own(content: bytes) -> bool:
         with suppress(ValueError, RecursionError, TypeError, KeyError):
             return bool(json.loads(content.decode("utf-8-sig"))["slug"] == slug)
-        return content.startswith(_text({"slug": slug}).rstrip("}\n").encode())
+        return content.startswith(laid_out({"slug": slug}).rstrip("}\n").encode())
 
-    return outputs.anything if folder is None else own
-
-
-def evidence_path(slug: str, folder: Path | None = None) -> Path:
-    """Where the evidence of `slug` lies."""
-    return home(slug, folder) / f"{slug}.json"
+    return own
 
 
-def read(slug: str, folder: Path | None = None) -> Evidence | None:
-    """The evidence of `slug`; None if there is none, VerificationError if it cannot be read."""
-    if folder is None and (ledger := _shipped()) is not None:
-        return _evidence(slug, ledger[slug]["evidence"], slug) if slug in ledger else None
-    path = evidence_path(slug, folder)
-    return _read_file(path) if path.exists() else None
+def _read_file(path: Path) -> Evidence:
+    return decoded(path.stem, _text_of(path, "evidence", MOST_BYTES), path.name)
 
 
-def _shipped() -> Mapping[str, Any] | None:
-    """What a wheel has in the place of generated/, by slug; None in a checkout."""
-    with suppress(FagenError):
-        if locate("generated"):
-            return None
-    path = None
-    with suppress(FagenError):
-        path = locate("shipped") / LEDGER
-    return _ledger(path) if path else None
-
-
-@cache
-def _ledger(path: Path) -> Mapping[str, Any]:
-    try:
-        lines = map(json.loads, path.read_bytes().splitlines())
-        return {line["slug"]: line for line in lines}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise VerificationError(f"{path}: cannot be read: {error}; reinstall fagen") from error
-
-
-def rendered_hash(slug: str, folder: Path | None = None) -> str | None:
-    """The hash that a kernel in generated/ says of itself; None where there is no such kernel."""
-    if folder is None and (ledger := _shipped()) is not None:
-        said = ledger[slug].get("rendered") if slug in ledger else None
-        return said if isinstance(said, str) else None
-    path = home(slug, folder) / f"{slug}.cu"
-    text = path.read_bytes() if path.exists() else b""
-    found = _HASH.findall(text[-_END:])
-    return found[-1].decode() if found else None
+# ---- of several kernels --------------------------------------------------------------------------
 
 
 def outlived(folder: Path | None, like: str) -> Iterator[Evidence]:
     """Yield the evidence that lies where that of the slug `like` would and has lost its schedule.
 
-    In generated/ such a slug is no committed schedule's; in a user's folder it is no schedule's at
+    In a ledger such a slug is no committed schedule's; in a user's folder it is no schedule's at
     all, as after a change of defaults. What cannot be read is left out.
     """
-    for path in sorted(home(like, folder).glob("*.json")):
+    kind = kind_of_slug(like).name
+    slugs = _texts(_ledger(kind)) if folder is None else [p.stem for p in folder.glob("*.json")]
+    for slug in sorted(slugs):
         with suppress(FagenError):
-            if not _is_of_a_schedule(path.stem, committed=folder is None):
-                yield _read_file(path)
+            if not _is_of_a_schedule(slug, committed=folder is None):
+                evidence = read(slug, folder)
+                if evidence:
+                    yield evidence
 
 
-def launchers(slug: str, folder: Path | None) -> frozenset[str]:
-    """The launchers that ran on a GPU, as hashes, by the evidence beside that of `slug`.
+def launchers(slug: str, folder: Path | None = None) -> frozenset[str]:
+    """The launchers that ran on a GPU with kernels of the kind of `slug`, as hashes.
 
-    In generated/ of all kernels of its kind, else of `folder`. What cannot be read is left out.
+    By the ledger, and by what lies in a user's folder. What cannot be read is left out.
     """
-    root = locate("generated") / kind_of_slug(slug).name if folder is None else folder
-    found = set()
-    for path in root.glob("*/*.json" if folder is None else "*.json"):
+    ran = set()
+    for other in [path.stem for path in folder.glob("*.json")] if folder else []:
         with suppress(FagenError):
-            found.add(_read_file(path).host_hash)
-    return frozenset(found)
+            evidence = read(other, folder)
+            if evidence and kind_of_slug(other) == kind_of_slug(slug):
+                ran.add(evidence.launcher)
+    with suppress(FagenError):  # no ledger
+        path = _ledger(kind_of_slug(slug).name)
+        ran |= _launchers_once(path, _version(path))
+    return frozenset(ran)
+
+
+@lru_cache(maxsize=16)
+def _launchers_once(path: Path, version: object) -> frozenset[str]:
+    ran = set()
+    for slug, text in _texts(path).items():
+        with suppress(FagenError):
+            evidence = _line(slug, text, path.name).evidence
+            if evidence:
+                ran.add(evidence.launcher)
+    return frozenset(ran)
+
+
+def note(renderings: Iterable[Rendering]) -> list[Path]:
+    """Bring generated/ up to date; return the files that were written.
+
+    Kernels that are committed as text are written, and the ledgers say what all render to. A
+    launcher that ran with another kernel of the kind by now is entered as this one's, where nothing
+    else differs. Else what ran stays as it is, and beside it what is rendered.
+    """
+    lines: dict[str, list[Line]] = {}
+    written: list[Path | None] = []
+    for rendering in renderings:
+        kind = kind_of_slug(rendering.slug).name
+        lines.setdefault(kind, []).append(_noted(rendering))
+        if rendering.kernel:
+            written.append(_put(rendering.slug, ".cu", rendering.kernel))
+    written += [update(kind, of_kind) for kind, of_kind in lines.items()]
+    written += [lay_out(line.slug) for of_kind in lines.values() for line in of_kind]
+    return [path for path in written if path]
+
+
+def _noted(rendering: Rendering) -> Line:
+    evidence, hashes = read(rendering.slug), rendering.hashes
+    if evidence and hashes.launcher in launchers(rendering.slug):
+        elsewhere = dataclasses.replace(evidence, launcher=hashes.launcher)
+        evidence = elsewhere if elsewhere.hashes == hashes else evidence
+    return Line(rendering.slug, hashes, evidence)
 
 
 def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
@@ -195,49 +364,19 @@ def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:
         return False
 
 
-def _read_file(path: Path) -> Evidence:
-    return _evidence(path.stem, _text_of(path, "evidence", _BYTES), path.name)
+# ---- excuses -------------------------------------------------------------------------------------
 
 
-def _evidence(slug: str, said: Any, name: str) -> Evidence:
-    """Judge what is said of a kernel, as JSON or as what JSON says; `name` is for messages."""
-    try:
-        data = json.loads(said) if isinstance(said, str) else said
-        kind = kind_of_slug(slug)
-        found: Evidence = _decoded(Evidence, data, {"errors": kind.errors, "speeds": kind.speeds})
-    except (ValueError, RecursionError) as error:
-        raise VerificationError(
-            f"{name}: not evidence that this fagen can read: {error}; `fagen verify` writes it anew"
-        ) from error
-    if found.slug != slug:
-        raise VerificationError(f"{name}: is the evidence of {found.slug}, not of {slug}")
-    return found
-
-
-def write(evidence: Evidence, folder: Path | None = None) -> Path:
-    """Write <slug>.json in one step, so that no reader ever sees half of it; return the path.
-
-    Raises FagenError where something is there that is no evidence of this kernel.
-    """
-    slug = evidence.slug
-    path = place(slug, folder) / f"{slug}.json"
-    text = _text(_encoded(evidence))
-    outputs.write(path, text, _own(slug, folder), f"the evidence of {slug}")
-    return path
-
-
-def read_excuses(folder: Path | None = None) -> dict[str, Excuse]:
+def read_excuses() -> dict[str, Excuse]:
     """What generated/unverified.toml says, by slug; empty where there is no such file.
 
     The file holds a table per kernel: `[slug]`, `date = "2026-01-31"`, `reason = "..."`. Raises
     VerificationError where an entry lacks either, or where one is no line of text.
     """
-    if folder is None:
-        folder = locate("generated" if _shipped() is None else "shipped")
-    path = folder / UNVERIFIED
+    path = root() / UNVERIFIED
     if not path.exists():
         return {}
-    return dict(_excuses(_text_of(path, "list of excuses", _BYTES), path.name))
+    return dict(_excuses(_text_of(path, "list of excuses", MOST_BYTES), path.name))
 
 
 @lru_cache(maxsize=1)  # a list of all kernels asks for each of them
@@ -248,14 +387,16 @@ def _excuses(text: str, name: str) -> Mapping[str, Excuse]:
         raise VerificationError(str(error)) from error
     excuses = {}
     for slug, entry in tables.items():
+        where = f"{origin.at(slug)}: [{dotted((slug,))}]"
         if not isinstance(entry, dict) or set(entry) != {"date", "reason"}:
-            said = f"{origin.at(slug)}: [{dotted((slug,))}] needs a date and a reason alone"
-            raise VerificationError(said)
+            raise VerificationError(f"{where} needs a date and a reason alone")
         date, reason = entry["date"], entry["reason"]
         date = date.isoformat() if isinstance(date, datetime.date) else date
-        if not all(map(_is_text, (slug, date, reason))):
-            said = f"{origin.at(slug)}: [{dotted((slug,))}] needs a line of text each as its name, "
-            raise VerificationError(f"{said}date and reason, of at most {_LINE} characters")
+        if not all(map(is_text, (slug, date, reason))):
+            raise VerificationError(
+                f"{where} needs a line of text each as its name, date and reason, of at most 500 "
+                "characters"
+            )
         excuses[slug] = Excuse(date, reason)
     return excuses
 
@@ -266,84 +407,3 @@ def _text_of(path: Path, what: str, most: int) -> str:
         return read_text(path, what, most)
     except ScheduleError as error:
         raise VerificationError(str(error)) from None
-
-
-def _encoded(evidence: Evidence) -> dict[str, Any]:
-    """A dict for JSON: measured numbers to four digits, more than any of them is good for."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: short(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [short(item) for item in value]
-        if isinstance(value, float) and math.isfinite(value):
-            return float(f"{value:.4g}")
-        return value
-
-    found: dict[str, Any] = short(dataclasses.asdict(evidence))
-    return found
-
-
-def _text(data: dict[str, Any]) -> str:
-    """JSON with a line for each field and each shape: short, and a diff says what moved."""
-
-    def said(value: Any) -> str:
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = ",\n  ".join(map(said, value))
-            return f"[\n  {rows}\n ]"
-        return json.dumps(value, allow_nan=False)
-
-    fields = ",\n ".join(f"{json.dumps(key)}: {said(value)}" for key, value in data.items())
-    return f"{{\n {fields}\n}}\n"
-
-
-def _decoded(record: type, data: Any, parts: Mapping[str, type] | None = None) -> Any:
-    """A dataclass from a dict with exactly its fields; ValueError for anything else."""
-    fields = _fields(record)
-    if not isinstance(data, dict) or data.keys() != fields.keys():
-        odd = sorted(data.keys() ^ fields) if isinstance(data, dict) else [type(data).__name__]
-        said = textwrap.shorten(", ".join(dotted((name,)) for name in odd), 300, placeholder=" …")
-        raise ValueError(f"{record.__name__} has missing or unknown fields: {said}")
-    values = dict(data)
-    for name, (wanted, several) in fields.items():
-        value = data[name]
-        if several:
-            kind = (parts or {}).get(name)
-            if not isinstance(value, list) or not (kind or all(map(_is_text, value))):
-                raise ValueError(f"{name} is {json.dumps(value)[:40]}")
-            values[name] = tuple(_decoded(kind, part) if kind else part for part in value)
-        elif not _is(value, wanted):
-            raise ValueError(f"{name} is {json.dumps(value)[:40]}")
-    return record(**values)
-
-
-@cache  # 6,000 records are read for a list of all kernels
-def _fields(record: type) -> dict[str, tuple[Any, bool]]:
-    """Each field's type, and whether it is a tuple."""
-    hints = get_type_hints(record, include_extras=True)
-    types = {field.name: hints[field.name] for field in dataclasses.fields(record)}
-    return {name: (wanted, get_origin(wanted) is tuple) for name, wanted in types.items()}
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it is a line that a terminal can show: refusals and lists quote it as it is."""
-    return isinstance(value, str) and value.isprintable() and len(value) <= _LINE
-
-
-def _is(value: Any, wanted: Any) -> bool:
-    """Whether a value out of JSON is of a field's type, and may have been found."""
-    kind = type(value)
-    if wanted is Divisor:
-        return kind in _NUMBERS and 0 < value < math.inf
-    if wanted is float and kind in _NUMBERS:
-        return bool(0 <= value < (_COUNTS if kind is int else math.inf))
-    if wanted is bool or kind is bool:
-        return wanted is kind
-    if not isinstance(value, wanted):
-        return False
-    if kind is str:
-        return _is_text(value)
-    return value is None or 0 <= value < (_COUNTS if kind is int else math.inf)
-
-
-_NUMBERS = (int, float)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from fagen import evidence, toolchain
+from fagen import evidence
 from fagen.build import Binary
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, ToolchainError, VerificationError
@@ -22,6 +22,7 @@ from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import kind
+from fagen.vocab import yardstick
 
 Say = Callable[[str], None]
 
@@ -122,25 +123,26 @@ def verify(
 ) -> Evidence:
     """Run the kernel as its kind's Proof says, and write the evidence.
 
-    It goes to <slug>.json in `folder` (default: its place in generated/). Raises VerificationError
+    It goes to <slug>.json in `folder`, or into the ledger in generated/. Raises VerificationError
     if a shape is wrong (then nothing is written), BuildError if the machine code cannot be read,
     DeviceError without a Hopper GPU.
     """
     card = hopper()
     code = machine_code(binary)  # before the GPU works in vain
     proof: Proof = load_named(kind(plan.kind).proof)
+    speeds: Any = kind(plan.kind).speeds  # whichever record: it names its peer
     found = Evidence(
         slug=binary.slug,
-        source_hash=binary.source_hash,
-        host_hash=binary.host_hash,
-        flags=tuple(toolchain.FLAGS),
-        cutlass=binary.made_with["cutlass"],
+        **vars(binary.hashes),
         machine_code=code,
+        flags=evidence.FLAGS,
+        cutlass=binary.made_with["cutlass"],
         compiler=binary.made_with["nvcc"],
         card=card.name,
         driver=card.driver,
         torch=torch.__version__,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        yardstick=yardstick(speeds.beside, plan.schedule.columns()["dtype"]),
         errors=proof.errors(plan, binary, progress),
         speeds=proof.speeds(plan, binary, progress),
     )

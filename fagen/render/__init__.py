@@ -1,8 +1,5 @@
 """Turn a Plan into Source: the kernel's C++ and the torch binding's, out of templates."""
 
-import hashlib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,46 +9,56 @@ from fagen import outputs, process
 from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
+from fagen.render.tokens import HOST_MARK, Hashes, hashes_of, token_hash
+
+__all__ = [
+    "BINDING",
+    "HASH_WORD",
+    "HOST_MARK",
+    "Hashes",
+    "Source",
+    "environment",
+    "formatted",
+    "hashes",
+    "hashes_of",
+    "kernel_text",
+    "render",
+    "source_hash",
+    "token_hash",
+    "written",
+]
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
-SLUG_WORD = "FAGEN_SLUG"  # stands for the slug where a launcher is hashed
 
 BINDING = "binding.cpp.j2"
-
-HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
 
 
 @dataclass(frozen=True)
 class Source:
     """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash).
 
-    Each text ends with a stamp, by which it is known again where it would be written over.
-
-    `hash` is of the whole kernel's file, its names included. `host_hash` is of what that file runs
-    on the CPU, which is no part of the machine code, with the slug taken out: machine code has no
-    names, so of a kernel that was only renamed neither changes. (The slug was in it at first. When
-    it was taken out every launcher had changed as well, and no evidence was lost by that.)
+    Each text ends with a stamp, by which it is known again where it would be written over. `hash`
+    is of the whole kernel's file, and tells one library from another; `hashes` are of its parts,
+    and tell of what there is evidence.
     """
 
     slug: str
     kernel: str  # <slug>.cu
     binding: str  # <slug>_torch.cpp
     hash: str
-    host_hash: str
+    hashes: Hashes
 
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
     kernel, binding = kernel_text(plan), _template(BINDING, plan)
     digest = token_hash(kernel)
-    _, _, host = kernel.partition(HOST_MARK)
-    host = host.replace(plan.slug, SLUG_WORD)
     return Source(
         slug=plan.slug,
         kernel=outputs.stamped(formatted(kernel.replace(HASH_WORD, digest))),
         binding=outputs.stamped(formatted(binding)),
         hash=digest,
-        host_hash=token_hash(host),
+        hashes=hashes_of(kernel, plan.slug),
     )
 
 
@@ -63,6 +70,11 @@ def kernel_text(plan: Plan) -> str:
 def source_hash(plan: Plan) -> str:
     """Return the hash that render(plan) would have, in a tenth of its time."""
     return token_hash(kernel_text(plan))
+
+
+def hashes(plan: Plan) -> Hashes:
+    """Return the hashes of its parts that render(plan) would have, as quickly."""
+    return hashes_of(kernel_text(plan), plan.slug)
 
 
 def formatted(text: str) -> str:
@@ -78,11 +90,6 @@ def formatted(text: str) -> str:
     if result.returncode:
         raise ToolchainError(f"clang-format failed: {result.stderr.strip()}")
     return result.stdout
-
-
-def token_hash(text: str) -> str:
-    """Return the sha256 of C++ text's tokens: comments and layout do not change it."""
-    return hashlib.sha256("\0".join(_tokens(text)).encode()).hexdigest()
 
 
 @cache
@@ -104,33 +111,3 @@ def written(name: str, **value: object) -> str:
 
 def _template(name: str, plan: Plan) -> str:
     return written(name, plan=plan)
-
-
-_TOKEN = re.compile(
-    r"""
-      (?P<skip>   //[^\n]* | /\*.*?\*/ | \\\n | [^\S\n]+ )
-    | (?P<line>   \n )
-    | R"(?P<mark>[^(]*)\(.*?\)(?P=mark)"
-    | "(?: \\. | [^"\\\n] )*" | '(?: \\. | [^'\\\n] )*'
-    | \.?\d(?: [eEpP][+-] | '\w | [\w.] )*
-    | \w+
-    | <<=|>>=|<=>|\.\.\.|->\*|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\#\#|[-+*/%&|^]=
-    | .
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-
-
-def _tokens(text: str) -> Iterator[str]:
-    """Yield C++ tokens; the end of a preprocessor line is one of them, since it means something."""
-    directive = False
-    fresh = True  # nothing but white space since the line began
-    for match in _TOKEN.finditer(text):
-        if match["line"]:
-            if directive:
-                yield "\n"
-            directive, fresh = False, True
-        elif not match["skip"]:
-            directive = directive or (fresh and match[0] == "#")
-            fresh = False
-            yield match[0]

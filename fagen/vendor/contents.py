@@ -403,7 +403,8 @@ class Folder:
                     "kind": kernel.plan.kind,
                     "schedule": dict(kernel.schedule.settings()),
                     "source_hash": kernel.source.hash,
-                    "host_hash": kernel.source.host_hash,
+                    "device_hash": kernel.source.hashes.device,
+                    "launcher_hash": kernel.source.hashes.launcher,
                     "evidence": kernel.evidence and _told(kernel.evidence),
                 }
                 for kernel in self.kernels
@@ -440,7 +441,7 @@ def folder_of(manifest: Manifest) -> Folder:
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
     planned = plan(schedule)
     source = render(planned)
-    found = evidence.of_source(source.slug, lambda: source.hash)
+    found = evidence.of_source(source.slug, lambda: source.hashes)
     return Kernel(alias, schedule, planned, source, found)
 
 

@@ -1,0 +1,102 @@
+"""Which part of a kernel's text is in which of its hashes, and what is in none."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+
+from fagen.registry import from_slug, plan, plan_of
+from fagen.render import Hashes, hashes, hashes_of, kernel_text, render
+
+SLUG = "fwd_fp16_d128_full_m128n128"
+KERNELS = {  # of each kind one whose launcher says more than others'
+    "forward": SLUG,
+    "varlen": "fwd_bf16_d128_causal_m128n128_varlen",
+    "split": "fwd_fp16_d128_causal_m128n128_split16",
+    "backward": "bwd_bf16_d64_full_m128n128_det_underdp_persist_post",
+    "decode": "dec_bf16_d128_causal_r8n64_runs",
+    "combine": "comb_fp32_d128_obf16_packed",
+    "quantize": "quant_fp16_d128_center_scol_vcols",
+}
+
+
+@cache
+def text_and_hashes(slug: str) -> tuple[str, Hashes]:
+    text = kernel_text(plan_of(slug))
+    return text, hashes_of(text, slug)
+
+
+def moved(slug: str, old: str, new: str) -> set[str]:
+    """The hashes that another text has where one thing in it is another."""
+    text, before = text_and_hashes(slug)
+    assert old in text, old
+    after = hashes_of(text.replace(old, new), slug)
+    return {name for name, hash_ in vars(before).items() if hash_ != vars(after)[name]}
+
+
+@pytest.mark.parametrize("slug", KERNELS.values(), ids=KERNELS)
+def test_every_hash_is_the_same_laid_out_or_not_and_under_another_slug(slug):
+    planned = plan_of(slug)
+    source = render(planned)
+    assert source.hashes == hashes(planned) == hashes_of(source.kernel, slug)
+    assert len({*vars(source.hashes).values(), source.hash}) == 4
+    renamed = dataclasses.replace(planned, slug="fwd_another_name")
+    assert hashes(renamed) == source.hashes
+    assert render(renamed).hash != source.hash
+
+
+@pytest.mark.parametrize("slug", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"a size is negative', '"some size is negative'),  # a message
+        ("return kBadSize;", "return kRefused;"),  # a check
+        ("kTooMany, ", "kTooMany, kNew, "),  # a status
+        ("uint32_t version;", "uint32_t version, more;"),  # a field of the C struct
+        ("sizeof(FagenKernelInfo), ", ""),  # what a kernel says of itself
+        ("// ---- The schedule", "// A comment.\n\n// ---- The schedule"),
+    ],
+)
+def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
+    assert not moved(slug, old, new)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "old", "new", "hashed"),
+    [
+        ("forward", "#include <cuda_fp16.h>", "#include <cuda_bf16.h>", {"device"}),
+        ("forward", "__launch_bounds__(kThreads", "__launch_bounds__(384", {"device"}),
+        ("forward", "constexpr int kSpreadKeys = ", "constexpr int kSpreadKeys = 1 + ", {"device"}),
+        ("forward", "wgmma_commit", "wgmma_end", {"device"}),
+        # what machine code need not show
+        ("backward", "kL2Share = ", "kL2Share = 2 * ", {"device", "constants"}),
+        ("varlen", "{ kRagged = 1 << ", "{ kRagged = 2 << ", {"device", "constants"}),
+        ("split", "return int64_t(", "return int64_t(1 + ", {"constants"}),  # the workspace
+        # what the launcher has of the device's text
+        ("forward", "struct Params {", "struct Params {\n  int more;", {"device", "launcher"}),
+        ("forward", "(int divisor = 1)", "(int divisor = 2)", {"device", "launcher"}),
+        # the launcher itself, and what it asks the driver for
+        ("forward", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_SWIZZLE_64B", {"launcher"}),
+        ("forward", "sizeof(SharedStorage), stream", "sizeof(Params), stream", {"launcher"}),
+        ("forward", '"cuTensorMapEncodeTiled"', '"cuTensorMapEncodeIm2col"', {"launcher"}),
+        ("forward", "static_cast<cudaStream_t>(stream))", "nullptr)", {"launcher"}),
+        ("backward", "if (m_blocks > 0)", "if (m_blocks > 1)", {"launcher"}),
+        ("decode", "SerializationAllowed = 1", "SerializationAllowed = 0", {"launcher"}),
+        ("combine", "std::min(a.splits, kStages)", "a.splits", {"launcher", "constants"}),
+        ("quantize", "if (!a.descale_given)", "if (a.descale_given)", {"launcher"}),
+        # a name that the text itself gives
+        ("forward", "kBlockM", "kRowsOfATile", {"device"}),
+        ("decode", "kChunks", "kSplits", {"device"}),
+    ],
+)
+def test_what_runs_is_in_the_hash_of_where_it_runs(kernel, old, new, hashed):
+    assert moved(KERNELS[kernel], old, new) == hashed
+
+
+def test_kernels_that_differ_in_numbers_alone_share_their_launcher():
+    of = {slug: hashes(plan(from_slug(slug))) for slug in (SLUG, f"{SLUG[:-4]}n64_s3")}
+    one, other = of.values()
+    assert one.launcher == other.launcher
+    assert one.device != other.device and one.constants != other.constants
+    # the type of a tensor map is in the launcher's text
+    assert hashes(plan_of(SLUG.replace("fp16", "bf16"))).launcher != one.launcher
