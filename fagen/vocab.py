@@ -132,10 +132,9 @@ class Swizzle:
 
 @dataclass(frozen=True)
 class Order:
-    """How thread blocks take tiles."""
+    """How thread blocks, of which a multiprocessor has one, take tiles."""
 
     name: str
-    persistent: bool  # one block per multiprocessor, many tiles each
     longest_first: bool
     dynamic: bool = False  # a block takes the next tile when it comes free, by a counter
     static: str = ""  # the order without a counter, for what cannot draw tiles
@@ -302,19 +301,18 @@ FORWARD, BACKWARD, DECODE = PASSES
 CALLED = tuple(name for name, row in PASSES.items() if not row.computes)
 
 ORDERS = _table(
-    Order("persistent", persistent=True, longest_first=False),
-    Order("lpt", persistent=True, longest_first=True),
-    Order("dynamic", persistent=True, longest_first=True, dynamic=True, static="lpt"),
-    Order("single", persistent=False, longest_first=False),
+    Order("persistent", longest_first=False),
+    Order("lpt", longest_first=True),
+    Order("dynamic", longest_first=True, dynamic=True, static="lpt"),
 )
 
 OUTPUTS = ("own", "halves", "v_space")
 PRODUCERS = ("warp", "none")
-P_HOMES = ("registers", "shared")
 SUMS = ("threads", "tensor")
 MAXIMA = ("lazy", "each")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")  # of Q and K
+KERNEL_SCALES = ("head", "block")  # that of a tensor is that of each of its heads
 V_SCALES = ("column", "block")
 QUANTIZED_SCALES = (*SCALES, "column")
 SCALE_ROWS = (32, 64, 128)
@@ -340,9 +338,6 @@ def yardstick(title: str, *dtypes: str) -> str:
     return f"{title} (of e4m3 in {PEERS_DTYPE})" if False in fp8 else f"{title} {PEERS_DTYPE}"
 
 
-BLOCK_THREADS = (64, 128, 256)
-RING_STAGES = (2, 4, 8, 16)
-LANE_LOADS = (1, 2, 4)
 # of a folder; the first where none is named
 VENDOR_FORMATS = ("source", "torch", "hf-kernel", "jax")
 

@@ -11,15 +11,15 @@ SPREAD = (
     "comb_fp16_d64",
     "comb_bf16_d256_packed",
     "comb_fp32_d512_obf16",
-    "comb_fp32_d8_packed_s4",
+    "comb_fp32_d8_packed",
     "comb_bf16_d8_packed",
-    "comb_fp16_d8_ofp32_t64_l1_s2",
-    "comb_fp16_d24_packed_l4",
-    "comb_fp32_d72_ofp16_packed_l4_s4",
-    "comb_bf16_d136_ofp32_t256_s4",
-    "comb_fp32_d384_obf16_packed_l1",
-    "comb_fp32_d272_t64_l4_s2",
-    "comb_bf16_d40_ofp16_l1_s16",
+    "comb_fp16_d8_ofp32",
+    "comb_fp16_d24_packed",
+    "comb_fp32_d72_ofp16_packed",
+    "comb_bf16_d136_ofp32",
+    "comb_fp32_d384_obf16_packed",
+    "comb_fp32_d272",
+    "comb_bf16_d40_ofp16",
 )
 
 

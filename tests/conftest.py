@@ -36,11 +36,10 @@ SPREAD = (
     "fwd_fp16_d256_full_m128n80_vspace",
     "fwd_fp16_d80_full_m192n112_s4",
     "fwd_bf16_d192v128_causal_m128n128_vspace_eachmax",
-    "fwd_bf16_d72_causal_m192n96_pshared",
     "fwd_bf16_d128_full_m128n64_noprod",
     "fwd_bf16_d128_causal_m128n96_s3_q2_vspace",
     "fwd_fp16_d64_full_m128n160_nointer_eachmax_t8",
-    "fwd_fp16_d96_causal_m128n80_nointra_single",
+    "fwd_fp16_d96_causal_m128n80_nointra",
 )
 
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.quantize.keys import Schedule as Quantizer
-from fagen.vocab import MAXIMA, QUANTIZED_SCALES, SCALE_ROWS, SCALE_ROWS_DEFAULT, V_SCALES
+from fagen.vocab import MAXIMA, QUANTIZED_SCALES, SCALE_ROWS, V_SCALES
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -26,12 +26,10 @@ def schedules(draw: st.DrawFn) -> Schedule:
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
         "producer": st.just(producer),
-        "consumers": st.just(consumers),
         "inter_warpgroup": st.booleans() if consumers > 1 else st.just(False),
         "intra_warpgroup": st.booleans(),
-        "p": st.sampled_from(["registers", "shared"]),
         "rescale_threshold": st.integers(0, 120).map(lambda n: n / 8),
-        "order": st.sampled_from(["persistent", "lpt", "single"]),
+        "order": st.sampled_from(["persistent", "lpt"]),
         "max_spill_bytes": st.integers(0, 4096),
     }
     registers = st.integers(3, 32).map(lambda n: n * 8)
@@ -61,7 +59,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 @st.composite
 def fp8_schedules(draw: st.DrawFn) -> Schedule:
     """Draw a schedule of e4m3; each optional key is left out about half of the time."""
-    scales = draw(st.sampled_from([None, "tensor", "head", "block"]))
+    scales = draw(st.sampled_from([None, "head", "block"]))
     rows = draw(st.sampled_from([None, *SCALE_ROWS])) if scales == "block" else None
     consumers = draw(st.integers(1, 4))
     block_n = draw(st.integers(1, 8)) * 32
@@ -90,7 +88,7 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
         "stages": st.integers(2, 8),
         "q_stages": st.integers(1, 2),
         "intra_warpgroup": st.booleans(),
-        "order": st.sampled_from(["persistent", "lpt", "single"]),
+        "order": st.sampled_from(["persistent", "lpt"]),
     }
     keys |= draw(st.fixed_dictionaries({}, optional=optional)) | draw(promotions())
     return Schedule.make(**keys | draw(outputs(keys)))
@@ -138,7 +136,6 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
         "center": st.booleans(),
         "scales": st.sampled_from(QUANTIZED_SCALES),
         "layout": st.sampled_from(["rows", "columns"]),
-        "rows": st.sampled_from(SCALE_ROWS),
     }
     keys |= draw(st.fixed_dictionaries({}, optional=optional))
     if keys.get("scales") == "column":
@@ -147,12 +144,6 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
         keys["center"] = False
         keys["scales"] = "head" if keys.get("scales") == "column" else keys.get("scales", "block")
     if keys.get("scales", "block") == "block":
-        rows = keys.get("rows", 128)
-        fitting = {"scale_rows": st.sampled_from([n for n in SCALE_ROWS if n <= rows])}
-        needed = rows < SCALE_ROWS_DEFAULT
-        keys |= draw(
-            st.fixed_dictionaries(
-                *((fitting,) if needed else ({},)), optional={} if needed else fitting
-            )
-        )
+        rows = {"scale_rows": st.sampled_from(SCALE_ROWS)}
+        keys |= draw(st.fixed_dictionaries({}, optional=rows))
     return Quantizer.make(**keys)

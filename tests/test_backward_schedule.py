@@ -271,17 +271,16 @@ def test_its_tile_of_80_rows_takes_all_of_shared_memory():
     [
         ("bwd_fp16_d64_full_m96n128", 48, {}),
         ("bwd_fp16_d64_full_m96n128_keepk", 48, {"k": 16}),
-        ("bwd_fp16_d64_full_m96n128_keepkv", 48, {"k": 16, "v": 16}),
-        ("bwd_bf16_d64_full_m112n64_keepkv", 112, {"k": 16, "v": 16}),
+        ("bwd_bf16_d64_full_m112n64_keepk", 112, {"k": 16}),
     ],
 )
 def test_64_columns_of_dq_part_by_rows_and_keys_are_as_many_registers(slug, rows, kept):
     plan = planned(slug)
     assert (plan.dq_transposed, plan.shares_rows, plan.dq_columns) == (True, False, rows)
     found = {row.name: row.amount for row in plan.registers[0].rows}
-    assert {name: found[name] for name in ("k", "v") if name in found} == kept
+    assert {name: found[name] for name in ("k",) if name in found} == kept
     names = [gemm.name for gemm in plan.gemms]
-    assert ("kept" in names) == bool(kept) and ("scores" in names) == (len(kept) < 2)
+    assert ("kept" in names) == bool(kept) and "scores" in names
 
 
 def test_the_explanation_solves_for_the_widest_heads():

@@ -12,27 +12,24 @@ from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.kinds.forward.keys import Schedule
 from tests.strategies import columns, fp8_schedules, schedules
 
-# FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256:
-# head_dim, head_dim_v, block_m, block_n, P from
+# FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256, and P from registers:
+# head_dim, head_dim_v, block_m, block_n
 TILES = [
-    (64, 64, 192, 192, "shared"),
-    (64, 64, 192, 128, "registers"),
-    (64, 256, 128, 96, "registers"),
-    (96, 96, 192, 144, "shared"),
-    (96, 96, 192, 128, "shared"),
-    (128, 128, 128, 176, "registers"),
-    (128, 128, 128, 128, "registers"),
-    (192, 192, 128, 112, "registers"),
-    (192, 128, 128, 128, "registers"),
-    (192, 192, 128, 96, "registers"),
-    (256, 256, 128, 80, "registers"),
-    (256, 256, 128, 64, "registers"),
+    (64, 64, 192, 128),
+    (64, 256, 128, 96),
+    (128, 128, 128, 176),
+    (128, 128, 128, 128),
+    (192, 192, 128, 112),
+    (192, 128, 128, 128),
+    (192, 192, 128, 96),
+    (256, 256, 128, 80),
+    (256, 256, 128, 64),
 ]
 
 
-def schedule(head_dim, head_dim_v, block_m, block_n, p, **more):
+def schedule(head_dim, head_dim_v, block_m, block_n, **more):
     keys = dict(dtype="fp16", mask="full", head_dim=head_dim, head_dim_v=head_dim_v)
-    keys |= dict(block_m=block_m, block_n=block_n, p=p, output="v_space")
+    keys |= dict(block_m=block_m, block_n=block_n, output="v_space")
     return Schedule.make(**keys | more)
 
 
@@ -48,11 +45,10 @@ def test_every_tile_of_flash_attention_3_fits(tile):
 @pytest.mark.parametrize(
     ("tile", "ledgers"),
     [
-        ((256, 256, 128, 96, "registers"), ["shared memory"]),
-        ((192, 192, 128, 128, "registers"), ["shared memory"]),
-        ((192, 128, 128, 144, "registers"), ["shared memory"]),
-        ((128, 128, 128, 208, "registers"), ["shared memory", "registers"]),
-        ((128, 128, 128, 160, "shared"), ["shared memory"]),
+        ((256, 256, 128, 96), ["shared memory"]),
+        ((192, 192, 128, 128), ["shared memory"]),
+        ((192, 128, 128, 144), ["shared memory"]),
+        ((128, 128, 128, 208), ["shared memory", "registers"]),
     ],
 )
 def test_one_step_past_a_known_limit_does_not_fit(tile, ledgers):
@@ -62,44 +58,34 @@ def test_one_step_past_a_known_limit_does_not_fit(tile, ledgers):
 
 @pytest.mark.parametrize(
     ("tile", "bytes_without_barriers", "accumulators"),
-    [  # columns "smem B" and "S+P+O" of the published table; P in registers only counts there
-        ((64, 64, 192, 192, "shared"), 196_608, (96, None, 32)),
-        ((64, 64, 192, 128, "registers"), 90_112, (64, 32, 32)),
-        ((96, 96, 192, 144, "shared"), 202_752, (72, None, 48)),
-        ((128, 128, 128, 176, "registers"), 212_992, (88, 44, 64)),
-        ((128, 128, 128, 128, "registers"), 163_840, (64, 32, 64)),
-        ((192, 192, 128, 112, "registers"), 221_184, (56, 28, 96)),
-        ((192, 128, 128, 128, "registers"), 212_992, (64, 32, 64)),
-        ((256, 256, 128, 80, "registers"), 229_376, (40, 20, 128)),
+    [  # columns "smem B" and "S+P+O" of the published table
+        ((64, 64, 192, 128), 90_112, (64, 32, 32)),
+        ((128, 128, 128, 176), 212_992, (88, 44, 64)),
+        ((128, 128, 128, 128), 163_840, (64, 32, 64)),
+        ((192, 192, 128, 112), 221_184, (56, 28, 96)),
+        ((192, 128, 128, 128), 212_992, (64, 32, 64)),
+        ((256, 256, 128, 80), 229_376, (40, 20, 128)),
     ],
 )
 def test_sums_are_those_published_for_flash_attention_3(tile, bytes_without_barriers, accumulators):
     cost = budget(schedule(*tile))
     shared, registers = amounts(cost.shared), amounts(cost.registers)
     assert cost.shared.total - shared["barriers"] == bytes_without_barriers
-    assert (registers["s"], registers.get("p"), registers["o"]) == accumulators
-
-
-def test_p_costs_no_registers_where_it_goes_through_shared_memory():
-    in_registers = budget(schedule(128, 128, 128, 128, "registers"))
-    in_shared = budget(schedule(128, 128, 128, 128, "shared"))
-    assert in_registers.registers.total - in_shared.registers.total == 128 // 4
-    assert in_shared.shared.total - in_registers.shared.total == 128 * 128 * 2
-    assert "p" not in amounts(in_shared.registers) and "p" not in amounts(in_registers.shared)
+    assert (registers["s"], registers["p"], registers["o"]) == accumulators
 
 
 def test_output_takes_vs_space_unless_it_owns_some():
-    shared = amounts(budget(schedule(128, 128, 128, 64, "registers")).shared)
-    own = amounts(budget(schedule(128, 128, 128, 64, "registers", output="own")).shared)
+    shared = amounts(budget(schedule(128, 128, 128, 64)).shared)
+    own = amounts(budget(schedule(128, 128, 128, 64, output="own")).shared)
     assert shared["v_or_o"] == own["v"] == 2 * 64 * 128 * 2
     assert own["o"] == 128 * 128 * 2
     # V's ring of two blocks of 16 keys is smaller than O: then O's size counts
-    tall = amounts(budget(schedule(128, 128, 128, 16, "registers")).shared)
+    tall = amounts(budget(schedule(128, 128, 128, 16)).shared)
     assert tall["v_or_o"] == 128 * 128 * 2
 
 
 def test_each_array_is_rounded_up_to_the_alignment_of_its_tile():
-    shared = amounts(budget(schedule(16, 24, 64, 16, "registers")).shared)
+    shared = amounts(budget(schedule(16, 24, 64, 16)).shared)
     assert shared == {
         "q": 2_048,  # 64 × 16 × 2
         "k": 1_024,  # 2 × 16 × 16 × 2
@@ -109,30 +95,28 @@ def test_each_array_is_rounded_up_to_the_alignment_of_its_tile():
 
 
 def test_a_second_q_costs_its_buffer_and_its_barriers():
-    one = amounts(budget(schedule(128, 128, 128, 64, "registers")).shared)
-    two = amounts(budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared)
+    one = amounts(budget(schedule(128, 128, 128, 64)).shared)
+    two = amounts(budget(schedule(128, 128, 128, 64, q_stages=2)).shared)
     assert two == one | {"q": 2 * one["q"]}  # eight more barriers go into the same 1,024 bytes
-    formula = budget(schedule(128, 128, 128, 64, "registers", q_stages=2)).shared.rows[-1]
+    formula = budget(schedule(128, 128, 128, 64, q_stages=2)).shared.rows[-1]
     assert (formula.name, formula.formula) == (
         "barriers",
         "block_m·q_stages/4 + block_m/16 + 32·stages + 8",
     )
-    own = budget(schedule(128, 128, 128, 64, "registers", output="own")).shared.rows[-1]
+    own = budget(schedule(128, 128, 128, 64, output="own")).shared.rows[-1]
     assert own.formula == "block_m·q_stages/4 + block_m/16 + 32·stages", (
         "O in a buffer of its own needs none"
     )
 
 
 def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():
-    threads = budget(schedule(64, 64, 128, 128, "registers"))
-    tensor = budget(schedule(64, 64, 128, 128, "registers", sum="tensor", maximum="each"))
+    threads = budget(schedule(64, 64, 128, 128))
+    tensor = budget(schedule(64, 64, 128, 128, sum="tensor", maximum="each"))
     assert amounts(tensor.shared) == amounts(threads.shared) | {"ones": 2_048}  # 16 × 64 × 2
     assert amounts(threads.registers)["o"] == 64 // 2
     assert amounts(tensor.registers) == amounts(threads.registers) | {"o": (64 + 8) // 2}
     # 24 columns of V are filled up to 32, and so are the ones beside them
-    narrow = amounts(
-        budget(schedule(64, 24, 64, 64, "registers", sum="tensor", maximum="each")).shared
-    )
+    narrow = amounts(budget(schedule(64, 24, 64, 64, sum="tensor", maximum="each")).shared)
     assert narrow["ones"] == 16 * 32 * 2
 
 
@@ -150,12 +134,11 @@ def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
     leaving = {"own": [v, o], "halves": [v, o // 2], "v_space": [max(v, o)]}[values["output"]]
     arrays = [q_stages * m * d * e, stages * n * d * e, *leaving]
     arrays += [v] if rows else []
-    arrays += [m * n * 2] if values["p"] == "shared" else []
     group = math.gcd(n, values["scale_rows"])
     arrays += [stages * n // group * 16] if values["scale_rows"] else []
     arrays += [16 * d_v * 2] if values["sum"] == "tensor" else []
     arrays += [m * d_v * 4] if values["totals"] == "shared" else []
-    barriers = (6 if rows else 4) * stages + 2 * q_stages * values["consumers"] + space
+    barriers = (6 if rows else 4) * stages + 2 * q_stages * schedule.consumers + space
     assert budget(schedule).shared.total == sum(
         -(-a // 1024) * 1024 for a in [*arrays, 8 * barriers]
     )
@@ -192,7 +175,7 @@ def test_a_narrower_tile_never_costs_more(schedule):
 def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, launch, usable):
     from fagen.kinds.forward.plan import plan
 
-    worked = plan(schedule(64, 64, block_m, 64, "registers", producer=producer))
+    worked = plan(schedule(64, 64, block_m, 64, producer=producer))
     assert (worked.threads, worked.launch_registers) == (threads, launch)
     assert worked.registers.limit == usable
     assert worked.register_file.fits
@@ -217,7 +200,7 @@ def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, la
 def test_setmaxnreg_never_asks_for_more_than_the_launch_brought(block_m, producer, consumer, fits):
     cost = budget(
         schedule(
-            *(64, 64, block_m, 64, "registers"),
+            *(64, 64, block_m, 64),
             producer_registers=producer,
             consumer_registers=consumer,
         )
@@ -226,7 +209,7 @@ def test_setmaxnreg_never_asks_for_more_than_the_launch_brought(block_m, produce
 
 
 def test_256_registers_are_255_to_use():
-    cost = budget(schedule(64, 64, 64, 64, "registers", consumer_registers=256))
+    cost = budget(schedule(64, 64, 64, 64, consumer_registers=256))
     assert cost.registers.limit == 255
     assert SM90.source("max_registers_per_thread") in str(cost.registers)
 

@@ -88,8 +88,8 @@ def test_the_offset_of_a_lazy_row_max_is_that_of_a_true_one(mask, block_n):
         ({"promote": 16, "totals": "shared"}, "fwd_e4m3_d128_full_m128n128_pm16_smemtotals"),
         ({"promote": 16, "totals": "registers"}, "fwd_e4m3_d128_full_m128n128_pm16"),
         (
-            EACH | {"scales": "tensor", "rescale_threshold": 4, "p_offset": 4.75},
-            "fwd_e4m3_d128_full_m128n128_t4_stensor_po4p75",
+            EACH | {"scales": "block", "rescale_threshold": 4, "p_offset": 4.75},
+            "fwd_e4m3_d128_full_m128n128_t4_sblock_po4p75",
         ),
         (
             EACH | {"rescale_threshold": 4, "p_offset": 4},
@@ -148,7 +148,6 @@ def test_o_of_another_type_is_of_e4m3_only():
         ({"head_dim": 72}, "head_dim", "multiple of 16"),
         ({"head_dim_v": 24}, "head_dim_v", "pieces of 16 bytes"),
         ({"block_n": 48}, "block_n", "multiple of 32"),
-        ({"p": "shared"}, "p", 'must be "registers"'),
         (EACH | {"head_dim": 64, "sum": "tensor"}, "sum", 'must be "threads"'),
         ({"producer": "none"}, "producer", 'must be "warp"'),
         ({"cluster": 2}, "cluster", "must be 1"),

@@ -26,7 +26,7 @@ def test_the_first_schedule_in_numbers():
     assert (worked.qk_steps, worked.pv_steps) == (8, 8)
     assert worked.qk_inputs == (64, 65, 66)
     assert worked.pv_inputs == (64, 65, 66, 67, 68)
-    assert worked.persistent and worked.longest_first
+    assert worked.longest_first
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,6 @@ def test_the_swizzle_is_the_widest_that_divides_the_padded_row(head_dim, padded,
     assert worked.qk_slab * slabs == padded
 
 
-def test_p_through_shared_memory_has_a_swizzle_of_its_own_and_two_operands():
-    worked = planned(p="shared", block_n=48)
-    assert not worked.p_in_registers
-    assert (worked.p_swizzle.bytes, worked.p_slab, worked.p_slabs) == (32, 16, 3)
-    assert worked.pv_inputs == (64, 65)
-
-
 def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     threads = planned(head_dim=64)
     assert not threads.sum_by_tensor
@@ -67,7 +60,6 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     assert tensor.sum_by_tensor and tensor.head_dim_v_padded == 64
     assert (tensor.o_columns, tensor.pv_accumulators) == (72, 36)
     assert tensor.pv_inputs == (36, 37, 38, 39, 40)
-    assert planned(head_dim=64, sum="tensor", maximum="each", p="shared").pv_inputs == (36, 37)
     assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
 
 
@@ -102,10 +94,10 @@ def test_q_has_as_many_buffers_as_the_schedule_says():
 
 
 def test_without_a_producer_no_warp_has_registers_of_its_own():
-    worked = planned(producer="none", order="single")
+    worked = planned(producer="none", order="persistent")
     assert (worked.threads, worked.producer_registers, worked.consumer_registers) == (256, 0, 0)
     assert worked.launch_registers == worked.registers.limit == 255
-    assert not worked.persistent and not worked.longest_first
+    assert not worked.longest_first
     assert "setmaxnreg" not in worked.ledger
 
 
@@ -121,7 +113,6 @@ def test_a_plan_exists_only_if_everything_fits(schedule):
     assert worked.s_accumulators + worked.pv_accumulators < worked.registers.limit
     assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
     assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
-    assert worked.p_slab * worked.p_slabs == worked.block_n
     launched = worked.threads * -(-worked.launch_registers // 8) * 8
     assert launched <= 65_536
 
@@ -176,7 +167,6 @@ output = "v_space"
     ("changes", "offer"),
     [
         ({"head_dim": 256, "block_m": 192}, "fits with block_m = 128 and block_n = 80"),
-        ({"p": "shared", "block_n": 160}, 'block_n = 144, or with block_m = 64, or with p = "reg'),
         ({"output": "own", "stages": 3}, "block_n = 96, or with block_m = 64, or with stages = 2"),
         (
             {"output": "own", "head_dim": 256, "block_n": 96},

@@ -55,7 +55,7 @@ from tests.attention_helpers import computed, fill, qkv
             "out in float16",
         ),
         (
-            "fwd_e4m3_d64_full_m64n64_stensor",
+            "fwd_e4m3_d64_full_m64n64_po4",
             Problem("e4m3", 64, 64, "full", "bf16", "columns", 0),
             "float8_e4m3fn, head_dim 64, full, V transposed, scales by head or tensor, "
             "out in bfloat16",

@@ -241,7 +241,7 @@ def test_columns_past_the_head_dim_have_no_part_in_maxima(slug, tmp_path):
     assert (got.values != expected.values.view(torch.uint8)).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("slug", ["quant_fp16_d64_shead_vcols_r64", "quant_fp16_d64_stensor_r32"])
+@pytest.mark.parametrize("slug", ["quant_fp16_d64_shead_vcols", "quant_fp16_d64_stensor"])
 def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
@@ -250,9 +250,7 @@ def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
     assert torch.equal(got.values, quantize(plan, x, descale=descale).values.view(torch.uint8))
 
 
-@pytest.mark.parametrize(
-    "slug", ["quant_fp16_d64_center_scol_vcols_r64", "quant_bf16_d128_rot_center"]
-)
+@pytest.mark.parametrize("slug", ["quant_fp16_d64_center_scol_vcols", "quant_bf16_d128_rot_center"])
 def test_the_kernels_own_text_takes_given_means(slug, tmp_path):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
@@ -328,7 +326,7 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
 
 
 WIDE = (  # of these registers are scarcest
-    "quant_bf16_d256_rot_sr32_vcols_r32",
+    "quant_bf16_d256_rot_sr32_vcols",
     "quant_bf16_d192_halves_rot",
     "quant_bf16_d256_pairs_rot_shead",
     "quant_fp16_d128_center_scol_vcols",

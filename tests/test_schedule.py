@@ -25,7 +25,7 @@ EVERY = schedules() | fp8_schedules() | quantizers()
 def test_attention_and_tile_are_enough_and_the_rest_follows():
     schedule = registry.parse(TEXT)
     assert schedule.attention.head_dim_v == 128
-    assert schedule.warps.consumers == 2
+    assert schedule.consumers == 2
     assert (schedule.warps.producer_registers, schedule.warps.consumer_registers) == (40, 232)
     assert schedule.overlap.inter_warpgroup and schedule.overlap.intra_warpgroup
     assert schedule.grid.order == "dynamic"
@@ -36,9 +36,9 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"block_m": 64}, {"consumers": 1, "consumer_registers": 232, "inter_warpgroup": False}),
-        ({"block_m": 192}, {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}),
-        ({"block_m": 256}, {"consumers": 4, "producer_registers": 32, "consumer_registers": 112}),
+        ({"block_m": 64}, {"consumer_registers": 232, "inter_warpgroup": False}),
+        ({"block_m": 192}, {"producer_registers": 32, "consumer_registers": 160}),
+        ({"block_m": 256}, {"producer_registers": 32, "consumer_registers": 112}),
         (ROWS_BY_BLOCK, {"producer_registers": 56, "consumer_registers": 224}),
         (ROWS_BY_BLOCK | {"block_m": 64}, {"producer_registers": 56, "consumer_registers": 224}),
         (ROWS_BY_BLOCK | {"block_m": 192}, {"producer_registers": 56, "consumer_registers": 152}),
@@ -58,7 +58,7 @@ def test_what_is_left_out_follows_from_what_is_said(changes, expected):
 
 
 def test_saying_a_default_is_the_same_as_leaving_it_out():
-    said = Schedule.make(**PLAIN, stages=2, order="dynamic", consumers=2, consumer_registers=232)
+    said = Schedule.make(**PLAIN, stages=2, order="dynamic", consumer_registers=232)
     assert said == Schedule.make(**PLAIN)
     assert hash(said) == hash(Schedule.make(**PLAIN))
     assert said == registry.parse(TEXT, "elsewhere.toml")
@@ -99,8 +99,8 @@ def test_a_schedule_cannot_be_changed():
         ({"maximum": "lazy", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
         ({"maximum": "each"}, "fwd_fp16_d128_causal_m128n128_eachmax"),
         (
-            {"maximum": "each", "rescale_threshold": 0.125, "p": "shared"},
-            "fwd_fp16_d128_causal_m128n128_pshared_eachmax_t0p125",
+            {"maximum": "each", "rescale_threshold": 0.125},
+            "fwd_fp16_d128_causal_m128n128_eachmax_t0p125",
         ),
         (
             {"inter_warpgroup": False, "output": "v_space"},

@@ -98,11 +98,11 @@ def test_a_slug_is_the_space_of_all_that_might_beat_it():
 def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():
     declared = parse_space(
         SPACE + "\n[tile]\nblock_m = 128\nblock_n = { from = 64, to = 128, step = 32 }\n"
-        '[softmax]\np = ["registers"]\n'
+        '[softmax]\nsum = ["threads"]\n'
     )
     assert declared.values["block_m"] == (128,)
     assert declared.values["block_n"] == (64, 96, 128)
-    assert declared.values["p"] == ("registers",)
+    assert declared.values["sum"] == ("threads",)
     assert declared.values["stages"] == FORWARD.defaults["stages"]
     full, causal = declared.targets()
     assert (full.mask, causal.mask) == ("full", "causal")

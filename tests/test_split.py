@@ -26,7 +26,7 @@ SLUGS = (
     "fwd_fp16_d256_causal_m128n64_split64",
     "fwd_bf16_d72v104_causal_m64n48_split3",
     "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
-    "fwd_bf16_d96_causal_m192n80_split7_pshared_eachmax",
+    "fwd_bf16_d96_causal_m192n80_split7_eachmax",
 )
 BASE = {"dtype": "fp16", "head_dim": 64, "mask": "causal", "block_m": 128, "block_n": 64}
 

@@ -270,7 +270,7 @@ def test_the_committed_ones_are_of_three_head_dims_three_dtypes_and_both_masks()
     ("keys", "said"),
     [
         ({"producer": "none"}, 'must be "warp" with lengths = "varlen"'),
-        ({"order": "single"}, 'must be "dynamic" with lengths = "varlen"'),
+        ({"order": "lpt"}, 'must be "dynamic" with lengths = "varlen"'),
         ({"cluster": 2}, 'must be 1 with lengths = "varlen"'),
     ],
 )

@@ -409,7 +409,6 @@ inter_warpgroup = false
 intra_warpgroup = true
 
 [softmax]
-p = "registers"
 
 [grid]
 cluster = 1

@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 CONSTANTS = (
     *("SHARPNESS", "INSTRUCTIONS_PER_SCORE", "INSTRUCTIONS", "MAXIMUM", "FETCH", "WAIT", "CLASH"),
     *("NO_PRODUCER", "REQUEST", "SECTOR", "UNALIGNED", "EPILOGUE", "TURNS", "SHARED_OUTPUT"),
-    *("NEW_BLOCK", "HEAD_START", "DRAWN"),
+    *("HEAD_START", "DRAWN"),
 )
 OLD = 0.25  # weight of the stores: other revisions, kernels that are far from the best
 LEVEL = 0.3  # weight of a problem's mean residual

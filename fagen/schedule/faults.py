@@ -76,6 +76,8 @@ def _judged(errors: Sequence[Any], keys: Keys) -> Iterator[Fault]:
 def unknown(path: tuple[str, ...], keys: Keys) -> str:
     """Say of a table or a key that it is none of these, and which is near."""
     name, sections = path[-1], keys.sections
+    if name in keys.former:
+        return keys.former[name]
     known = list(keys.tables if len(path) == 1 else keys.tables[path[0]].model_fields)
     if name in sections:
         return f"belongs under [{sections[name]}]"
@@ -111,8 +113,8 @@ def _refused(path: tuple[str, ...], value: Any, keys: Keys) -> str:
     """Say why a value is refused, and which one is near."""
     rule = _property(path, keys)
     near = ""
-    if isinstance(value, str) and (path[-1], value) in keys.renamed:
-        near = f"; {shown(value)} is called {shown(keys.renamed[path[-1], value])} now"
+    if isinstance(value, str | int) and (path[-1], value) in keys.former:
+        near = f"; {shown(value)} {keys.former[path[-1], value]}"
     elif (word := near_word(value, rule.get("enum", ()))) is not None:
         near = f"; did you mean {json.dumps(word)}?"
     elif isinstance(value, int | float) and not isinstance(value, bool) and "minimum" in rule:

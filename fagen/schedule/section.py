@@ -1,7 +1,7 @@
 """Declare the tables of a schedule: strict sections, words of a vocabulary, derived defaults."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -39,14 +39,15 @@ class Keys:
 
     `derived` gives the default of a key from the values of others, in an order that works: a
     frozen structural rule over keys that the slug holds. `rules` yields (key, sentence) for each
-    rule between keys that is broken. `renamed` maps (key, old word) to the word of today.
+    rule between keys that is broken. `former` says of a key, or of (key, value), that schedules
+    once had what became of it: "is called x now", or "is gone: …" with what to do instead.
     """
 
     tables: Mapping[str, type[Section]]
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]]
-    rules: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
     slug: SlugForm
-    renamed: Mapping[tuple[str, object], str]
+    rules: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda _: iter(())
+    former: Mapping[str | tuple[str, object], str] = field(default_factory=dict)
 
     @cached_property
     def sections(self) -> Mapping[str, str]:

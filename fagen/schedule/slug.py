@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -38,12 +38,14 @@ class SlugForm:
 
     `head` names keys in braces; what is in brackets is there only where its key says something,
     as in "fwd_{dtype}_d{head_dim}[v{head_dim_v}]". `codes` follow in this order, each only where
-    its key is not at its default.
+    its key is not at its default. `former` says of a code that slugs once had, as a pattern, what
+    became of it.
     """
 
     head: str
     codes: tuple[Code, ...]
     example: str
+    former: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -74,8 +76,15 @@ class SlugForm:
                     said[code.key] = value
                     break
             else:
-                raise ScheduleError(f"{shown(slug)} is no slug: {shown(word)} in it means nothing")
+                raise ScheduleError(
+                    f"{shown(slug)} is no slug: {shown(word)} in it {self._fate(word)}"
+                )
         return said
+
+    def _fate(self, word: str) -> str:
+        """Say what became of a word that is no code."""
+        fates = (fate for code, fate in self.former.items() if re.fullmatch(code, word))
+        return next(fates, "means nothing")
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

@@ -45,10 +45,10 @@ HEAD_DIMS += [
     )
 ]
 TILES = [
-    "quant_bf16_d64_rot_sr32_r32",
-    "quant_fp16_d256_vcols_r64",
+    "quant_bf16_d64_rot_sr32",
+    "quant_fp16_d256_vcols",
     "quant_fp16_d128_rot_center_stensor_vcols",
-    "quant_bf16_d128_scol_vcols_r32",
+    "quant_bf16_d128_scol_vcols",
 ]
 COMMITTED = [path.stem for path in schedules("quantize")]
 SLUGS = list(dict.fromkeys([*COMMITTED, *HEAD_DIMS, *KINDS_OF_128, *TILES]))

@@ -75,7 +75,7 @@ def step(values: Mapping[str, Any]) -> Step:
     stages = min(values["stages"], values["do_stages"])
 
     # of each 64 keys the operands of S, dP, dV and dK are read that are not in registers
-    keys = d * ("k" not in values["kept"]) + d_v * ("v" not in values["kept"])
+    keys = d * (values["kept"] != "k") + d_v
     scores = n // rows * (rows * keys + m * (d + d_v))
     gradients = n // rows * m * (d_v + d)
     of_dq = sum(n * (rows + own) for own in dq_columns(values))

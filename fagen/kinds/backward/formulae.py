@@ -232,10 +232,9 @@ def register_formulae(
     working = WORKING_REGISTERS["keys" if both else "gradients"]
     if both and ones:
         working = WORKING_WITHOUT_ONES
-    of_keys = {"k": d * per_thread * e / 4, "v": d_v * per_thread * e / 4}
     return {
         **{name: held[name] for name in held if name in computes},
-        **{name: of_keys[name] for name in of_keys if kept != "none" and name in kept},
+        **({"k": d * per_thread * e / 4} if kept == "k" else {}),
         "s, dp": sympy.Max(*most),
         "score": sympy.Integer(SCORE_REGISTERS),
         "working": sympy.Integer(working),

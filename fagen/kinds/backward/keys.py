@@ -5,7 +5,17 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.backward.rules import BYTES, DERIVED, DQ_BY, KEPT, SLUG, SPLITS, consumers, rules
+from fagen.kinds.backward.rules import (
+    BYTES,
+    DERIVED,
+    DQ_BY,
+    FORMER,
+    KEPT,
+    SLUG,
+    SPLITS,
+    consumers,
+    rules,
+)
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import LENGTHS, MASKS, SIXTEEN_BITS
@@ -113,8 +123,7 @@ class Warps(Section):
     )
     kept: Annotated[str, OneOf(KEPT)] = Field(
         default=KEPT[0],
-        description='of its 64 keys, what a consumer has in registers for S and dP: "none", K '
-        '("k"), or K and V ("kv")',
+        description='of its 64 keys, what a consumer has in registers for S: "none", or K ("k")',
     )
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
@@ -176,7 +185,7 @@ class Schedule(AnySchedule):
         derived=DERIVED,
         rules=rules,
         slug=SLUG,
-        renamed={},
+        former=FORMER,
     )
 
     @property

@@ -120,7 +120,6 @@ class Plan:
     under_dp: bool  # exponentials stand before the wait for dP
     postprocess: bool  # dQ of heads that are done is rounded while others are in work
     keeps_k: bool  # in registers, for S
-    keeps_v: bool  # for dP
     ones_in_shared_memory: bool  # that statistics are multiplied by
     record_bytes: int  # of a block of rows in the workspace: dQ, LSE, delta, maybe a counter
 
@@ -184,7 +183,7 @@ class Plan:
                 not self.ones_in_shared_memory,
             ),
             "kept": Gemm(
-                "kept", "S, or dP: keys in registers by rows as they lie.", self.block_m, own, True
+                "kept", "S: keys in registers by rows as they lie.", self.block_m, own, True
             ),
             "scores": Gemm(
                 "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m, own
@@ -204,10 +203,8 @@ class Plan:
             ),
             "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
         }
-        if not self.keeps_k and not self.keeps_v:
+        if not self.keeps_k:
             del made["kept"]
-        if self.keeps_k and self.keeps_v:
-            del made["scores"]
         if d == d_v:
             del made["dk"]
         if self.dq_rest == self.dq_columns:
@@ -372,8 +369,7 @@ def plan(schedule: Schedule) -> Plan:
         intra_warpgroup=schedule.overlap.intra_warpgroup,
         under_dp=schedule.overlap.under_dp,
         postprocess=schedule.overlap.postprocess,
-        keeps_k=warps.kept in ("k", "kv"),
-        keeps_v=warps.kept == "kv",
+        keeps_k=warps.kept == "k",
         ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
         record_bytes=-(-record // SM90.l2_line_bytes) * SM90.l2_line_bytes,
         qk_swizzle=qk_swizzle,

@@ -18,7 +18,12 @@ _WIDE, _VERY_WIDE = 128, 192
 
 DQ_BY = ("all", "one")
 SPLITS = ("keys", "gradients")
-KEPT = ("none", "k", "kv")
+KEPT = ("none", "k")
+
+_V_FROM_SHARED = 'is gone: V is read from shared memory; use "k", or leave it out'
+
+# what schedules once said
+FORMER: Mapping[str | tuple[str, object], str] = {("kept", "kv"): _V_FROM_SHARED}
 
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
@@ -31,7 +36,7 @@ SLUG = SlugForm(
         Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
         Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
-        Code("kept", words={"none": "keepnone", "k": "keepk", "kv": "keepkv"}),
+        Code("kept", words={"none": "keepnone", "k": "keepk"}),
         Code("producer_registers", "pr"),
         Code("consumer_registers", "cr"),
         Code("dq_registers", "dqr"),
@@ -43,6 +48,7 @@ SLUG = SlugForm(
         Code("max_spill_bytes", "spill"),
     ),
     example="bwd_fp16_d128_causal_m64n128",
+    former={"keepkv": _V_FROM_SHARED},
 )
 
 # Registers of a thread of a producer, of a consumer, of the one that computes dQ: by (dq_by,

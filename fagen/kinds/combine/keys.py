@@ -1,27 +1,24 @@
-"""Declare every key of a schedule of combining: the partial outputs, the output, the thread block.
+"""Declare every key of a schedule of combining: the partial outputs and the output.
 
 [combine]
 dtype = "fp32"        # of the partial outputs: fp32 | fp16 | bf16
 head_dim = 128        # columns of V, a multiple of 8
 out_dtype = "bf16"    # as dtype if left out
 layout = "dense"      # or "packed": rows of all sequences one after the other
-threads = 128         # of a thread block, at most: it takes whole rows
-loads = 2             # of 16 bytes, that a lane makes of a row
-stages = 8            # splits whose loads are under way
 """
 
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fagen.kinds.combine.rules import DERIVED, SLUG, rules
+from fagen.kinds.combine.rules import DERIVED, FORMER, SLUG
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import BLOCK_THREADS, LANE_LOADS, LAYOUTS, PARTIALS, RING_STAGES
+from fagen.vocab import LAYOUTS, PARTIALS
 
 
 class Combine(Section):
-    """What is combined and how a thread block takes it."""
+    """What is combined."""
 
     dtype: Annotated[str, OneOf(PARTIALS)] = Field(description="of the partial outputs")
     head_dim: int = Field(ge=8, le=512, multiple_of=8, description="columns of V")
@@ -30,15 +27,6 @@ class Combine(Section):
         default="dense",
         description='"dense": (batch, seqlen) rows; "packed": rows of all sequences one after the '
         "other, each sequence with its own number of splits",
-    )
-    threads: Annotated[int, OneOf(BLOCK_THREADS)] = Field(
-        default=128, description="of a thread block, at most: it takes whole rows"
-    )
-    loads: Annotated[int, OneOf(LANE_LOADS)] = Field(
-        default=2, description="of 16 bytes, that a lane makes of a row, at most"
-    )
-    stages: Annotated[int, OneOf(RING_STAGES)] = Field(
-        default=8, description="splits whose loads are under way"
     )
 
 
@@ -50,7 +38,7 @@ class Schedule(AnySchedule):
     combine: Combine
 
     keys: ClassVar[Keys] = Keys(
-        tables={"combine": Combine}, derived=DERIVED, rules=rules, slug=SLUG, renamed={}
+        tables={"combine": Combine}, derived=DERIVED, slug=SLUG, former=FORMER
     )
 
     def columns(self) -> dict[str, str]:
@@ -60,5 +48,5 @@ class Schedule(AnySchedule):
             "dtype": keys.dtype,
             "head_dim": f"{keys.head_dim}",
             "mask": "",
-            "tile": f"{keys.stages} stages",
+            "tile": "",
         }

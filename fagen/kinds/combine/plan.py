@@ -1,23 +1,23 @@
 """Turn a schedule of combining into its Plan: every number that its templates print."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
-from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.combine.keys import Schedule
-from fagen.kinds.combine.rules import LOAD_BYTES, lanes, row_loads
 from fagen.kinds.combine.signature import rows_of, signature
 from fagen.launch import Grid, Launch, Launches, Product
-from fagen.ledger import Ledger, Row, first_that_fits
+from fagen.ledger import Ledger, Row
 from fagen.merge import Folding
 from fagen.signature import Signature
-from fagen.vocab import BLOCK_THREADS, PARTIALS, RING_STAGES, Dtype
+from fagen.vocab import PARTIALS, Dtype
 
+LOAD_BYTES = 16
+_THREADS = 128  # of a thread block, at most: it takes whole rows
+_LOADS = 2  # that a lane makes of a row, at most
+_STAGES = 8  # splits whose loads are under way
 _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is counted
 
 
@@ -29,7 +29,7 @@ class Plan(Folding):
     max_spill_bytes: ClassVar[int] = 0  # per thread
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp is specialised
     modelled_registers: ClassVar[int] = 0
-    spill_remedy: ClassVar[str] = "fewer loads of a lane need fewer"
+    spill_remedy: ClassVar[str] = ""
 
     schedule: Schedule
     slug: str
@@ -176,19 +176,16 @@ class Plan(Folding):
 
 
 def plan(schedule: Schedule) -> Plan:
-    """Work a schedule out.  Raises OverBudget, with the sum that does not fit and what would."""
+    """Work a schedule out: every one of them fits."""
     keys = schedule.combine
     dtype, out_dtype = PARTIALS[keys.dtype], PARTIALS[keys.out_dtype]
-    ring = _ring(schedule)
-    if not ring.fits:
-        raise OverBudget("\n".join(_refusal(schedule, ring)))
     vector = LOAD_BYTES // dtype.bytes
-    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
-    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
-    rows = keys.threads // shared
-    threads = rows * shared
-    weighing = min(shared, keys.stages)
-    held = keys.stages // weighing
+    lanes = _lanes(dtype, keys.head_dim)
+    loads = -(-_row_loads(dtype, keys.head_dim) // lanes)
+    rows = _THREADS // lanes
+    threads = rows * lanes
+    weighing = min(lanes, _STAGES)
+    held = _STAGES // weighing
     together = SM90.warps_resident(_registers(vector * loads, held))
     blocks = together * SM90.warp_threads // threads
     return Plan(
@@ -200,48 +197,42 @@ def plan(schedule: Schedule) -> Plan:
         packed=keys.layout == "packed",
         vector=vector,
         out_words=vector * out_dtype.bytes // 4,
-        lanes=shared,
+        lanes=lanes,
         loads=loads,
-        ragged=shared * loads * vector > keys.head_dim,
+        ragged=lanes * loads * vector > keys.head_dim,
         rows=rows,
-        one_row=shared >= SM90.warp_threads,
+        one_row=lanes >= SM90.warp_threads,
         threads=threads,
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
-        stages=keys.stages,
+        stages=_STAGES,
         weighing=weighing,
         held=held,
-        shared=ring,
+        shared=_ring(loads, threads),
     )
 
 
-def _ring(schedule: Schedule) -> Ledger:
+def _ring(loads: int, threads: int) -> Ledger:
     """What the loads that are under way take of shared memory."""
-    keys = schedule.combine
-    shared = lanes(keys.dtype, keys.head_dim, keys.loads)
-    loads = -(-row_loads(keys.dtype, keys.head_dim) // shared)
-    threads = keys.threads // shared * shared
-    row = Row("ring", keys.stages * loads * threads * LOAD_BYTES, "16·loads·stages·threads")
+    row = Row("ring", _STAGES * loads * threads * LOAD_BYTES, "16·loads·stages·threads")
     source = SM90.source("smem_static")
     return Ledger("shared memory", "bytes", (row,), SM90.smem_static, source)
 
 
-def _refusal(schedule: Schedule, ring: Ledger) -> Iterator[str]:
-    """Say what does not fit, and which schedule near it does."""
-    keys = schedule.combine
-    stages = [{"stages": n} for n in reversed(RING_STAGES) if n < keys.stages]
-    threads = [{"threads": n} for n in reversed(BLOCK_THREADS) if 128 <= n < keys.threads]
-    yield (
-        f"{schedule.origin.at('combine', 'stages')}: combine.stages = {keys.stages}: "
-        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
-    )
-    yield from ("  " + line for line in str(ring).splitlines())
-    found = (
-        first_that_fits(options, lambda changes: _ring(schedule.but(**changes)).fits)
-        for options in ([stages], [threads])
-    )
-    said = [f"{key} = {json.dumps(n)}" for one in found if one for key, n in one.items()]
-    yield f"  fits with {', or with '.join(said)}"
+def _lanes(dtype: Dtype, head_dim: int) -> int:
+    """How many lanes share a row, each with its loads: a power of two, or whole warps.
+
+    What is left over of them is idle.
+    """
+    needed = -(-_row_loads(dtype, head_dim) // _LOADS)
+    if needed > SM90.warp_threads:
+        return -(-needed // SM90.warp_threads) * SM90.warp_threads
+    return 1 << (needed - 1).bit_length()
+
+
+def _row_loads(dtype: Dtype, head_dim: int) -> int:
+    """How many loads a row takes."""
+    return head_dim * dtype.bytes // LOAD_BYTES
 
 
 def _registers(sums: int, held: int) -> int:

@@ -134,7 +134,6 @@ class Schedule(AnySchedule):
         derived=DERIVED,
         rules=rules,
         slug=SLUG,
-        renamed={},
     )
 
     def columns(self) -> dict[str, str]:

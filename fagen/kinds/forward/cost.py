@@ -37,7 +37,6 @@ UNALIGNED = 1.6  # times these, where the rows of half of the heads begin inside
 EPILOGUE = 3_030.0  # of a tile: its first loads, its first step alone, its output
 TURNS = 216.0  # of a causal tile: the scheduler barriers of skipped blocks too
 SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
-NEW_BLOCK = 2_160.0  # of a tile in a thread block of its own: it begins with nothing loaded
 HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
 DRAWN = 0.086  # the same in a dynamic order, whose tiles are drawn from a counter
 
@@ -87,7 +86,7 @@ def step(values: Mapping[str, Any]) -> Step:
 
 _STEP_KEYS = (  # the first four also say how tiles follow each other
     *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
-    *("head_dim_v", "consumers", "producer", "intra_warpgroup", "p", "sum", "maximum"),
+    *("head_dim_v", "producer", "intra_warpgroup", "sum", "maximum"),
     "rescale_threshold",
 )
 _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
@@ -103,10 +102,8 @@ def _step(
     dtype: str,
     head_dim: int,
     head_dim_v: int,
-    consumers: int,
     producer: str,
     intra_warpgroup: bool,
-    p: str,
     row_sum: str,
     maximum: str,
     rescale_threshold: float,
@@ -115,6 +112,7 @@ def _step(
     e = DTYPES[dtype].bytes
     d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
     rows = SM90.wgmma_m
+    consumers = m // rows
 
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
 
@@ -124,15 +122,13 @@ def _step(
     )
     read = consumers * (rows * d + n * d + n * d_v) * e  # Q's rows again, all of K and V
     copied = n * (d + d_v) * e
-    through = 2 * m * n * e if p == "shared" else 0  # P written, and read
-    shared = (read + copied + through) / SM90.smem_bytes
+    shared = (read + copied) / SM90.smem_bytes
 
     each = maximum == "each"
     rescaling = 1.0 if each and not rescale_threshold else 0.0  # of O's registers, in every step
     per_warp = (
         n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
-        + (n / 8 + 20 if p == "shared" else 0)
         + INSTRUCTIONS
     )
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
@@ -186,7 +182,6 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
     def times(mask: str, order: str, output: str, chunks: int, *of_step: Any) -> tuple[float, ...]:
         one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
         tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
-        tile += 0 if ORDERS[order].persistent else NEW_BLOCK
         tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
         of_grids = grids(m, n, mask, order, cluster, chunks)
@@ -243,9 +238,6 @@ def grid(
     if ORDERS[order].longest_first:
         even = mean * m_blocks * heads / SM90.sm_count
         return even + HEAD_START * mean, rounds
-    if not ORDERS[order].persistent:  # whoever is free takes the next: the last one ends alone
-        even = mean * m_blocks * heads / SM90.sm_count
-        return even + 0.5 * lengths[-1], rounds
     # a block strides through the tiles, and may meet tiles of the same few lengths only
     stride = gcd(m_blocks, SM90.sm_count)
     met = lengths[::-1][::stride]

@@ -5,22 +5,21 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.forward.rules import DERIVED, SLUG, rules
+from fagen.kinds.forward.rules import DERIVED, FORMER, SLUG, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
     DTYPES,
+    KERNEL_SCALES,
     LENGTHS,
     MASKS,
     MAXIMA,
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
-    P_HOMES,
     PRODUCERS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
-    SCALES,
     SUMS,
     TOTALS,
     V_LAYOUTS,
@@ -106,7 +105,6 @@ class Warps(Section):
         default="warp",
         description='"warp": a specialised TMA producer; "none": consumers load for themselves',
     )
-    consumers: int = derived("consumer warpgroups; block_m / 64 if left out", ge=1, le=4)
     producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
     consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
 
@@ -126,9 +124,6 @@ class Overlap(Section):
 class Softmax(Section):
     """How scores become probabilities."""
 
-    p: Annotated[str, OneOf(P_HOMES)] = Field(
-        default="registers", description="from where P reaches the PV GEMM"
-    )
     sum: Annotated[str, OneOf(SUMS)] = Field(
         default="threads",
         description='who adds up the rows of P; "tensor": the PV GEMM, by a column of ones beside '
@@ -177,9 +172,9 @@ class Fp8(Section):
         '"rows": row-major, and the producer transposes it; columns if left out, and rows with '
         'lengths = "varlen"'
     )
-    scales: Annotated[str, OneOf(SCALES)] = derived(
-        "what shares a scale of Q and of K: a tensor, a head of a batch, or a block of its rows; "
-        "head if left out"
+    scales: Annotated[str, OneOf(KERNEL_SCALES)] = derived(
+        "what shares a scale of Q and of K: a head of a batch, or a block of its rows; head if "
+        "left out"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
         f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
@@ -202,8 +197,8 @@ class Grid(Section):
     """How thread blocks take tiles."""
 
     order: Annotated[str, OneOf(ORDERS)] = derived(
-        "persistent; lpt (longest first); dynamic, the same to whoever comes free, by a counter in "
-        "the workspace; or single; what suits the mask if left out"
+        "persistent; lpt (longest first); or dynamic, the same to whoever comes free, by a counter "
+        "in the workspace; what suits the mask if left out"
     )
     cluster: int = Field(
         default=1,
@@ -253,8 +248,13 @@ class Schedule(AnySchedule):
         derived=DERIVED,
         rules=rules,
         slug=SLUG,
-        renamed={("maximum", "late"): "lazy"},
+        former=FORMER,
     )
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return consumers(self.values())
 
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one."""

@@ -92,7 +92,6 @@ class Plan(Folding, Exponents):
     masked_steps: bool  # blocks after a tile's last one may be seen in part
     inter_warpgroup: bool
     intra_warpgroup: bool
-    p_in_registers: bool
     output: str
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
@@ -126,7 +125,6 @@ class Plan(Folding, Exponents):
     totals_shared: bool  # which is in shared memory
 
     order: str
-    persistent: bool
     longest_first: bool
     dynamic: bool  # the producer draws tiles from a counter
     tile_stages: int  # and passes them on through a ring of so many; else 0
@@ -145,16 +143,13 @@ class Plan(Folding, Exponents):
     qk_swizzle: Swizzle
     v_swizzle: Swizzle  # as wgmma reads it
     v_rows_swizzle: Swizzle  # row-major, where the producer transposes it
-    p_swizzle: Swizzle
     o_swizzle: Swizzle
     qk_slab: int
     v_slab: int
     v_rows_slab: int
-    p_slab: int
     o_slab: int
     qk_slabs: int
     v_slabs: int
-    p_slabs: int
     o_slabs: int
 
     # of one consumer thread and its wgmma instructions
@@ -166,9 +161,7 @@ class Plan(Folding, Exponents):
     qk_steps: int
     pv_steps: int
     qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
-    pv_inputs: tuple[
-        int, ...
-    ]  # those that follow O: P (four registers or a descriptor), V, perhaps whether to add
+    pv_inputs: tuple[int, ...]  # those that follow O: P in four, V, perhaps whether to add
 
     shared: Ledger
     registers: Ledger
@@ -186,14 +179,9 @@ class Plan(Folding, Exponents):
         return Merge(self.chunks, self.head_dim_v)
 
     @property
-    def stores_tiles(self) -> bool:
-        """Whether accumulators are stored through shared memory: O, or P."""
-        return not (self.splits and self.p_in_registers)
-
-    @property
     def has_barriers(self) -> bool:
         """Whether warps meet at named barriers."""
-        return self.stores_tiles or self.inter_warpgroup or self.spread_blocks > 0
+        return not self.splits or self.inter_warpgroup or self.spread_blocks > 0
 
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many keys has."""
@@ -244,12 +232,12 @@ class Plan(Folding, Exponents):
         tiles = Product(tiles_of(self))
         if self.splits:
             units = Product((*tiles.factors, Extent(number=self.chunks)))
-            grid = Grid(units, resident=self.persistent)
+            grid = Grid(units, resident=True)
             kernel = Launch(
                 "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
             )
             return Launches((kernel, self.merge.launch), self.merge.workspace())
-        grid = Grid(tiles, resident=self.persistent, cluster=self.cluster)
+        grid = Grid(tiles, resident=True, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
         if not self.dynamic:
             return Launches((kernel,))
@@ -285,16 +273,14 @@ def plan(schedule: Schedule) -> Plan:
     block_n = schedule.tile.block_n
     v_transposed = dtype.fp8
     v_width = block_n if v_transposed else d_v
-    qk_swizzle, v_swizzle, v_rows_swizzle, p_swizzle = (
-        swizzle_of(columns * dtype.bytes) for columns in (d, v_width, d_v, block_n)
+    qk_swizzle, v_swizzle, v_rows_swizzle = (
+        swizzle_of(columns * dtype.bytes) for columns in (d, v_width, d_v)
     )
-    qk_slab, v_slab, v_rows_slab, p_slab = (
-        swizzle.bytes // dtype.bytes
-        for swizzle in (qk_swizzle, v_swizzle, v_rows_swizzle, p_swizzle)
+    qk_slab, v_slab, v_rows_slab = (
+        swizzle.bytes // dtype.bytes for swizzle in (qk_swizzle, v_swizzle, v_rows_swizzle)
     )
     o_swizzle = swizzle_of(d_v * out_dtype.bytes)
     o_slab = o_swizzle.bytes // out_dtype.bytes
-    p_in_registers = schedule.softmax.p == "registers"
     s_accumulators = _accumulators(block_n)
     sum_by_tensor = schedule.softmax.sum == "tensor"
     v_rows = schedule.fp8.v_layout == "rows"
@@ -304,8 +290,8 @@ def plan(schedule: Schedule) -> Plan:
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     part_columns = schedule.softmax.promote_columns
     pv_accumulators = _accumulators(part_columns or o_columns)
-    # P, in four registers or by a descriptor, V's descriptor, and whether to add
-    pv_operands = (5 if p_in_registers else 2) + (part_columns > 0)
+    # P in four registers, V's descriptor, and whether to add
+    pv_operands = 5 + (part_columns > 0)
     return Plan(
         schedule=schedule,
         slug=schedule.slug,
@@ -324,7 +310,7 @@ def plan(schedule: Schedule) -> Plan:
         stages=schedule.pipeline.stages,
         q_stages=schedule.pipeline.q_stages,
         chunks=schedule.split.chunks,
-        consumers=schedule.warps.consumers,
+        consumers=schedule.consumers,
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",
         producer_registers=schedule.warps.producer_registers,
@@ -334,7 +320,6 @@ def plan(schedule: Schedule) -> Plan:
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
         inter_warpgroup=schedule.overlap.inter_warpgroup,
         intra_warpgroup=schedule.overlap.intra_warpgroup,
-        p_in_registers=p_in_registers,
         output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
         lazy_max=schedule.softmax.maximum == "lazy",
@@ -364,7 +349,6 @@ def plan(schedule: Schedule) -> Plan:
         part_columns=part_columns,
         totals_shared=schedule.softmax.totals == "shared",
         order=order.name,
-        persistent=order.persistent,
         longest_first=order.longest_first,
         dynamic=order.dynamic,
         tile_stages=tile_stages(order.dynamic, schedule.attention.lengths),
@@ -375,7 +359,7 @@ def plan(schedule: Schedule) -> Plan:
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
         and not passes_tiles(schedule)
-        and schedule.warps.consumers == 3,  # 192 rows divide no power of 2
+        and schedule.consumers == 3,  # 192 rows divide no power of 2
         passes_tiles=passes_tiles(schedule),
         # beside what a consumer keeps of its tiles there are no registers for them
         lays_q_anew=passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
@@ -385,16 +369,13 @@ def plan(schedule: Schedule) -> Plan:
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         v_rows_swizzle=v_rows_swizzle,
-        p_swizzle=p_swizzle,
         o_swizzle=o_swizzle,
         qk_slab=qk_slab,
         v_slab=v_slab,
         v_rows_slab=v_rows_slab,
-        p_slab=p_slab,
         o_slab=o_slab,
         qk_slabs=d // qk_slab,
         v_slabs=v_width // v_slab,
-        p_slabs=block_n // p_slab,
         o_slabs=d_v // o_slab,
         o_columns=o_columns,
         s_accumulators=s_accumulators,
@@ -414,7 +395,7 @@ def plan(schedule: Schedule) -> Plan:
 
 def _tile_readers(schedule: Schedule) -> int:
     """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
-    consumers = schedule.warps.consumers * SM90.warpgroup_threads // SM90.warp_threads
+    consumers = schedule.consumers * SM90.warpgroup_threads // SM90.warp_threads
     transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too

@@ -8,12 +8,12 @@ from fagen.arch import SM90
 from fagen.schedule import Code, SlugForm
 from fagen.vocab import (
     DTYPES,
+    KERNEL_SCALES,
     MASKS,
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
-    SCALES,
     TOTALS,
     V_LAYOUTS,
     V_SCALES,
@@ -29,35 +29,50 @@ _CODES = (
     Code("q_stages", "q"),
     Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
-    Code("consumers", "w"),
     Code("producer_registers", "pr"),
     Code("consumer_registers", "cr"),
     Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
     Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
-    Code("p", words={"registers": "pregs", "shared": "pshared"}),
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
     Code("maximum", words={"lazy": "lazymax", "each": "eachmax"}),
     Code("rescale_threshold", "t"),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
-    Code("scales", words={"tensor": "stensor", "head": "shead", "block": "sblock"}),
+    Code("scales", words={"head": "shead", "block": "sblock"}),
     Code("scale_rows", "sr"),
     Code("v_scales", words={"column": "vscol", "block": "vsblock"}),
     Code("p_offset", "po"),
     Code("promote", "pm"),
     Code("promote_columns", "pc"),
     Code("totals", words={"registers": "regtotals", "shared": "smemtotals"}),
-    Code(
-        "order",
-        words={"persistent": "persistent", "lpt": "lpt", "dynamic": "dynamic", "single": "single"},
-    ),
+    Code("order", words={name: name for name in ORDERS}),
     Code("cluster", "c"),
     Code("max_spill_bytes", "spill"),
 )
+
+_FROM_REGISTERS = "is gone: P reaches the PV GEMM from registers; leave it out"
+_ROWS_DECIDE = "is gone: a consumer warpgroup takes 64 rows of block_m; leave it out"
+_RESIDENT = "is gone: thread blocks stay and take many tiles; leave order out, or use another"
+_OF_HEADS = 'is gone: that of a tensor is passed for each head; use "head", or leave it out'
+
+# what schedules and slugs once said
+FORMER: Mapping[str | tuple[str, object], str] = {
+    "p": _FROM_REGISTERS,
+    "consumers": _ROWS_DECIDE,
+    ("order", "single"): _RESIDENT,
+    ("scales", "tensor"): _OF_HEADS,
+    ("maximum", "late"): 'is called "lazy" now',
+}
 
 SLUG = SlugForm(
     head="fwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=_CODES,
     example="fwd_fp16_d128_causal_m128n128",
+    former={
+        "pshared|pregs": _FROM_REGISTERS,
+        r"w\d+": _ROWS_DECIDE,
+        "single": _RESIDENT,
+        "stensor": _OF_HEADS,
+    },
 )
 
 _FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
@@ -69,10 +84,8 @@ _FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
-    # a warpgroup takes the rows of one wgmma (block_m)
-    "consumers": lambda keys: keys["block_m"] // SM90.wgmma_m,
-    # wherever two warpgroups can take turns at the tensor cores (consumers, producer)
-    "inter_warpgroup": lambda keys: keys["consumers"] > 1 and keys["producer"] == "warp",
+    # wherever two warpgroups can take turns at the tensor cores (block_m, producer)
+    "inter_warpgroup": lambda keys: consumers(keys) > 1 and keys["producer"] == "warp",
     # longest tiles first where they differ in length, to whoever comes free (lengths, chunks,
     # mask, producer, cluster)
     "order": lambda keys: _order(keys),
@@ -81,7 +94,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant in e4m3, where sequences lie packed V too; nothing where Q, K and V have no scales
     # (dtype, lengths)
     "v_layout": lambda keys: _v_layout(keys) if _fp8(keys) else "",
-    "scales": lambda keys: SCALES[0] if _fp8(keys) else "",
+    "scales": lambda keys: KERNEL_SCALES[0] if _fp8(keys) else "",
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
     "v_scales": lambda keys: V_SCALES[0] if _fp8(keys) else "",
@@ -92,10 +105,15 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant where sums are promoted (promote)
     "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
-    # (producer, consumers, v_layout, scales, lengths)
+    # (producer, block_m, v_layout, scales, lengths)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
+
+
+def consumers(keys: Mapping[str, Any]) -> int:
+    """How many warpgroups multiply: each takes the rows of one wgmma."""
+    return int(keys["block_m"]) // SM90.wgmma_m
 
 
 def _order(keys: Mapping[str, Any]) -> str:
@@ -122,10 +140,10 @@ def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
     if keys["producer"] != "warp":
         return 0, 0
     # with 24 the producer spills
-    producer, consumer = {3: (32, 160), 4: (32, 112)}.get(keys["consumers"], (40, 232))
+    producer, consumer = {3: (32, 160), 4: (32, 112)}.get(consumers(keys), (40, 232))
     both = keys["scales"] == "block" or keys["lengths"] == "varlen"
     if keys["v_layout"] == "rows" and both:  # its warps transpose V, and write scales or draw tiles
-        return producer + 8 * max(2, keys["consumers"]), consumer - 8
+        return producer + 8 * max(2, consumers(keys)), consumer - 8
     return producer, consumer
 
 
@@ -163,15 +181,7 @@ def possible_outputs(columns: int, dtype: str, out_dtype: str = "") -> tuple[str
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
-    rows = SM90.wgmma_m * keys["consumers"]
-    if keys["block_m"] != rows:
-        yield (
-            "consumers",
-            f"{keys['consumers']} does not go with block_m = {keys['block_m']}: a warpgroup takes "
-            f"{SM90.wgmma_m} rows; use block_m = {rows}, or consumers = "
-            f"{keys['block_m'] // SM90.wgmma_m}",
-        )
-    if keys["inter_warpgroup"] and keys["consumers"] < 2:
+    if keys["inter_warpgroup"] and consumers(keys) < 2:
         yield (
             "inter_warpgroup",
             "true needs two warpgroups that take turns; use block_m = 128, or leave it out",
@@ -245,7 +255,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield (
                 "scales",
                 '= "block" is for sequences of one length so far; with lengths = "varlen" there '
-                'are scales = "head" and "tensor", of V also one for each column',
+                'is scales = "head", of V also one for each column',
             )
     if keys["chunks"] > 1:
         yield from _rules_of_chunks(keys)
@@ -339,7 +349,7 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"{keys['block_n']} must be a multiple of {step} in e4m3: a wgmma multiplies {step} "
             "of its columns at once",
         )
-    for key, only in (("p", "registers"), ("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
+    for key, only in (("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
         if keys[key] != only:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
     if keys["scale_rows"] and keys["scales"] != "block":

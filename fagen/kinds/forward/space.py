@@ -20,9 +20,7 @@ class Forward:
         "producer": ("warp", "none"),
         "inter_warpgroup": (True, False),
         "intra_warpgroup": (True, False),
-        "p": ("registers", "shared"),
         "cluster": (1, 2),
-        "order": (None, "single"),  # None: left out, so that it is what suits the mask
     }
     problem_keys = ("dtype", "head_dim", "head_dim_v", "mask", "lengths")
     tile_keys = ("block_m", "block_n")

@@ -9,14 +9,13 @@ center = false        # less the means of columns over all rows of a head
 scales = "block"      # one per "tensor", "head", "column" of a head, or "block" of scale_rows rows
 scale_rows = 64
 layout = "rows"       # row-major, as the input | "columns": transposed, as the PV GEMM reads V
-rows = 128            # per thread block
 """
 
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fagen.kinds.quantize.rules import DERIVED, SLUG, rules
+from fagen.kinds.quantize.rules import DERIVED, FORMER, SLUG, block_rows, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
@@ -30,7 +29,7 @@ from fagen.vocab import (
 
 
 class Quantize(Section):
-    """What is quantised and how a thread block takes it."""
+    """What is quantised, and how."""
 
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of the input")
     head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
@@ -61,10 +60,6 @@ class Quantize(Section):
         description='"rows": row-major, as the input; "columns": transposed and in the key order '
         "of P, for V",
     )
-    rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
-        "per thread block; if left out 128, or 64 where columns' means or scales are read beside "
-        "wide rows"
-    )
 
 
 class Schedule(AnySchedule):
@@ -75,7 +70,7 @@ class Schedule(AnySchedule):
     quantize: Quantize
 
     keys: ClassVar[Keys] = Keys(
-        tables={"quantize": Quantize}, derived=DERIVED, rules=rules, slug=SLUG, renamed={}
+        tables={"quantize": Quantize}, derived=DERIVED, rules=rules, slug=SLUG, former=FORMER
     )
 
     def columns(self) -> dict[str, str]:
@@ -85,5 +80,5 @@ class Schedule(AnySchedule):
             "dtype": keys.dtype,
             "head_dim": f"{keys.head_dim}",
             "mask": "",
-            "tile": f"{keys.rows} rows",
+            "tile": f"{block_rows(self.values())} rows",
         }

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from fagen.arch import SM90
 from fagen.kind import Role
 from fagen.kinds.quantize.keys import Quantize, Schedule
+from fagen.kinds.quantize.rules import block_rows
 from fagen.kinds.quantize.signature import signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.signature import Extent, Signature
@@ -200,10 +201,11 @@ def plan(schedule: Schedule) -> Plan:
     """Work a quantiser out."""
     keys = schedule.quantize
     chunks = -(-keys.head_dim // CHUNK_COLUMNS)
-    small = keys.scales == "block" and keys.rows <= _SMALL
+    rows = block_rows(schedule.values())
+    small = keys.scales == "block" and rows <= _SMALL
     parts = 1 if chunks <= _TALL or small else 2
     hadamard = keys.head_dim & -keys.head_dim  # the largest power of two that divides it
-    warps = keys.rows // WARP_ROWS
+    warps = rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
     by_column = keys.scales == "column"
@@ -232,7 +234,7 @@ def plan(schedule: Schedule) -> Plan:
         largest=SM90.e4m3_max,
         least=LEAST_MAXIMUM,
         columns=columns,
-        rows=keys.rows,
+        rows=rows,
         warps=warps,
         threads=threads,
         blocks=blocks,
@@ -248,7 +250,7 @@ def plan(schedule: Schedule) -> Plan:
         column_lanes=keys.head_dim // 8,
         column_numbers=3 if by_column else 1,
         # tile, tops, means and scales of columns, each as aligned as it is in the kernel
-        shared_bytes=(keys.rows * chunks * CHUNK_COLUMNS if columns else 0)
+        shared_bytes=(rows * chunks * CHUNK_COLUMNS if columns else 0)
         + 4 * warps
         + 4 * chunks * CHUNK_COLUMNS * (keys.center + by_column),
     )

@@ -9,6 +9,11 @@ from fagen.vocab import SCALE_ROWS_DEFAULT
 _WIDE = 128  # columns of a row, of which a warp holds 16 rows in registers
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 
+_OWN_ROWS = "is gone: a thread block has as many as suit the other keys; leave it out"
+
+# what schedules once said
+FORMER: Mapping[str | tuple[str, object], str] = {"rows": _OWN_ROWS}
+
 SLUG = SlugForm(
     head="quant_{dtype}_d{head_dim}",
     codes=(
@@ -21,18 +26,24 @@ SLUG = SlugForm(
         ),
         Code("scale_rows", "sr"),
         Code("layout", words={"columns": "vcols", "rows": "vrows"}),
-        Code("rows", "r"),
     ),
     example="quant_fp16_d128_rot",
+    former={r"r\d+": _OWN_ROWS},
 )
 
 # keys whose default is a structural rule over others, which the slug says
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
-    # so that several thread blocks share a multiprocessor (center, scales, head_dim, scale_rows)
-    "rows": lambda keys: max(keys["scale_rows"], 64 if _crowded(keys) else 128),
 }
+
+
+def block_rows(keys: Mapping[str, Any]) -> int:
+    """The rows of a thread block: so many that several of them share a multiprocessor.
+
+    Of one of 128 rows that share a scale, all of these.
+    """
+    return max(int(keys["scale_rows"]), 64 if _crowded(keys) else 128)
 
 
 def _crowded(keys: Mapping[str, Any]) -> bool:
@@ -49,12 +60,6 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "scale_rows",
             f'has no meaning with scales = "{keys["scales"]}"; leave it out, or use '
             'scales = "block"',
-        )
-    if by_block and keys["rows"] % keys["scale_rows"]:
-        yield (
-            "rows",
-            f"= {keys['rows']} must be a multiple of scale_rows = {keys['scale_rows']}: a thread "
-            f"block finds the maxima of its own rows; use rows = {keys['scale_rows']}",
         )
     if keys["scales"] == "column" and keys["rotate"]:
         yield (

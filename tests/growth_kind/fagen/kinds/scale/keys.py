@@ -27,5 +27,4 @@ class Schedule(AnySchedule):
         derived={},
         rules=lambda keys: iter(()),
         slug=SlugForm("scale_{dtype}_d{head_dim}", (Code("threads", "t"),), "scale_fp16_d64"),
-        renamed={},
     )
