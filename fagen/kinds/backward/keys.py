@@ -38,20 +38,22 @@ class Backward(Section):
     """What is computed."""
 
     head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim if left out", **_HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(
-        description="of Q, K, V, O and of all gradients"
+        description="of Q, K, V, O and all gradients"
     )
-    mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    mask: Annotated[str, OneOf(MASKS)] = Field(
+        description="which keys a query sees; causal is aligned to the bottom right"
+    )
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default=LENGTHS[0],
-        description='of sequences: "equal", or "varlen", where each has its own, as of the forward '
-        "pass",
+        description='"equal": all sequences have one length; "varlen": each has its own, as in '
+        "the forward pass",
     )
     deterministic: bool = Field(
         default=False,
-        description="dQ too is the same bit for bit in each call: its parts are added up in the "
-        "order of the keys",
+        description="dQ has the same bits in every call: its parts are added in the order of "
+        "the keys",
     )
 
 
@@ -62,14 +64,14 @@ class Tile(Section):
         ge=SM90.wgmma_m,
         le=2 * SM90.wgmma_m,
         multiple_of=SM90.wgmma_k_bytes // BYTES,
-        description="query rows per step; dQ is computed transposed where they are no multiple "
+        description="query rows per step; dQ is computed transposed where this is no multiple "
         "of 64",
     )
     block_n: int = Field(
         ge=SM90.wgmma_m,
         le=3 * SM90.wgmma_m,
         multiple_of=SM90.wgmma_m,
-        description="keys per thread block; a consumer warpgroup has 64 of them",
+        description="keys per thread block; 64 per consumer warpgroup",
     )
 
 
@@ -78,23 +80,23 @@ class Grid(Section):
 
     persistent: bool = Field(
         default=False,
-        description="by keys: thread blocks stay and draw tiles from a counter, and a tile's K, V, "
-        "Q and dO come while the dK and dV of the one before it leave",
+        description="by keys: persistent thread blocks draw tiles from a counter, and load the "
+        "next tile while dK and dV are stored",
     )
     cluster: int = Field(
         default=1,
         ge=1,
         le=2,
-        description="thread blocks of neighbouring keys that load Q and dO once and compute dQ of "
-        "the keys of both, half of its columns each",
+        description="2: thread blocks of neighbouring keys share the loads of Q and dO, and "
+        "compute half of dQ's columns each",
     )
 
 
 class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
-    stages: int = Field(default=2, ge=1, le=4, description="depth of the ring of Q")
-    do_stages: int = derived("depth of the ring of dO; as that of Q if left out", ge=1, le=4)
+    stages: int = Field(default=2, ge=1, le=4, description="buffers of Q")
+    do_stages: int = derived("buffers of dO; as many as of Q by default", ge=1, le=4)
     ds_stages: int = Field(
         default=2,
         ge=1,
@@ -102,8 +104,8 @@ class Pipeline(Section):
         description="buffers of dS; with 1 the warpgroups wait for each other twice a step",
     )
     dq_slices: int = derived(
-        "in how many parts a warpgroup hands its dQ on, through as much less shared memory; 2 if "
-        "left out, where head_dim is above 192",
+        "parts in which a warpgroup hands on its dQ, through as much less shared "
+        "memory; 2 by default above head dim 192",
         ge=1,
         le=2,
     )
@@ -113,9 +115,9 @@ class Warps(Section):
     """Who does what in a thread block, and with how many registers."""
 
     split: Annotated[str, OneOf(SPLITS)] = derived(
-        'what the consumers part among themselves: "keys", of 64 of which each has both gradients, '
-        'or "gradients", dV and dK of the same 64 keys; gradients if left out, where one is wider '
-        "than 128 columns"
+        'what consumers divide among themselves: "keys", 64 each with both '
+        'gradients; "gradients", dV and dK of the same 64 keys; by default gradients above 128 '
+        "columns"
     )
     dq_by: Annotated[str, OneOf(DQ_BY)] = derived(
         'who computes dQ: "all" consumers, each its part, once they have met; or "one", the last '
@@ -123,10 +125,11 @@ class Warps(Section):
     )
     kept: Annotated[str, OneOf(KEPT)] = Field(
         default=KEPT[0],
-        description='of its 64 keys, what a consumer has in registers for S: "none", or K ("k")',
+        description='operand of S that a consumer keeps in registers: "none", or its 64 keys of '
+        'K ("k")',
     )
-    producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
-    consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
+    producer_registers: int = _registers("setmaxnreg of the producer")
+    consumer_registers: int = _registers("setmaxnreg of the consumers")
     dq_registers: int = _registers(
         "setmaxnreg of the consumer that computes dQ; derived if left out, as that of the others "
         "where all do"
@@ -138,7 +141,7 @@ class Overlap(Section):
 
     intra_warpgroup: bool = Field(
         default=False,
-        description="by gradients: a step's S is issued with the dV of the step before",
+        description="by gradients: issue S of a step together with dV of the step before",
     )
     under_dp: bool = Field(
         default=False,
@@ -146,8 +149,8 @@ class Overlap(Section):
     )
     postprocess: bool = Field(
         default=False,
-        description="with persistent: a warp rounds the dQ of heads that are done while others are "
-        "in work; a kernel after it rounds the last ones",
+        description="with persistent: a spare warp rounds dQ of finished heads meanwhile, and a "
+        "kernel after it the rest",
     )
 
 

@@ -22,11 +22,11 @@ class Combine(Section):
 
     dtype: Annotated[str, OneOf(PARTIALS)] = Field(description="of the partial outputs")
     head_dim: int = Field(ge=8, le=512, multiple_of=8, description="columns of V")
-    out_dtype: Annotated[str, OneOf(PARTIALS)] = derived("of the output; as dtype if left out")
+    out_dtype: Annotated[str, OneOf(PARTIALS)] = derived("of the output; dtype by default")
     layout: Annotated[str, OneOf(LAYOUTS)] = Field(
         default="dense",
-        description='"dense": (batch, seqlen) rows; "packed": rows of all sequences one after the '
-        "other, each sequence with its own number of splits",
+        description='"dense": (batch, seqlen) rows; "packed": varlen, with a number of splits '
+        "per sequence",
     )
 
 

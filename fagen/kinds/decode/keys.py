@@ -18,9 +18,11 @@ class Decode(Section):
     """What is computed."""
 
     head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim if left out", **_HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of Q, K, V and O")
-    mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    mask: Annotated[str, OneOf(MASKS)] = Field(
+        description="which keys a query sees; causal is aligned to the bottom right"
+    )
 
 
 class Tile(Section):
@@ -30,14 +32,14 @@ class Tile(Section):
         ge=SM90.wgmma_n_step,
         le=SM90.wgmma_m,
         multiple_of=SM90.wgmma_n_step,
-        description="of queries, those of a KV head's group for one position after another, at "
-        "most; the N of each product",
+        description="query rows of a tile, at most: queries times heads per KV head; N of each "
+        "wgmma",
     )
     block_n: int = Field(
         ge=SM90.wgmma_m,
         le=2 * SM90.wgmma_m,
         multiple_of=SM90.wgmma_m,
-        description="keys of a step",
+        description="keys per step",
     )
 
 
@@ -48,14 +50,14 @@ class Split(Section):
         default=16,
         ge=1,
         le=128,
-        description="that a sequence's keys are cut into, at most: equally long ones, in whole "
-        "blocks of keys, by its own length alone",
+        description="splits of a sequence's keys (split-KV), at most: equal ones in whole "
+        "blocks, by the sequence's own length",
     )
     by: Annotated[str, OneOf(DEALT)] = Field(
         default="turn",
-        description='how chunks are dealt to thread blocks: "turn": to each in turn; "run": as '
-        "many that follow each other, which it folds in registers, from a tile's first one on. "
-        "Bits are the same",
+        description='how splits are scheduled: "turn", round-robin over thread blocks; "run", '
+        "consecutive ones per thread block, combined in registers (stream-K). Bits are the "
+        "same",
     )
 
 
@@ -63,14 +65,12 @@ class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
     stages: int = derived(
-        "buffers of the ring in which blocks of K and V alternate; up to 12 of what fits if left "
-        "out, of two thread blocks an odd number from 5 on",
+        "buffers of the ring in which blocks of K and V alternate; by default up to "
+        "12 of what fits, with two thread blocks an odd number from 5 on",
         ge=3,
         le=24,
     )
-    q_stages: int = derived(
-        "buffers of the queries' rows; 2 if left out, 1 of more than 32 rows", ge=1, le=2
-    )
+    q_stages: int = derived("buffers of Q; 2 by default, 1 above 32 rows", ge=1, le=2)
 
 
 class Softmax(Section):
@@ -78,14 +78,12 @@ class Softmax(Section):
 
     maximum: Annotated[str, OneOf(("lazy", "unified"))] = Field(
         default="lazy",
-        description='what P is relative to: "lazy": a maximum that the row has in some block; '
-        '"unified": a number for each head that the caller gives, and where a row of a chunk is '
-        "much larger or much smaller its own maximum (FlashDecoding++)",
+        description='"lazy": the row max is updated only where scores outgrow it; "unified": '
+        "fixed by the caller per head, with a fallback per row (FlashDecoding++)",
     )
     speculate: bool = derived(
-        "P is computed with the maxima of the steps before, and again where scores have outgrown "
-        "them by 2^8; else that is asked first. True if left out, false of more than 32 rows, "
-        "which leave no registers for it"
+        "compute P from the row max of earlier steps, and again where scores have "
+        "outgrown it by 2^8; by default up to 32 rows"
     )
 
 
@@ -93,8 +91,8 @@ class Grid(Section):
     """How thread blocks share a multiprocessor."""
 
     blocks: int = derived(
-        "thread blocks of a multiprocessor; 2 if left out, 1 of more than 32 rows, of more than 24 "
-        "in runs, or where they would have fewer than 4 buffers each",
+        "thread blocks per SM; by default 2, and 1 above 32 rows, above 24 in runs, "
+        "or where they would have fewer than 4 buffers each",
         ge=1,
         le=4,
     )

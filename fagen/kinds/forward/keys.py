@@ -44,18 +44,20 @@ class Attention(Section):
     """What is computed."""
 
     head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim if left out", **_HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
     dtype: Annotated[str, OneOf(DTYPES)] = Field(
-        description="of Q, K and V; with e4m3 each has scales, and [fp8] says more"
+        description="of Q, K and V; e4m3 comes with descales, see [fp8]"
     )
     out_dtype: Annotated[str, OneOf(OUT_DTYPES)] = derived(
-        "of O; if left out that of Q, K and V, and bf16 where these are e4m3"
+        "of O; by default that of Q, and bf16 with e4m3"
     )
-    mask: Annotated[str, OneOf(MASKS)] = Field(description="which keys a query sees")
+    mask: Annotated[str, OneOf(MASKS)] = Field(
+        description="which keys a query sees; causal is aligned to the bottom right"
+    )
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
-        description='"equal": all sequences are of one length; "varlen": each has its own, their '
-        "rows lie one after the other, and where each begins is read on the GPU",
+        description='"equal": all sequences have one length; "varlen": each has its own, from '
+        "cu_seqlens, which the GPU reads",
     )
 
 
@@ -78,23 +80,23 @@ class Split(Section):
         default=1,
         ge=1,
         le=128,
-        description="that a sequence's keys are cut into, at most: equally long ones, in whole "
-        "blocks of keys, by its own length alone; of more than one, each is a tile's work of its "
-        "own, and a second kernel merges them",
+        description="splits of a sequence's keys (split-KV), at most: equal ones in whole "
+        "blocks, by the sequence's own length; above 1 each is a unit of work, and a second "
+        "kernel combines them",
     )
 
 
 class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
-    stages: int = Field(default=2, ge=2, le=8, description="depth of the K and V rings")
+    stages: int = Field(default=2, ge=2, le=8, description="buffers of K, and of V")
     q_stages: int = Field(
-        default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's is loaded early"
+        default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's Q loads early"
     )
     output: Annotated[str, OneOf(OUTPUTS)] = Field(
         default="own",
-        description='through which shared memory O is stored: "own", a buffer of its own; '
-        '"halves", one of half its size, one half after the other; "v_space", that of V',
+        description='shared memory through which O is stored: "own", a buffer of its own; '
+        '"halves", one of half the size, used twice; "v_space", that of V',
     )
 
 
@@ -103,21 +105,22 @@ class Warps(Section):
 
     producer: Annotated[str, OneOf(PRODUCERS)] = Field(
         default="warp",
-        description='"warp": a specialised TMA producer; "none": consumers load for themselves',
+        description='"warp": a specialised TMA producer warp; "none": consumers load for '
+        "themselves",
     )
-    producer_registers: int = _registers("setmaxnreg of the producer; derived if left out")
-    consumer_registers: int = _registers("setmaxnreg of the consumers; derived if left out")
+    producer_registers: int = _registers("setmaxnreg of the producer")
+    consumer_registers: int = _registers("setmaxnreg of the consumers")
 
 
 class Overlap(Section):
     """What runs under what."""
 
     inter_warpgroup: bool = derived(
-        "ping-pong: one warpgroup's softmax under the other's GEMMs; "
-        "true if left out, where there are a producer warp and two consumers or more"
+        "ping-pong: softmax of one warpgroup under the GEMMs of another; by default "
+        "on with a producer warp and two consumers or more"
     )
     intra_warpgroup: bool = Field(
-        default=True, description="a block's QKᵀ is issued with the PV of the block before"
+        default=True, description="issue QKᵀ of a block together with PV of the block before"
     )
 
 
@@ -126,41 +129,38 @@ class Softmax(Section):
 
     sum: Annotated[str, OneOf(SUMS)] = Field(
         default="threads",
-        description='who adds up the rows of P; "tensor": the PV GEMM, by a column of ones beside '
+        description='who sums the rows of P; "tensor": the PV GEMM, by columns of ones beside '
         'V; needs maximum = "each"',
     )
     maximum: Annotated[str, OneOf(MAXIMA)] = derived(
-        '"lazy": exponentials are relative to the row max so far, which is raised only where that '
-        'makes P or its sums too large; "each": the row max is updated in each block, before the '
-        "exponentials; each in e4m3, lazy elsewhere"
+        '"lazy": the row max is updated only where P or its sums grow too large; '
+        '"each": in every block, before the exponentials; by default each in e4m3, else lazy'
     )
     rescale_threshold: float = Field(
         default=0.0,
         ge=0,
         le=15,  # P grows to 2 to this power; one more would leave fp16's range
         multiple_of=0.125,
-        description="log2 units; > 0 keeps the old row max while it is close enough; needs "
-        'maximum = "each"',
+        description="log2; above 0 a row max is kept while the new one is this close "
+        '(conditional rescaling); needs maximum = "each"',
     )
     promote: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="blocks of keys after which sums of PV are added to an fp32 accumulator of "
-        "their own, since the tensor cores cut sums off, in e4m3 to 14 bits; 0: never",
+        description="blocks of keys after which PV is added to an fp32 accumulator, because "
+        "tensor cores truncate sums, in e4m3 to 14 bits; 0: never",
     )
     promote_columns: int = Field(
         default=0,
         ge=0,
         le=SM90.wgmma_n_max,
         multiple_of=SM90.wgmma_n_step,
-        description="with promote = 1 in e4m3: columns of PV that are added up at a time, and then "
-        "to O, which is the fp32 accumulator: that takes registers for so many columns beside O; "
-        "0: all at once",
+        description="with promote = 1 in e4m3: columns of PV that are promoted at a time, which "
+        "takes registers for so many columns beside O; 0: all",
     )
     totals: Annotated[str, OneOf(TOTALS)] = derived(
-        "where that accumulator is, with promote: in registers, or in shared memory, which leaves "
-        "the tile its registers; registers if left out"
+        "where that fp32 accumulator is; registers by default"
     )
 
 
@@ -168,25 +168,23 @@ class Fp8(Section):
     """Keys of e4m3 alone: its scales, the layout of V, and the range of P."""
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
-        '"columns": V is transposed, in the key order of P, as fagen.quantize writes it; '
-        '"rows": row-major, and the producer transposes it; columns if left out, and rows with '
-        'lengths = "varlen"'
+        '"columns": V is transposed, keys in the order of P, as fagen.quantize '
+        'writes it; "rows": row-major, and the producer transposes it; by default columns, '
+        "with varlen rows"
     )
     scales: Annotated[str, OneOf(KERNEL_SCALES)] = derived(
-        "what shares a scale of Q and of K: a head of a batch, or a block of its rows; head if "
-        "left out"
+        "what shares a scale of Q and of K: a head, or a block of its rows; head by default"
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
-        f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
+        f'rows per scale, with scales = "block"; {SCALE_ROWS_DEFAULT} by default'
     )
     v_scales: Annotated[str, OneOf(V_SCALES)] = derived(
-        "what shares a scale of V: a column of a head, or a block of scale_rows keys, which enters "
-        "the exponents, so that outliers in one column cost the others their bits; column if left "
-        "out"
+        "what shares a scale of V: a column of a head, or a block of scale_rows "
+        "keys, whose scale enters the exponents; column by default"
     )
     p_offset: float = derived(
-        "log2 units; P is computed 2 to this power larger, and what is then below 2^-10 is lost; "
-        "if left out 8, or what is left of e4m3's range beside rescale_threshold, in whole",
+        "log2; P is scaled up by 2 to this power, and what is then below 2^-10 is "
+        "lost; by default 8, less with a rescale_threshold or a lazy row max",
         ge=0,
         le=8,
         multiple_of=0.125,
@@ -197,8 +195,8 @@ class Grid(Section):
     """How thread blocks take tiles."""
 
     order: Annotated[str, OneOf(ORDERS)] = derived(
-        "persistent; lpt (longest first); or dynamic, the same to whoever comes free, by a counter "
-        "in the workspace; what suits the mask if left out"
+        "tile scheduler: persistent, head by head; lpt, longest tiles first; "
+        "dynamic, longest first through an atomic counter; by default what suits the mask"
     )
     cluster: int = Field(
         default=1,

@@ -35,8 +35,7 @@ class Quantize(Section):
     head_dim: int = Field(ge=16, le=256, multiple_of=16, description="columns")
     rotary: Annotated[str, OneOf(ROTARIES)] = Field(
         default="none",
-        description="rotary embedding before all else, of columns half a row apart or of "
-        "neighbours",
+        description="RoPE first: pairs of columns half a row apart, or neighbours",
     )
     rotate: bool = Field(
         default=False,
@@ -45,19 +44,19 @@ class Quantize(Section):
     )
     center: bool = Field(
         default=False,
-        description="less the means of a head's columns over its rows, after the rotation",
+        description="subtract the means of a head's columns over its rows, after the rotation",
     )
     scales: Annotated[str, OneOf(QUANTIZED_SCALES)] = Field(
         default="block",
-        description="what shares a scale; a block is scale_rows rows of a head, a column, for V, "
-        "has all of them",
+        description="what shares a scale: a head, a tensor, a block of scale_rows rows, or, for "
+        "V, a column of a head",
     )
     scale_rows: Annotated[int, OneOf(SCALE_ROWS)] = derived(
-        f'rows that share a scale, with scales = "block"; {SCALE_ROWS_DEFAULT} if left out'
+        f'rows per scale, with scales = "block"; {SCALE_ROWS_DEFAULT} by default'
     )
     layout: Annotated[str, OneOf(V_LAYOUTS)] = Field(
         default="rows",
-        description='"rows": row-major, as the input; "columns": transposed and in the key order '
+        description='"rows": row-major, as the input; "columns": transposed, in the key order '
         "of P, for V",
     )
 
