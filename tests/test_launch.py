@@ -76,6 +76,7 @@ def test_a_decode_call_has_lengths_and_torchs_attention_beside_it(gpu, monkeypat
         gpu.calls += 1
         return torch.empty_like(q), torch.empty(1)
 
+    monkeypatch.setattr(launch, "BATCHES", 1)  # torch's attention computes
     monkeypatch.setattr(launch.op, "load", lambda binary: op)
     monkeypatch.setattr(launch.op, "alone", lambda kernel: lambda *of, **more: kernel(*of, **more))
     monkeypatch.setattr(launch, "attention_decode", op)

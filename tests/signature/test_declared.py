@@ -62,16 +62,7 @@ def test_random_words_are_splitmix64s_numbers_lower_half_first() -> None:
 
 # ---- the C struct -------------------------------------------------------------------------------
 
-OFFSETS = """
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-{header}
-int main() {{
-  {prints}
-  std::printf("%zu", sizeof({struct}));
-}}
-"""
+PRINTED = 'std::printf("%zu %zu\\n", offsetof({0}, {1}), sizeof({0}::{1}));'
 
 
 def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(
@@ -80,23 +71,21 @@ def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(
     """In the structs of all kinds, and in those of toys."""
     plans: list[Any] = [registry.plan_of(slug) for slug in toy.SIGNATURES]
     plans += committed.plans.values()
-    headers = {struct_of(one.signature): one for one in plans}
-    assert {one.kind for one in headers.values()} == set(registry.ENTRIES)
-    for number, (twin, one) in enumerate(headers.items()):
-        name = one.signature.struct
-        fields = [field for field, _ in twin._fields_]  # type: ignore[misc]
-        line = 'std::printf("%zu %zu\\n", offsetof({0}, {1}), sizeof({0}::{1}));'
-        program = OFFSETS.format(
-            header=rendered(one, template("abi.h.j2")),
-            prints="\n  ".join(line.format(name, field) for field in fields),
-            struct=name,
-        )
-        (tmp_path / f"{number}.cpp").write_text(program)
-        compile_cpp(*WARNINGS, "-std=c++17", f"{number}.cpp", "-o", f"{number}", folder=tmp_path)
-        *found, size = process.run([tmp_path / f"{number}"]).stdout.splitlines()
-        places = [getattr(twin, field) for field in fields]
-        assert found == [f"{place.offset} {place.size}" for place in places]
-        assert int(size) == ctypes.sizeof(twin)
+    twins = {struct_of(plan.signature): plan for plan in plans}
+    assert {plan.kind for plan in twins.values()} == set(registry.ENTRIES)
+    text, prints, places = "#include <cstddef>\n#include <cstdint>\n#include <cstdio>\n", [], []
+    for number, (twin, plan) in enumerate(twins.items()):
+        header, name = rendered(plan, template("abi.h.j2")), plan.signature.struct
+        # structs of several toys have one name
+        text += f"namespace n{number} {{\n{header}}}\n#undef {plan.signature.guard}\n"
+        for field, _ in twin._fields_:  # type: ignore[misc]
+            prints.append(PRINTED.format(f"n{number}::{name}", field))
+            places.append(f"{getattr(twin, field).offset} {getattr(twin, field).size}")
+        prints.append(f'std::printf("%zu\\n", sizeof(n{number}::{name}));')
+        places.append(f"{ctypes.sizeof(twin)}")
+    (tmp_path / "all.cpp").write_text(text + "int main() {\n" + "\n".join(prints) + "\n}\n")
+    compile_cpp(*WARNINGS, "-std=c++17", "all.cpp", "-o", "all", folder=tmp_path)
+    assert process.run([tmp_path / "all"]).stdout.splitlines() == places
 
 
 def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committed) -> None:
