@@ -30,8 +30,9 @@ from statistics import geometric_mean
 
 from record import Findings, build, exit_code, parsed, parser, say
 
-from fagen.dispatch.choice import suited
-from fagen.dispatch.tables import NAME, Row, update
+from fagen.dispatch.rows import Row
+from fagen.dispatch.select import sized
+from fagen.dispatch.tables import NAME, update
 from fagen.errors import FagenError
 from fagen.evidence import read as evidence_of
 from fagen.kinds.forward.cost import seconds
@@ -185,10 +186,10 @@ def rows_for(
         for mask in ("causal", "full"):
             if queries:
                 slug = DECODING[head_dim].format(dtype, mask)
-                yield Row.of(card, slug, DECODING_KEYS, queries=queries, by=by)
+                yield Row(card, slug, DECODING_KEYS, queries_to=queries, by=by)
             for tiles, chunks, keys in borders:
                 slug = split_slug(head_dim, chunks, dtype, mask)
-                yield Row.of(card, slug, keys, most_keys(chunks), tiles=tiles, by=by)
+                yield Row(card, slug, keys, most_keys(chunks), tiles_to=tiles, by=by)
 
 
 def most_keys(chunks: int) -> int:
@@ -204,7 +205,7 @@ def decoding_border(head_dim: int, times: Times) -> int:
         for group in GROUPS:
             for keys in QUERY_KEYS:
                 sizes = Sizes(1, QUERY_KV_HEADS * group, QUERY_KV_HEADS, queries, keys)
-                own = suited(DECODING[head_dim].format("fp16", "causal"), sizes)
+                own = sized(DECODING[head_dim].format("fp16", "causal"), sizes)
                 others = [from_slug(slug) for slug in _forward(head_dim)]
                 found = times([own, *others], sizes)
                 ratios.append(min(found[s.slug] for s in others) / found[own.slug])
@@ -270,7 +271,7 @@ def _slugs(head_dim: int) -> Iterator[str]:
     for queries in QUERIES:
         for group in GROUPS:
             sizes = Sizes(1, QUERY_KV_HEADS * group, QUERY_KV_HEADS, queries, 1)
-            yield suited(DECODING[head_dim].format("fp16", "causal"), sizes).slug
+            yield sized(DECODING[head_dim].format("fp16", "causal"), sizes).slug
 
 
 # ---- prediction ----------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from torch import Tensor
 
 import fagen
 from fagen import flash_attn_interface
-from fagen.dispatch.choice import pick
+from fagen.dispatch.select import serve
 from fagen.e4m3 import by_columns
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
@@ -266,7 +266,7 @@ def planned(door: str, mask: str, head_dim: int, keys: int, card: str) -> Plan:
     """The Plan of the kernel that a door has for so many keys."""
     of = Problem("e4m3", head_dim, head_dim, mask, "bf16", **DOORS[door].kernel)
     queries = min(keys, QUERIES)
-    return plan(pick(of, Sizes(1, HEADS, HEADS, queries, keys), card))
+    return plan(serve(of, Sizes(1, HEADS, HEADS, queries, keys), card).schedule)
 
 
 def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:

@@ -34,7 +34,7 @@ from tables import picks
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.select import buildable
 from fagen.errors import DeviceError, RefusedBuild, VerificationError
 from fagen.kind import Plan
 from fagen.measure.cells import race
@@ -120,7 +120,7 @@ def in_line(cell: Cell, card: str) -> Sequence[Schedule]:
     """
     gradients = PASSES[cell.problem.kind].gradients
     found = serving(cell, card, derived=gradients)
-    derived = candidates(cell.problem) if gradients else None
+    derived = buildable(cell.problem) if gradients else None
     # a row of a table stands alone, as does what is committed
     return derived.schedules if derived and found[0] == derived.schedules[0] else found
 

@@ -17,7 +17,7 @@ import torch
 
 from fagen import flow
 from fagen.build import Binary
-from fagen.dispatch.choice import pick
+from fagen.dispatch.select import serve
 from fagen.errors import FagenError, RefusedBuild, VerificationError
 from fagen.kind import Plan
 from fagen.measure.card import hopper
@@ -225,7 +225,7 @@ def serving(
         blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
     asked = dataclasses.replace(problem, out_dtype=DTYPES[problem.dtype].out)
-    return [pick(dataclasses.replace(asked, **way), sizes, card) for way in ways]
+    return [serve(dataclasses.replace(asked, **way), sizes, card).schedule for way in ways]
 
 
 def build(

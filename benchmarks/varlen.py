@@ -30,8 +30,7 @@ import torch
 from record import Findings, build, parsed, parser, say, script, serving
 from torch import Tensor
 
-from fagen.dispatch.choice import choose
-from fagen.dispatch.choice import serving as dispatch
+from fagen.dispatch.select import buildable, select
 from fagen.e4m3 import rounded
 from fagen.errors import DeviceError, VerificationError
 from fagen.measure.card import Clock
@@ -86,8 +85,8 @@ def run(asked: argparse.Namespace) -> int:
         for mask in asked.mask
     ]
     card = findings.about["card"]
-    rows = {problem: dispatch(problem, card).always for problem in problems}
-    chosen = {problem: choose(problem, slug) for problem, slug in rows.items()}
+    rows = {problem: select(problem, card).only for problem in problems}
+    chosen = {problem: buildable(problem, slug).schedules[0] for problem, slug in rows.items()}
     dense = {problem: dense_of(problem, card) for problem in problems}
     kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
     findings.note_compiler(kernels)

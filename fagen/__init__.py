@@ -14,7 +14,7 @@ _HOMES = {
     "attention_varlen": "runtime.varlen",
     "prepare": "runtime.attention",
     "prepare_varlen": "runtime.varlen",
-    "pick": "picking",
+    "pick": "dispatch.pick",
     "recording": "search.recording",
     "quantize": "runtime.quantize",
     "combine": "runtime.combine",

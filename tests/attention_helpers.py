@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.dispatch import choice
+from fagen.dispatch import select
 from fagen.e4m3 import by_columns, rounded
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
@@ -72,4 +72,4 @@ def fill(folder: Path, *slugs: str) -> None:
     """Have a schedules folder hold these schedules."""
     for number, slug in enumerate(slugs):
         write_toml(folder / "forward" / f"{number}.toml", slug)
-    choice.committed.cache_clear()
+    select.committed.cache_clear()

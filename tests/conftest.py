@@ -119,7 +119,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
 @pytest.fixture
 def schedules_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with nothing in it, in which fagen.attention looks for schedules and tables."""
-    for module in ("registry", "dispatch.choice"):
+    for module in ("registry", "dispatch.select"):
         monkeypatch.setattr(f"fagen.{module}.locate", lambda name: tmp_path)
     (tmp_path / "forward").mkdir()
     return tmp_path
@@ -138,14 +138,14 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
-    from fagen.dispatch import choice
+    from fagen.dispatch import select
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
     from fagen.runtime import backward, ready, varlen
 
     forget(monkeypatch, dispatch, ready, varlen, backward)
-    choice.committed.cache_clear()
+    select.committed.cache_clear()
     yield
-    choice.committed.cache_clear()
+    select.committed.cache_clear()
 
 
 @pytest.fixture

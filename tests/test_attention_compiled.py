@@ -1,6 +1,5 @@
 """fagen.attention under torch.compile and torch.export: one graph, of the kernels it calls."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from torch.utils._sympy.numbers import int_oo
 
 import fagen
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import OPEN_KEYS
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import MOST, OPEN_KEYS, Row
 from fagen.runtime.attention import picked
 from tests.attention_helpers import FEW, LONG, MANY, QUERY_ROWS, computed, qkv, quantised
 
@@ -72,7 +70,7 @@ class Attention(torch.nn.Module):
 @pytest.fixture
 def one_range(schedules_folder: Path) -> None:
     """A table for calls with the rows of qkv(), and one kernel for all the others; both ready."""
-    rows = [Row.of("NVIDIA H200", FEW, rows=QUERY_ROWS), Row.of("NVIDIA H200", MANY)]
+    rows = [Row("NVIDIA H200", FEW, rows_to=QUERY_ROWS), Row("NVIDIA H200", MANY)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     fagen.prepare(dtype="fp16", head_dim=64)
 
@@ -136,10 +134,10 @@ def test_exported_with_queries_or_heads_left_open_rows_are_many(
 @pytest.fixture
 def by_keys(schedules_folder: Path) -> None:
     """A table by keys, also for more than those as which open ones count; its kernels are ready."""
-    ends = (89, FEW), (OPEN_KEYS, MANY), (math.inf, LONG)
+    ends = (89, FEW), (OPEN_KEYS, MANY), (MOST, LONG)
     starts = 0, 90, OPEN_KEYS + 1
     rows = [
-        Row.of("NVIDIA H200", slug, least, most)
+        Row("NVIDIA H200", slug, least, most)
         for least, (most, slug) in zip(starts, ends, strict=True)
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)

@@ -12,8 +12,7 @@ from torch import Tensor
 import fagen
 from fagen import registry
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import MOST, Narrow, for_narrow
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import MOST, Row, first_fit, measures
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.reference import reference
 from fagen.runtime import attention as dispatch
@@ -26,9 +25,9 @@ SPLIT = "fwd_fp16_d64_causal_m64n64_split3"
 DECODING = "dec_fp16_d64_causal_r8n128"
 PLAIN = "fwd_fp16_d64_causal_m64n32"
 ROWS = [
-    Row.of("NVIDIA H200", PLAIN),
-    Row.of("NVIDIA H200", SPLIT, 300, 2_000, tiles=8),
-    Row.of("NVIDIA H200", DECODING, 200, queries=3),
+    Row("NVIDIA H200", PLAIN),
+    Row("NVIDIA H200", SPLIT, 300, 2_000, tiles_to=8),
+    Row("NVIDIA H200", DECODING, 200, queries_to=3),
 ]
 
 
@@ -205,7 +204,7 @@ def test_sizes_that_are_left_open_are_one_graph(own_table: None, fresh_dynamo: N
 def test_a_users_row_goes_before_fagens_own(tables: tuple[Path, Path], taken: list[str]) -> None:
     dispatch_table.update(tables[0], ROWS)
     mine = "fwd_fp16_d64_causal_m64n48_split2"
-    dispatch_table.update(tables[1], [Row.of("NVIDIA H200", mine, 500, 600, tiles=64)])
+    dispatch_table.update(tables[1], [Row("NVIDIA H200", mine, 500, 600, tiles_to=64)])
     for keys, slug in ((550, mine), (700, SPLIT)):
         fagen.attention(*qkv(40, keys), causal=True)
         assert taken[-1] == slug
@@ -228,7 +227,7 @@ def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path: Pa
     found = dispatch_table.table_at(path)
     assert set(found) == set(ROWS) and [row.slug for row in found] == [DECODING, SPLIT, PLAIN]
     with pytest.raises(ScheduleError, match="are both for 500 keys to 2000"):
-        dispatch_table.update(path, [*ROWS[1:], Row.of("NVIDIA H200", SPLIT, 500, tiles=8)])
+        dispatch_table.update(path, [*ROWS[1:], Row("NVIDIA H200", SPLIT, 500, tiles_to=8)])
     for wrong, said in (("tiles_to = 0", "1 or more tiles"), ("queries_to = 1.5", "whole number")):
         path.write_text(dispatch_table.written(ROWS[1:2]).replace("tiles_to = 8", wrong))
         dispatch_table.table_at.cache_clear()
@@ -236,16 +235,17 @@ def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path: Pa
             dispatch_table.table_at(path)
     path.write_text(dispatch_table.written(ROWS[1:2]) + "rows_to = 5\n")
     dispatch_table.table_at.cache_clear()
-    with pytest.raises(ScheduleError, match="rows_to goes without from and to and tiles_to"):
+    with pytest.raises(ScheduleError, match="rows_to goes without keys_from and keys_to and"):
         dispatch_table.table_at(path)
 
 
 def test_the_first_row_that_fits_serves_a_call() -> None:
-    narrow = (
-        Narrow(4, math.inf, 100, math.inf, "few"),
-        Narrow(math.inf, 8, 500, 900, "tiles"),
-        Narrow(math.inf, 8, 901, MOST, "more keys"),
+    rows = (
+        Row("", "few", 100, queries_to=4),
+        Row("", "tiles", 500, 900, tiles_to=8),
+        Row("", "more keys", 901, MOST, tiles_to=8),
     )
+    limits = [(row.slug, row.limits) for row in rows]
     for heads, queries, keys, slug in (
         (8, 4, 100, "few"),
         (8, 4, 99, None),
@@ -256,4 +256,4 @@ def test_the_first_row_that_fits_serves_a_call() -> None:
         (9, 5, 500, None),
         (8, 5, 499, None),
     ):
-        assert for_narrow(narrow, heads, queries, keys) == slug
+        assert first_fit(limits, measures(1, heads, heads, queries, keys)) == slug

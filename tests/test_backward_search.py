@@ -8,7 +8,8 @@ import pytest
 from fagen import search
 from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.rows import MOST
+from fagen.dispatch.select import buildable
 from fagen.errors import ScheduleError
 from fagen.kinds.backward import cost
 from fagen.kinds.backward.formulae import budget
@@ -159,7 +160,7 @@ def test_committed_spaces_hold_what_serves_and_predict_it_among_the_best(path):
         found = survey(declared, target)
         assert 0 < len(found.points) <= found.total == declared.points / 2
         slugs = [found.schedule(point).slug for point in found.best]
-        there = [one.slug for one in candidates(target).schedules if one.slug in slugs]
+        there = [one.slug for one in buildable(target).schedules if one.slug in slugs]
         usual = found.predicted(found.best[slugs.index(there[0])])
         assert usual < declared.effort.prune * found.predicted(found.best[0]), "it is not left out"
         assert len(set(slugs)) == len(slugs), "each schedule is one point"
@@ -171,7 +172,7 @@ def test_a_space_of_a_head_dim_without_a_schedule_is_tried_in_half_a_minute(dims
     assert {target.mask for target in declared.targets()} == {*MASKS}
     for target in declared.targets():
         found = survey(declared, target)
-        first, *_ = candidates(target).schedules
+        first, *_ = buildable(target).schedules
         # 20 CPU-seconds a kernel, and a second each on a GPU
         assert 4 <= len(found.points) <= 6 and len(declared.shapes) <= 3
         assert not declared.effort.long_runs
@@ -238,9 +239,9 @@ def test_what_was_found_is_written_where_fagen_attention_reads_it(replayed, tmp_
         assert row.slug.startswith("bwd_fp16_d64_") and row.by.startswith("fagen search")
         assert read(folder / "backward" / f"{row.slug}.toml").slug == row.slug
     for mask in MASKS:
-        of = [row for row in rows if row.problem.mask == mask and not row.few]
-        assert of[0].least == 0 and of[-1].most == float("inf")
-        assert all(after.least == before.most + 1 for before, after in pairwise(of))
+        of = [row for row in rows if row.problem.mask == mask and not row.for_few_rows]
+        assert of[0].keys_from == 0 and of[-1].keys_to == MOST
+        assert all(after.keys_from == before.keys_to + 1 for before, after in pairwise(of))
     page = replayed.with_suffix(".html").read_text()
     assert "fp16, head dim 64, causal, backward" in page
 

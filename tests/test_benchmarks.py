@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fagen import registry
-from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.tables import table_at
+from fagen.dispatch.tables import NAME, table_at
 from fagen.measure.rows import Row, geomean, ratios, read_rows, regimes_of
 from fagen.paths import locate
 from fagen.problem import Cell, Problem, Sizes
@@ -202,7 +201,7 @@ def test_committed_rows_of_few_queries_are_those_that_are_predicted(
 ):
     """As long as they say that they are; measured ones are by a committed result."""
     choice = script("choice")
-    committed = [row for row in table_at(locate("schedules") / dispatch_table.NAME) if row.narrow]
+    committed = [row for row in table_at(locate("schedules") / NAME) if row.for_few_tiles]
     assert committed
     predicted = [row for row in committed if "predicted" in row.by]
     for row in committed:
@@ -210,7 +209,7 @@ def test_committed_rows_of_few_queries_are_those_that_are_predicted(
     if predicted:
         monkeypatch.setattr(choice, "locate", lambda name: tmp_path)
         assert choice.main(["--predicted", "--write"]) == 0
-        assert set(predicted) <= set(table_at(tmp_path / dispatch_table.NAME))
+        assert set(predicted) <= set(table_at(tmp_path / NAME))
         assert "tiles" in capsys.readouterr().out
 
 

@@ -8,7 +8,8 @@ import torch
 
 import fagen
 from fagen.dispatch import tables
-from fagen.dispatch.choice import meant
+from fagen.dispatch.rows import Row
+from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode.reference import attend
 from fagen.problem import Sizes
@@ -293,13 +294,12 @@ def chosen(**sizes) -> str | None:
 
 def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
     few, many = "dec_fp16_d64_causal_r8n128_s4", "dec_fp16_d64_causal_r8n128_runs_b1"
-    row = tables.Row.of
     tables.update(
         users_table,
         [
-            row("NVIDIA H200", few, group=8, rows=32),
-            row("NVIDIA H200", many, group=8),
-            row("NVIDIA H200", WIDE, group=16),
+            Row("NVIDIA H200", few, group_rows=8, rows_to=32),
+            Row("NVIDIA H200", many, group_rows=8),
+            Row("NVIDIA H200", WIDE, group_rows=16),
         ],
     )
     of_eight = dict(heads=16, kv_heads=8)
@@ -315,7 +315,7 @@ def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
 def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
     q, k, v = tensors(queries=2, heads=16, keys=500)
     by_rule = fagen.attention_decode(q, k, v)
-    tables.update(users_table, [tables.Row.of("NVIDIA H200", WIDE, group=8)])
+    tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
     decode._tables.clear()
     decode._called.clear()
     assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
@@ -324,21 +324,21 @@ def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
 
 def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):
     unified = "dec_fp16_d64_causal_r8n128_unified"
-    tables.update(users_table, [tables.Row.of("NVIDIA H200", unified, group=8)])
+    tables.update(users_table, [Row("NVIDIA H200", unified, group_rows=8)])
     assert chosen() is None
 
 
 def test_attention_takes_the_same_kernels_for_few_queries(users_table):
     usual, sizes = "dec_fp16_d64_causal_r8n128", Sizes(1, 8, 8, 1, 5_000)
-    assert meant(usual, sizes, "NVIDIA H200").slug == usual
+    assert sized(usual, sizes, "NVIDIA H200").slug == usual
     found = "dec_fp16_d64_causal_r8n128_s4"
-    tables.update(users_table, [tables.Row.of("NVIDIA H200", found, group=8)])
-    assert meant(usual, sizes, "NVIDIA H200").slug == found
-    assert meant(usual, Sizes(1, 8, 1, 1, 5_000), "NVIDIA H200").slug == f"{usual}_c64"
+    tables.update(users_table, [Row("NVIDIA H200", found, group_rows=8)])
+    assert sized(usual, sizes, "NVIDIA H200").slug == found
+    assert sized(usual, Sizes(1, 8, 1, 1, 5_000), "NVIDIA H200").slug == f"{usual}_c64"
 
 
 def test_with_a_table_a_ready_call_is_still_traced(users_table):
-    tables.update(users_table, [tables.Row.of("NVIDIA H200", WIDE, group=8)])
+    tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
     q, k, v = tensors()
     right = fagen.attention_decode(q, k, v)
     found = torch.compile(fagen.attention_decode, fullgraph=True, backend="aot_eager")(q, k, v)
@@ -348,13 +348,13 @@ def test_with_a_table_a_ready_call_is_still_traced(users_table):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("group_rows = 8", "group_rows = 8\nfrom = 5"), "group_rows goes without from"),
+        (("group_rows = 8", "group_rows = 8\nkeys_from = 5"), "group_rows goes without keys_from"),
         (("group_rows = 8", "group_rows = 0"), "group_rows is 0; it must be 1 or more rows"),
         (("dec_fp16_d64_causal_r8n128", "fwd_fp16_d64_causal_m64n64"), "group_rows is for kernels"),
     ],
 )
 def test_a_wrong_row_is_refused(users_table, change, said):
-    row = tables.Row.of("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group=8)
+    row = Row("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group_rows=8)
     tables.update(users_table, [row])
     assert tables.table_at(users_table) == (row,) and row.problem.kind == "decode"
     users_table.write_text(users_table.read_text().replace(*change))
@@ -364,11 +364,10 @@ def test_a_wrong_row_is_refused(users_table, change, said):
 
 
 def test_two_rows_for_the_same_calls_are_refused_and_of_other_kv_heads_are_not(users_table):
-    row = tables.Row.of
-    of_many = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group=8)
-    of_one = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_c64", group=8)
+    of_many = Row("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group_rows=8)
+    of_one = Row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_c64", group_rows=8)
     tables.update(users_table, [of_many, of_one])
-    other = row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_s4", group=8)
+    other = Row("NVIDIA H200", "dec_fp16_d64_causal_r8n128_s4", group_rows=8)
     with pytest.raises(ScheduleError, match="are both for"):
         tables.update(users_table, [of_one, of_many, other])
     tables.update(users_table, [other])

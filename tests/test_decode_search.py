@@ -10,7 +10,7 @@ import pytest
 
 from fagen import evidence, search
 from fagen.arch import SM90
-from fagen.dispatch.choice import suited
+from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError
 from fagen.kinds.decode import cost
 from fagen.kinds.decode.formulae import budget
@@ -207,17 +207,17 @@ def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_bes
     assert len(set(slugs)) == len(slugs), "each schedule is one point"
     fastest = [min(times) for times in zip(*(p.seconds for p in found.points), strict=True)]
     for size, best in zip(found.sizes, fastest, strict=True):
-        usual = suited(slugs[0], size)
+        usual = sized(slugs[0], size)
         assert usual.slug in slugs
         assert cost.seconds(usual.values(), size) < 1.2 * best
     assert anchors(found, declared.effort)[0] in slugs
-    assert set(serving(found, "NVIDIA H200")) == {suited(slugs[0], s).slug for s in found.sizes}
+    assert set(serving(found, "NVIDIA H200")) == {sized(slugs[0], s).slug for s in found.sizes}
 
 
 def test_a_slug_stands_for_what_might_beat_it():
     declared = space_like("dec_bf16_d72_causal_r8n64_c20")
     sizes = [shape.sizes(72) for shape in declared.shapes]
-    assert {suited("dec_bf16_d72_causal_r8n64_c20", s).slug for s in sizes} <= {
+    assert {sized("dec_bf16_d72_causal_r8n64_c20", s).slug for s in sizes} <= {
         "dec_bf16_d72_causal_r8n64",
         "dec_bf16_d72_causal_r8n64_runs",
     }
@@ -231,7 +231,7 @@ def test_a_slug_stands_for_what_might_beat_it():
 def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, chunks):
     slug = f"dec_fp16_d128_causal_r{rows}n64" + ("" if chunks == 16 else f"_c{chunks}")
     declared = space_like(slug)
-    usual = [suited(slug, shape.sizes(128)).values() for shape in declared.shapes]
+    usual = [sized(slug, shape.sizes(128)).values() for shape in declared.shapes]
     assert len(usual) == 6 and {(one["rows"], one["chunks"]) for one in usual} == {(rows, chunks)}
 
 

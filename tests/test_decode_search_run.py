@@ -12,6 +12,7 @@ import torch
 
 from fagen import search
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.rows import MOST
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.decode import proof
 from fagen.kinds.decode.space import SPACE
@@ -195,14 +196,14 @@ def test_what_was_found_is_written_where_calls_of_decoding_read_it(replayed, tmp
     answer = fagen("search", "report", replayed, "--write", folder)
     assert answer.exit_code == 0, answer.output
     rows = dispatch_table.table_at(folder / "dispatch.toml")
-    assert [row.group for row in rows] == [8, 16]  # one query of four heads, and four
+    assert [row.group_rows for row in rows] == [8, 16]  # one query of four heads, and four
     for row in rows:
         assert row.problem == replace(TARGET, v_layout="", scale_rows=0)
-        assert row.by.startswith("fagen search") and math.isinf(row.rows)
+        assert row.by.startswith("fagen search") and row.rows_to == MOST
         assert read(folder / "decode" / f"{row.slug}.toml").slug == row.slug
         # bits are those of calls without a table
         assert {values(row.slug)[key] for key in ("chunks", "block_n")} == {16, 128}
-        assert f"{row.group} rows to a KV head: {row.slug}" in answer.output
+        assert f"{row.group_rows} rows to a KV head: {row.slug}" in answer.output
     page = replayed.with_suffix(".html").read_text()
     assert "fp16, head dim 64, causal, decode" in page and "16 rows to a KV head" in page
 

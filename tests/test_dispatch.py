@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch import choice
+from fagen.dispatch import select
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import OPEN_KEYS
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import OPEN_KEYS, Row
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.emulate import emulate
@@ -29,7 +28,7 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
     fill(schedules_folder, plain)
     odd = (schedules_folder / "forward" / "0.toml").read_text() + "[pipeline]\nstages = 3\n"
     (schedules_folder / "forward" / ".toml").write_text(odd)  # the first of the two by name
-    assert len(choice.committed("forward")) == 2
+    assert len(select.committed("forward")) == 2
     assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
     assert fagen.prepare(dtype="fp16", head_dim=64) == plain
     other = dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)  # of which there is none
@@ -51,7 +50,7 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folde
     few, many = "fwd_fp16_d64_full_m64n16", "fwd_fp16_d64_full_m64n64"
     other = "fwd_fp16_d64_full_m128n128"
     fill(schedules_folder, few, many, other)
-    rows = [Row.of("NVIDIA H200", few, 0, 89), Row.of("NVIDIA H200", many, 90)]
+    rows = [Row("NVIDIA H200", few, 0, 89), Row("NVIDIA H200", many, 90)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64) == many
     assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=89) == few
@@ -84,12 +83,12 @@ def test_a_bounded_row_of_a_user_serves_its_calls_and_leaves_the_others(
         found = {slug: computed(slug, q, k[:, :keys], v[:, :keys]) for slug in usual}
         return {slug for slug, expected in found.items() if torch.equal(out, expected)}
 
-    dispatch_table.update(users_table, [Row.of("NVIDIA H200", MANY, 90, 150)])
+    dispatch_table.update(users_table, [Row("NVIDIA H200", MANY, 90, 150)])
     assert served(150) == {MANY}
     assert served(151) == served(89) == {"fwd_fp16_d64_full_m128n128"}
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu") == "fwd_fp16_d64_full_m128n128"
     assert ready() == {None, MANY}
-    dispatch_table.update(schedules_folder / dispatch_table.NAME, [Row.of("NVIDIA H200", FEW)])
+    dispatch_table.update(schedules_folder / dispatch_table.NAME, [Row("NVIDIA H200", FEW)])
     dispatch._served.clear()
     assert served(150) == {MANY}
     assert served(151) == served(89) == {FEW}
@@ -114,16 +113,16 @@ def test_a_users_table_that_cannot_be_read_is_refused_with_its_line(
     assert str(refusal.value).isprintable()
 
 
-@pytest.mark.parametrize("size", ["to", "from", "rows_to"])
+@pytest.mark.parametrize("size", ["keys_to", "keys_from", "rows_to"])
 def test_the_largest_size_that_a_table_can_say_serves_calls(
     schedules_folder: Path, users_table: Path, size: str, fresh_dynamo: None
 ) -> None:
     fill(schedules_folder, "fwd_fp16_d64_full_m128n128")
     users_table.write_bytes(
-        f"""\ufeff[[kernel]]\r\ncard = "\U0001f600"\r\ndtype = "fp16"\r\nhead_dim = 64\r\n
-        mask = "full"\r\nslug = "{MANY}"\r\n{size} = {2**63 - 1}\r\n""".encode()
+        f"""\ufeff[[kernel]]\r\ncard = "\U0001f600"\r\n
+        slug = "{MANY}"\r\n{size} = {2**63 - 1}\r\n""".encode()
     )
-    slug = "fwd_fp16_d64_full_m128n128" if size == "from" else MANY
+    slug = "fwd_fp16_d64_full_m128n128" if size == "keys_from" else MANY
     q, k, v = qkv()
     assert torch.equal(fagen.attention(q, k, v), computed(slug, q, k, v))
     fagen.prepare(dtype="fp16", head_dim=64, device="cpu")
@@ -137,10 +136,10 @@ def by_rows(schedules_folder: Path) -> None:
     """A table for calls with the rows of qkv(), with fewer, and by keys with more."""
     fill(schedules_folder, "fwd_fp16_d64_full_m128n128", "fwd_fp16_d64_causal_m128n128")
     rows = [
-        Row.of("NVIDIA H200", FEW, rows=QUERY_ROWS),
-        Row.of("NVIDIA H200", FEWER, rows=100),
-        Row.of("NVIDIA H200", MANY, 0, 9_999),
-        Row.of("NVIDIA H200", LONG, 10_000),
+        Row("NVIDIA H200", FEW, rows_to=QUERY_ROWS),
+        Row("NVIDIA H200", FEWER, rows_to=100),
+        Row("NVIDIA H200", MANY, 0, 9_999),
+        Row("NVIDIA H200", LONG, 10_000),
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
 
@@ -169,9 +168,9 @@ def test_rows_from_very_many_keys_go_before_those_for_few_query_rows(
     schedules_folder: Path,
 ) -> None:
     rows = [
-        Row.of("NVIDIA H200", FEW, rows=QUERY_ROWS),
-        Row.of("NVIDIA H200", MANY, 0, OPEN_KEYS),
-        Row.of("NVIDIA H200", LONG, OPEN_KEYS + 1),
+        Row("NVIDIA H200", FEW, rows_to=QUERY_ROWS),
+        Row("NVIDIA H200", MANY, 0, OPEN_KEYS),
+        Row("NVIDIA H200", LONG, OPEN_KEYS + 1),
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu", rows=1) == LONG
@@ -210,7 +209,7 @@ def test_the_slug_is_that_for_the_most_keys_also_where_fewer_share_it(
     schedules_folder: Path,
 ) -> None:
     rows = [
-        Row.of("NVIDIA H200", slug, *keys)
+        Row("NVIDIA H200", slug, *keys)
         for slug, *keys in ((MANY, 0, 89), (FEW, 90, 999), (MANY, 1_000))
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
@@ -223,7 +222,7 @@ def test_no_call_but_the_first_looks_at_a_disk(
 ) -> None:
     slug = "fwd_fp16_d64_full_m64n16"
     fill(schedules_folder, slug)
-    rows = [Row.of("NVIDIA H200", slug)]
+    rows = [Row("NVIDIA H200", slug)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     q, k, v = qkv()
     first = fagen.attention(q, k, v)

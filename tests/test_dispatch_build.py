@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fagen.dispatch.choice import Choice, candidates
+from fagen.dispatch.select import Choice, buildable
 from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
 from fagen.runtime import attention as dispatch
 from fagen.runtime import ready
@@ -133,7 +133,7 @@ def refusing(
 def of_no_table() -> tuple[dispatch.Kind, list[str]]:
     """A kind of call that is served by derived schedules, and their slugs."""
     kind = (torch.device("cuda", 0), torch.float16, 24, 24, False)
-    found = candidates(dispatch.problem_of(kind))
+    found = buildable(dispatch.problem_of(kind))
     assert found.derived
     return kind, [schedule.slug for schedule in found.schedules]
 

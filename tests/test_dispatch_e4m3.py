@@ -1,15 +1,14 @@
 """Which kernel fagen.attention picks for e4m3 tensors: by table, by folder, or the usual tile."""
 
-from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 
 import fagen
-from fagen.dispatch import choice
+from fagen.dispatch import select
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import MOST, Row
 from fagen.e4m3 import rounded
 from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.keys import Schedule
@@ -27,9 +26,12 @@ from tests.tensors import normal
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
-def row(slug: str, least: int, most: float, layout: str = "columns", scale_rows: int = 0) -> Row:
-    problem = Problem("e4m3", 64, 64, "full", None, layout, scale_rows)
-    return Row("NVIDIA H200", problem, least, most, slug)
+def row(
+    slug: str, least: int, most: int = MOST, layout: str = "columns", scale_rows: int = 0
+) -> Row:
+    made = Row("NVIDIA H200", slug, least, most)
+    assert made.problem == Problem("e4m3", 64, 64, "full", None, layout, scale_rows)
+    return made
 
 
 def usual(width: int, width_v: int, mask: str, layout: str, scale_rows: int) -> Schedule:
@@ -44,9 +46,9 @@ def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(
     # 199 keys are 208 places of transposed V: it is keys that count
     table = [
         row(few, 0, 199),
-        row(many, 200, inf),
-        row(rows, 0, inf, "rows"),
-        row(blocks, 0, inf, "columns", 32),
+        row(many, 200, MOST),
+        row(rows, 0, MOST, "rows"),
+        row(blocks, 0, MOST, "columns", 32),
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, table)
     for slug, layout, scale_rows, keys in (
@@ -67,7 +69,7 @@ def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(
 def test_e4m3_calls_of_few_query_rows_have_their_own_kernel(schedules_folder: Path) -> None:
     few, many = "fwd_e4m3_d64_full_m64n32", "fwd_e4m3_d64_full_m64n64"
     rows = 2 * 4 * 70
-    table = [Row.of("NVIDIA H200", few, rows=rows), row(many, 0, inf)]
+    table = [Row("NVIDIA H200", few, rows_to=rows), row(many, 0, MOST)]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, table)
     for slug, queries in ((few, 70), (many, 71)):
         tensors, how = quantised(0, "columns", queries=queries)
@@ -94,7 +96,7 @@ KEYS_OF_A_SUM = 160
 
 @pytest.mark.parametrize(
     "schedule",
-    [one for one in choice.committed("forward") if one.attention.dtype == "e4m3"],
+    [one for one in select.committed("forward") if one.attention.dtype == "e4m3"],
     ids=lambda schedule: schedule.slug,
 )
 def test_no_committed_e4m3_kernel_adds_up_more_keys_than_13_bits_hold(schedule: Schedule) -> None:
@@ -135,7 +137,7 @@ def test_a_v_with_a_mean_is_as_exact_as_a_textbooks(head_dim: int, mask: str) ->
     "schedule",
     [
         schedule  # those of packed sequences are in test_varlen_fp8.py
-        for schedule in choice.committed("forward")
+        for schedule in select.committed("forward")
         if schedule.attention.dtype == "e4m3" and not Problem.of(schedule).varlen
     ],
     ids=lambda schedule: schedule.slug,

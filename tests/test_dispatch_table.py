@@ -1,13 +1,13 @@
 """Dispatch tables: which kernel for which problem, key length and card."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import OPEN_KEYS, for_narrow, pick, serving, slugs_for
-from fagen.dispatch.tables import Row, table_at, update
+from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
+from fagen.dispatch.select import flattened, select, serve
+from fagen.dispatch.tables import table_at, update
 from fagen.errors import FagenError, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
@@ -20,8 +20,12 @@ PROBLEM = Problem("fp16", 128, 128, "full", "fp16", "", 0)
 
 
 def rows(card="NVIDIA H200", short=SHORT, long=LONG):
-    asked = replace(PROBLEM, out_dtype=None)
-    return [Row(card, asked, 0, 1_023, short), Row(card, asked, 1_024, math.inf, long)]
+    return [Row(card, short, 0, 1_023), Row(card, long, 1_024)]
+
+
+def rows_for(problem, card="NVIDIA H200"):
+    """The rows that name a kernel, in the order in which they are tried."""
+    return tuple(row for row in flattened(problem, card) if row.slug)
 
 
 @pytest.fixture
@@ -29,13 +33,14 @@ def folders(tmp_path, monkeypatch):
     """fagen's own table and a user's, both empty so far."""
     (tmp_path / "own").mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("fagen.dispatch.select.locate", lambda name: tmp_path / "own")
     table_at.cache_clear()
     yield tmp_path / "own" / "dispatch.toml", tmp_path / "fagen" / "dispatch.toml"
     table_at.cache_clear()
 
 
 def test_what_is_written_is_read(tmp_path):
-    more = Row.of("NVIDIA H100", "fwd_bf16_d192v128_causal_m128n128_vspace")
+    more = Row("NVIDIA H100", "fwd_bf16_d192v128_causal_m128n128_vspace")
     update(tmp_path / "dispatch.toml", [*rows(), more])
     assert set(table_at(tmp_path / "dispatch.toml")) == {*rows(), more}
 
@@ -55,37 +60,37 @@ def test_a_row_says_by_what_it_was_measured_and_keeps_that(tmp_path):
 def test_an_update_replaces_a_problem_on_a_card_and_nothing_else(tmp_path):
     path = tmp_path / "dispatch.toml"
     update(path, [*rows(), *rows("NVIDIA H100")])
-    update(path, [Row.of("NVIDIA H200", LONG)])
+    update(path, [Row("NVIDIA H200", LONG)])
     kept = table_at(path)
     assert [row.slug for row in kept if row.card == "NVIDIA H200"] == [LONG]
     assert len([row for row in kept if row.card == "NVIDIA H100"]) == 2
 
 
 def few(n=16_384, card="NVIDIA H200", slug="fwd_fp16_d128_full_m128n96"):
-    return Row.of(card, slug, rows=n)
+    return Row(card, slug, rows_to=n)
 
 
 def test_rows_for_few_queries_go_first_the_fewest_before_all(folders):
     own, _ = folders
     update(own, [*rows(), few(), few(8_192), *rows("NVIDIA H100")])
-    found = dispatch_table.rows_for(PROBLEM, "NVIDIA H200", own=own.parent)
+    found = rows_for(PROBLEM, "NVIDIA H200")
     assert found == (few(8_192), few(), *rows())
     assert table_at(own) == (*rows("NVIDIA H100"), *found)
-    assert [row.few for row in found] == [True, True, False, False]
+    assert [row.for_few_rows for row in found] == [True, True, False, False]
     assert own.read_text().count("\nrows_to = 8192\nslug = ") == 1
     alike = FP8[0].card, FP8[0].slug
-    update(own, [*FP8, Row.of(*alike, rows=1)])
-    found = dispatch_table.rows_for(e4m3("columns"), "NVIDIA H200", own=own.parent)
-    assert found == (Row.of(*alike, rows=1), *FP8[:2])
+    update(own, [*FP8, Row(*alike, rows_to=1)])
+    found = rows_for(e4m3("columns"), "NVIDIA H200")
+    assert found == (Row(*alike, rows_to=1), *FP8[:2])
 
 
 def test_a_search_leaves_rows_for_few_queries_as_they_are(tmp_path):
     path = tmp_path / "dispatch.toml"
     update(path, [*rows(), few(), few(8_192)])
-    update(path, [Row.of("NVIDIA H200", LONG)])  # by keys alone, as a search writes them
-    assert set(table_at(path)) == {Row.of("NVIDIA H200", LONG), few(), few(8_192)}
+    update(path, [Row("NVIDIA H200", LONG)])  # by keys alone, as a search writes them
+    assert set(table_at(path)) == {Row("NVIDIA H200", LONG), few(), few(8_192)}
     update(path, [few(1_024, slug=SHORT)])
-    assert set(table_at(path)) == {Row.of("NVIDIA H200", LONG), few(1_024, slug=SHORT)}
+    assert set(table_at(path)) == {Row("NVIDIA H200", LONG), few(1_024, slug=SHORT)}
     update(path, [*rows("NVIDIA H100"), few(card="NVIDIA H100")])
     update(path, [*rows(), few()])
     assert set(table_at(path)) == {
@@ -97,10 +102,10 @@ def test_a_search_leaves_rows_for_few_queries_as_they_are(tmp_path):
     ("new", "said"),
     [
         ([few(), few(slug=SHORT)], "are both for at most 16384 query rows"),
-        ([Row.of("NVIDIA H200", LONG, 0, 99)] * 2, "are both for 0 keys to 99"),
-        ([Row.of("NVIDIA \ud83d", LONG)], "this is not TOML"),
+        ([Row("NVIDIA H200", LONG, 0, 99)] * 2, "are both for 0 keys to 99"),
+        ([Row("NVIDIA \ud83d", LONG)], "this is not TOML"),
         ([few(2**63)], "rows_to is 9223372036854775808; it must be 9223372036854775807 or less"),
-        ([Row.of("NVIDIA H200" * 6_000, slug) for slug in (LONG, SHORT)], "more than 131,072 byte"),
+        ([Row("NVIDIA H200" * 6_000, slug) for slug in (LONG, SHORT)], "more than 131,072 byte"),
     ],
 )
 def test_an_update_that_would_spoil_a_table_leaves_it_as_it_is(tmp_path, new, said):
@@ -114,9 +119,6 @@ def test_an_update_that_would_spoil_a_table_leaves_it_as_it_is(tmp_path, new, sa
 
 def test_a_users_table_goes_first_then_this_card_then_another(folders):
     own, users = folders
-
-    def rows_for(*asked):
-        return dispatch_table.rows_for(*asked, own=own.parent)
 
     assert rows_for(PROBLEM, "NVIDIA H200") == ()
     update(own, rows("NVIDIA H100", long="fwd_fp16_d128_full_m128n96"))
@@ -141,11 +143,11 @@ def overlaid(folders, users, owns, card="NVIDIA H200"):
     own, of_user = folders
     update(own, owns)
     update(of_user, users)
-    return dispatch_table.rows_for(PROBLEM, card, own=own.parent)
+    return rows_for(PROBLEM, card)
 
 
-def row(slug, least=0, most=math.inf, card="NVIDIA H200"):
-    return Row.of(card, slug, least, most)
+def row(slug, least=0, most=MOST, card="NVIDIA H200"):
+    return Row(card, slug, least, most)
 
 
 MINE = "fwd_fp16_d128_full_m128n160"
@@ -154,14 +156,13 @@ MINE = "fwd_fp16_d128_full_m128n160"
 @pytest.mark.parametrize(
     ("users", "left"),
     [
-        ([(8_192, math.inf)], [(SHORT, 0, 1_023), (LONG, 1_024, 8_191), (MINE, 8_192, math.inf)]),
-        ([(0, 1_000)], [(MINE, 0, 1_000), (SHORT, 1_001, 1_023), (LONG, 1_024, math.inf)]),
-        ([(1_000, 1_100)], [(SHORT, 0, 999), (MINE, 1_000, 1_100), (LONG, 1_101, math.inf)]),
-        ([(0, 1_023)], [(MINE, 0, 1_023), (LONG, 1_024, math.inf)]),
+        ([(8_192, MOST)], [(SHORT, 0, 1_023), (LONG, 1_024, 8_191), (MINE, 8_192, MOST)]),
+        ([(0, 1_000)], [(MINE, 0, 1_000), (SHORT, 1_001, 1_023), (LONG, 1_024, MOST)]),
+        ([(1_000, 1_100)], [(SHORT, 0, 999), (MINE, 1_000, 1_100), (LONG, 1_101, MOST)]),
+        ([(0, 1_023)], [(MINE, 0, 1_023), (LONG, 1_024, MOST)]),
         ([(5, 5), (7, 9)], [(SHORT, 0, 4), (MINE, 5, 5), (SHORT, 6, 6), (MINE, 7, 9),
-                            (SHORT, 10, 1_023), (LONG, 1_024, math.inf)]),
-        ([(0, 2**63 - 1)], [(MINE, 0, 2**63 - 1), (LONG, 2**63, math.inf)]),
-        ([(0, math.inf)], [(MINE, 0, math.inf)]),
+                            (SHORT, 10, 1_023), (LONG, 1_024, MOST)]),
+        ([(0, MOST)], [(MINE, 0, MOST)]),
     ],
 )  # fmt: skip
 def test_bounded_rows_of_a_user_leave_the_rest_to_fagens(folders, users, left):
@@ -174,21 +175,20 @@ def test_rows_of_a_user_for_few_queries_leave_those_for_more_to_fagens(folders):
     assert found == (few(64, slug=MINE), few(8_192), *rows())
 
 
-def test_what_no_row_is_for_is_served_as_without_a_table(folders, monkeypatch):
-    own, of_user = folders
-    monkeypatch.setattr("fagen.dispatch.choice.locate", lambda name: own.parent)
-    usual = pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+def test_what_no_row_is_for_is_served_as_without_a_table(folders):
+    _, of_user = folders
+    usual = serve(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200").schedule
     assert usual.slug != MINE
     update(of_user, [row(MINE, 100, 200), few(64, slug=SHORT)])
 
     def picked(keys, queries=1_000):
-        return pick(PROBLEM, Sizes(1, 1, 1, queries, keys), "NVIDIA H200").slug
+        return serve(PROBLEM, Sizes(1, 1, 1, queries, keys), "NVIDIA H200").schedule.slug
 
     expected = {1: usual.slug, 99: usual.slug, 100: MINE, 200: MINE, 201: usual.slug}
     expected |= {OPEN_KEYS + 1: usual.slug}
     assert {keys: picked(keys) for keys in expected} == expected
     assert picked(1, 64) == picked(150, 64) == SHORT
-    assert serving(PROBLEM, "NVIDIA H200").by_keys == ((99, None), (200, MINE), (math.inf, None))
+    assert select(PROBLEM, "NVIDIA H200").many == ((99, None), (200, MINE), (MOST, None))
 
 
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
@@ -198,10 +198,11 @@ def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("keys", [(0, 1_000), (8_192, 10_000), (8_192, math.inf), (0, 200_000)])
-def test_no_other_call_is_served_otherwise_for_a_users_row(folders, mask, keys):
+@pytest.mark.parametrize("keys", [(0, 1_000), (8_192, 10_000), (8_192, MOST), (0, 200_000)])
+def test_no_other_call_is_served_otherwise_for_a_users_row(folders, monkeypatch, mask, keys):
     """Over fagen's own table: rows for few queries and for accuracy stay what they were."""
     _, of_user = folders
+    monkeypatch.setattr("fagen.dispatch.select.locate", locate)
     slug = f"fwd_fp16_d128_{mask}_m64n48"
     asked = replace(PROBLEM, mask=mask)
     sizes = [
@@ -209,14 +210,15 @@ def test_no_other_call_is_served_otherwise_for_a_users_row(folders, mask, keys):
         for queries in (1, 1_000, 200_000)
         for length in (1, 1_000, 1_001, 8_191, 8_192, 10_000, 10_001, OPEN_KEYS, 200_000, 300_000)
     ]
-    before = {size: pick(asked, size, "NVIDIA H200") for size in sizes}
+    before = {size: serve(asked, size, "NVIDIA H200").schedule for size in sizes}
     update(of_user, [row(slug, *keys)])
-    found = serving(asked, "NVIDIA H200")
-    few_rows = {served for _, served in found.few}
-    narrow = [size for size in sizes if for_narrow(found.narrow, 16, size.seqlen_q, size.seqlen_k)]
+    rows = flattened(asked, "NVIDIA H200")
+    few_rows = {row.slug for row in rows if row.for_few_rows}
+    few_tiles = [(row, row.limits) for row in rows if row.for_few_tiles]
+    narrow = [size for size in sizes if first_fit(few_tiles, measures_of(size))]
     assert narrow and len(narrow) < len(sizes)
     for size, served in before.items():
-        found = pick(asked, size, "NVIDIA H200")
+        found = serve(asked, size, "NVIDIA H200").schedule
         if size in narrow or not keys[0] <= size.seqlen_k <= keys[1]:
             assert found == served, size
         else:
@@ -233,28 +235,28 @@ def test_no_other_call_is_served_otherwise_for_a_users_row(folders, mask, keys):
         dict(card='a"b\\c'),
         dict(card="two\nlines\r\n\x1b[2J\x7f\u0085\u2028"),
         dict(card=""),
-        dict(most=2**63 - 1),
-        dict(least=2**63 - 1),
-        dict(rows=2**63 - 1),
-        dict(rows=2**53 + 1),
+        dict(keys_to=2**63 - 2),
+        dict(keys_from=2**63 - 1),
+        dict(rows_to=2**63 - 2),
+        dict(rows_to=2**53 + 1),
     ],
 )
 def test_what_is_hard_to_write_is_read_back(folders, told):
-    one = Row.of(**{"card": "NVIDIA H200", "slug": LONG} | told)
+    one = Row(**{"card": "NVIDIA H200", "slug": LONG} | told)
     update(folders[1], [one])
     table_at.cache_clear()
     assert table_at(folders[1]) == (one,)
     lines = folders[1].read_text(encoding="utf-8").split("\n")
     assert all(line.isprintable() for line in lines)
-    assert dispatch_table.rows_for(PROBLEM, one.card, own=folders[0].parent) == (one,)
-    assert slugs_for(serving(PROBLEM, one.card), 2**63 - 1, 2**63 - 1)
+    assert rows_for(PROBLEM, one.card) == (one,)
+    assert select(PROBLEM, one.card).slugs(MOST, MOST)
 
 
 def test_a_byte_order_mark_and_another_systems_lines_are_read(folders):
     text = dispatch_table.written(rows()).replace("\n", "\r\n")
     folders[0].write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert table_at(folders[0]) == tuple(rows())
-    assert [row.where for row in table_at(folders[0])] == [f"{folders[0]}:{n}" for n in (4, 12)]
+    assert [row.where for row in table_at(folders[0])] == [f"{folders[0]}:{n}" for n in (4, 9)]
 
 
 PACKED = "fwd_fp16_d128_full_m128n128_varlen"
@@ -264,14 +266,13 @@ def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(
     folders, monkeypatch
 ):
     own, users = folders
-    monkeypatch.setattr("fagen.dispatch.choice.locate", lambda name: own.parent)
-    update(own, [*rows(), Row.of("NVIDIA H200", PACKED)])
+    update(own, [*rows(), Row("NVIDIA H200", PACKED)])
     packed = replace(PROBLEM, lengths="varlen")
-    assert serving(packed, "NVIDIA H200").always == PACKED
-    assert dispatch_table.rows_for(PROBLEM, "NVIDIA H200", own=own.parent) == tuple(rows())
-    update(users, [Row.of("NVIDIA H200", PACKED.replace("m128n128", "m128n64"))])
-    assert serving(packed, "NVIDIA H200").always == PACKED.replace("m128n128", "m128n64")
-    assert serving(replace(packed, mask="causal"), "NVIDIA H200").always is None
+    assert select(packed, "NVIDIA H200").only == PACKED
+    assert rows_for(PROBLEM, "NVIDIA H200") == tuple(rows())
+    update(users, [Row("NVIDIA H200", PACKED.replace("m128n128", "m128n64"))])
+    assert select(packed, "NVIDIA H200").only == PACKED.replace("m128n128", "m128n64")
+    assert select(replace(packed, mask="causal"), "NVIDIA H200").only is None
 
 
 def e4m3(v_layout="", scale_rows=0):
@@ -279,8 +280,10 @@ def e4m3(v_layout="", scale_rows=0):
     return Problem("e4m3", 64, 64, "full", "bf16", v_layout, scale_rows)
 
 
-def of_e4m3(slug, least=0, most=math.inf, **told):
-    return Row("NVIDIA H200", replace(e4m3(**told), out_dtype=None), least, most, slug)
+def of_e4m3(slug, least=0, most=MOST, **told):
+    made = Row("NVIDIA H200", slug, least, most)
+    assert made.problem == replace(e4m3(**told), out_dtype=None)
+    return made
 
 
 FP8 = [
@@ -297,70 +300,54 @@ def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders
     assert set(table_at(own)) == set(FP8)
 
     def slugs(**more):
-        found = dispatch_table.rows_for(e4m3(**more), "NVIDIA H200", own=own.parent)
-        assert found == dispatch_table.rows_for(
-            replace(e4m3(**more), out_dtype="fp16"), "NVIDIA H200", own=own.parent
-        )
-        return [row.slug for row in found]
+        asked = e4m3(**more)
+        found = [row.slug for row in rows_for(asked)]
+        other = [row.slug for row in rows_for(replace(asked, out_dtype="fp16"))]
+        assert [slug.replace("_ofp16", "") for slug in other] == found
+        return found
 
     assert slugs(v_layout="columns") == [FP8[0].slug, FP8[1].slug]
     assert slugs(v_layout="rows") == [FP8[2].slug]
     assert slugs(v_layout="columns", scale_rows=32) == [FP8[3].slug]
     assert slugs(v_layout="columns", scale_rows=64) == slugs() == []
-    update(own, [Row.of("NVIDIA H200", FP8[1].slug, 0, math.inf)])  # in place of both for columns
-    assert set(table_at(own)) == {*FP8[2:], Row.of("NVIDIA H200", FP8[1].slug, 0, math.inf)}
+    update(own, [Row("NVIDIA H200", FP8[1].slug, 0, MOST)])  # in place of both for columns
+    assert set(table_at(own)) == {*FP8[2:], Row("NVIDIA H200", FP8[1].slug, 0, MOST)}
 
 
-def test_a_kernel_says_what_its_row_is_of():
-    for row in (*FP8, *rows()):
-        assert Row.of(row.card, row.slug, row.least, row.most) == row
-    slug, problem = "fwd_fp16_d128_full_m128n96", replace(PROBLEM, out_dtype=None)
-    assert few() == Row("NVIDIA H200", problem, 0, math.inf, slug, rows=16_384)
+TEXT = dispatch_table.written(rows())
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[kernel]]\n", ":1: [[kernel]] number 1: without card, dtype, head_dim, mask, slug"),
+        ("[[kernel]]\n", ":1: [[kernel]] number 1: without card, slug"),
         ("# one\nx = 1\n", ":2: x: a dispatch table has [[kernel]] tables, and nothing else"),
         ("[[kernel]\n", ":1: this is not TOML"),
-        (dispatch_table.written(rows()).replace("m128n128", "m128n999"), "block_n"),
-        (dispatch_table.written(rows()).replace("fp16_d128_full_m128n128", "fp16_d64_full_m64n64"),
-         "computes something else"),
-        (dispatch_table.written(rows()).replace("from = 1024", "from = 1000"),
-         ":12: fwd_fp16_d128_full_m128n64 and fwd_fp16_d128_full_m128n128 are both for 1000 keys "
-         "to 1023: a call belongs to one of them; leave one out, or give it another from or to"),
-        (dispatch_table.written(rows()).replace("from = 1024", "from = 1000\nto = 1020"),
+        (TEXT.replace("m128n128", "m128n999"), "block_n"),
+        (TEXT.replace("from = 1024", "from = 1000"),
+         ":9: fwd_fp16_d128_full_m128n64 and fwd_fp16_d128_full_m128n128 are both for 1000 keys to "
+         "1023: a call belongs to one of them; leave one out, or give it another keys_from or "),
+        (TEXT.replace("from = 1024", "from = 1000\nkeys_to = 1020"),
          "are both for 1000 keys to 1020"),
-        (dispatch_table.written(rows()).replace("to = 1023\n", ""), "both for 1024 keys and more"),
-        (dispatch_table.written(rows()).replace('mask = "full"', 'mask = "ful"'),
-         ':8: [[kernel]] number 1: mask = "ful" must be "full" or "causal"; did you mean "full"?'),
-        (dispatch_table.written(rows()) + "width = 3\n", ":19: [[kernel]] number 2: width is not "),
-        (dispatch_table.written(rows()) + "rowsto = 3\n",
-         "rowsto is not one; did you mean rows_to?"),
-        (dispatch_table.written(rows()) + "scale_rows = 32.0\n", "scale_rows is not a whole"),
+        (TEXT.replace("keys_to = 1023\n", ""), "both for 1024 keys and more"),
+        (TEXT + "width = 3\n", ":13: [[kernel]] number 2: width is not "),
+        (TEXT + "rowsto = 3\n", "rowsto is not one; did you mean rows_to?"),
+        (TEXT + "mask = 3\n", ":13: [[kernel]] number 2: mask is told by the slug now: leave it o"),
+        (TEXT.replace("keys_to", "to"), ":6: [[kernel]] number 1: to is called keys_to now"),
         (dispatch_table.written([few(slug=PACKED)]),
-         f":9: [[kernel]] number 1: {PACKED} is for packed sequences, whose kernel is one for all "
+         f":6: [[kernel]] number 1: {PACKED} is for packed sequences, whose kernel is one for all "
          "sizes: leave out rows_to"),
-        (dispatch_table.written([Row.of("NVIDIA H200", PACKED, 1, 9, queries=3)]),
-         "whose kernel is one for all sizes: leave out from and to and queries_to"),
-        (dispatch_table.written(FP8).replace('v_layout = "rows"\n', ""),
-         'fwd_e4m3_d64_full_m64n64_vrows is for v_layout = "rows" and scale_rows = 0'),
-        (dispatch_table.written(FP8).replace("scale_rows = 32", "scale_rows = 64"),
-         'is for v_layout = "columns" and scale_rows = 32'),
-        (dispatch_table.written([few(), *rows()]).replace("= 16384", "= 16384\nfrom = 5"),
-         "[[kernel]] number 1: rows_to goes without from: such a row serves calls with few query "
-         "rows whatever their number of keys; leave out from, or rows_to"),
-        (dispatch_table.written(rows()).replace("from =", "rows_to = 1\nto = 2\nfrom ="),
-         "number 2: rows_to goes without from and to: such a row"),
-        (dispatch_table.written(rows()) + "rows_to = 0\n",
+        (dispatch_table.written([Row("NVIDIA H200", PACKED, 1, 9, queries_to=3)]),
+         "whose kernel is one for all sizes: leave out queries_to and keys_from and keys_to"),
+        (dispatch_table.written([few(), *rows()]).replace("= 16384", "= 16384\nkeys_from = 5"),
+         "[[kernel]] number 1: rows_to goes without keys_from: such a row serves calls with few "
+         "query rows whatever their number of keys; leave out keys_from, or rows_to"),
+        (TEXT.replace("keys_from", "rows_to = 1\nkeys_to = 2\nkeys_from"),
+         "number 2: rows_to goes without keys_from and keys_to: such a row"),
+        (TEXT + "rows_to = 0\n",
          "number 2: rows_to is 0; it must be 1 or more query rows in all"),
-        (dispatch_table.written(rows()) + "rows_to = 16384.0\n", "rows_to is not a whole number"),
-        (dispatch_table.written(rows()) + "rows_to = true\n", "rows_to is not a whole number"),
-        (
-            dispatch_table.written(rows()).replace("head_dim = 128", "head_dim = true"),
-            ":7: [[kernel]] number 1: head_dim is not a whole number: true",
-        ),
+        (TEXT + "rows_to = 16384.0\n", "rows_to is not a whole number"),
+        (TEXT + "rows_to = true\n", "rows_to is not a whole number: true"),
         (dispatch_table.written([few(), few(slug=SHORT), *rows()]),
          "fwd_fp16_d128_full_m128n96 and fwd_fp16_d128_full_m128n64 are both for at most 16384 "
          "query rows: a call belongs to one of them; leave one out, or give it another rows_to"),
@@ -388,26 +375,25 @@ HUGE = 10**400
         (b'"\\u001b]0;x\\u0007\\n" = 1\n', r":1: \u001b]0;x\u0007\u000a: a dispatch table has"),
         (b"kernel = [1]\n", ":1: [[kernel]] number 1: 1 is no table"),
         (b'[[kernel]]\n"a\\u001b[2J\\n" = 1\n',
-         r":2: [[kernel]] number 1: a\u001b[2J\u000a is not one of card, dtype, "),
+         r":2: [[kernel]] number 1: a\u001b[2J\u000a is not one of card, slug, "),
         (b"kernel = {card = 1}\n", ":1: kernel: a dispatch table has [[kernel]] tables, and "),
-        (b'[[kernel]]\nmask = "\\u009b"\n', r':2: [[kernel]] number 1: mask = "\u009b" must be'),
         (b'[[kernel]]\nslug = 1e999\n', ":2: [[kernel]] number 1: slug is not text: inf"),
         *(
-            (dispatch_table.written(rows()).encode() + f"{key} = {HUGE}\n".encode(),
-             f":19: [[kernel]] number 2: {key} is a number of 1329 bits; it must be "
+            (f"{TEXT}{key} = {HUGE}\n".encode(),
+             f":13: [[kernel]] number 2: {key} is a number of 1329 bits; it must be "
              "9223372036854775807 or less")
-            for key in ("to", "rows_to", "scale_rows", "head_dim_v")
+            for key in ("keys_to", "rows_to")
         ),
-        (dispatch_table.written(rows()).replace("to = 1023", "to = -1").encode(),
-         ":9: [[kernel]] number 1: to is -1; it must be 0 or more"),
-        (dispatch_table.written(rows()).replace("from = 1024", "from = 1024\nto = 1023").encode(),
-         ":18: [[kernel]] number 2: from 1024 to 1023 is no range"),
-        (dispatch_table.written(rows()).replace("m128n128", "\\u001b[2J").encode(),
-         r':18: [[kernel]] number 2: slug = "fwd_fp16_d128_full_\u001b[2J": '),
-        (dispatch_table.written(rows()).replace("m128n128", "m" + "9" * 3000).encode(),
-         ":18: [[kernel]] number 2: slug"),
-        (dispatch_table.written(rows()).replace("fwd_fp16", "quant_fp16").encode(),
-         ":10: [[kernel]] number 1: slug"),
+        (TEXT.replace("keys_to = 1023", "keys_to = -1").encode(),
+         ":6: [[kernel]] number 1: keys_to is -1; it must be 0 or more"),
+        (TEXT.replace("keys_from = 1024", "keys_from = 1024\nkeys_to = 1023").encode(),
+         ":12: [[kernel]] number 2: keys_from 1024 to 1023 is no range"),
+        (TEXT.replace("m128n128", "\\u001b[2J").encode(),
+         r':12: [[kernel]] number 2: slug = "fwd_fp16_d128_full_\u001b[2J": '),
+        (TEXT.replace("m128n128", "m" + "9" * 3000).encode(),
+         ":12: [[kernel]] number 2: slug"),
+        (TEXT.replace("fwd_fp16", "quant_fp16").encode(),
+         ":7: [[kernel]] number 1: slug"),
     ],
 )  # fmt: skip
 def test_a_hostile_table_is_refused_with_its_line_in_one_that_can_be_printed(
@@ -416,7 +402,7 @@ def test_a_hostile_table_is_refused_with_its_line_in_one_that_can_be_printed(
     folders[1].parent.mkdir()
     folders[1].write_bytes(content)
     with pytest.raises(ScheduleError) as refusal:
-        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+        serve(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
     told = str(refusal.value)
     assert told.startswith(f"{folders[1]}") and said in told
     assert told.isprintable() and len(told) < 400 + len(str(folders[1]))
@@ -425,11 +411,11 @@ def test_a_hostile_table_is_refused_with_its_line_in_one_that_can_be_printed(
 def test_a_table_that_is_no_file_is_refused(folders):
     folders[1].mkdir(parents=True)
     with pytest.raises(ScheduleError, match="is no file, and so no dispatch table"):
-        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+        serve(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
     folders[1].rmdir()
     folders[1].symlink_to(folders[1])
     with pytest.raises(ScheduleError, match="cannot be read: Too many levels of symbolic links"):
-        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+        serve(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
 
 
 def test_a_folder_of_a_home_that_nobody_has_is_refused_with_its_variable(monkeypatch):
@@ -437,7 +423,7 @@ def test_a_folder_of_a_home_that_nobody_has_is_refused_with_its_variable(monkeyp
     with pytest.raises(
         FagenError, match=r"XDG_CONFIG_HOME = '~nosuch-user.* is not known: set XDG_CO"
     ):
-        pick(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
+        serve(PROBLEM, Sizes(1, 1, 1, 1, 1), "NVIDIA H200")
     monkeypatch.setenv("FAGEN_CACHE", "~nosuch-user")
     with pytest.raises(FagenError, match="FAGEN_CACHE = '~nosuch-user' begins with a home that"):
         cache_folder()
@@ -465,7 +451,7 @@ def test_every_tuned_problem_has_rows_whose_schedules_are_committed(dtype, mask)
         assert found, problem
         for row in found:
             assert committed_file(row.slug).is_file(), row.slug
-            assert row.narrow or Schedule.from_slug(row.slug).values()["chunks"] == 1
+            assert row.for_few_tiles or Schedule.from_slug(row.slug).values()["chunks"] == 1
 
 
 PROMOTED = [
@@ -481,7 +467,7 @@ def test_sums_over_very_many_keys_move_to_fp32(promoted):
     assert problem.dtype in SIXTEEN_BITS
 
     def picked(queries, keys):
-        return pick(problem, Sizes(1, 16, 16, queries, keys), "NVIDIA H200")
+        return serve(problem, Sizes(1, 16, 16, queries, keys), "NVIDIA H200").schedule
 
     for keys in (bound + 1, 300_000, 2**20):
         assert picked(200_000, keys) == promoted

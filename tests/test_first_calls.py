@@ -17,7 +17,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import Unsupported
 from torch.fx import GraphModule
 
-from fagen.dispatch import choice
+from fagen.dispatch import select
 from fagen.errors import UntunedWarning
 from fagen.process import run
 from fagen.runtime import attention, backward, combine, decode, quantize, ready, varlen
@@ -36,7 +36,7 @@ OPS = {"attention_e4m3": 4, "attention_fp8": 4, "flash_attn_forward_and_backward
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every module as in a new process, where a warning is an error."""
     forget(monkeypatch, *MODULES)
-    choice.committed.cache_clear()
+    select.committed.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", UntunedWarning)

@@ -8,33 +8,31 @@ from fagen.registry import ENTRIES
 from fagen.toolchain import find_cutlass
 
 
-def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(committed):
-    forms = evidence.forms()
-    renderings = [
-        flow.to_commit(committed.schedules[slug])
-        if slug in forms
-        else evidence.Rendering(slug, source.hashes)
-        for slug, source in committed.sources.items()
-    ]
+@pytest.fixture(scope="module")
+def renderings() -> list[evidence.Rendering]:
+    """Of all schedules what is committed of them."""
+    return [flow.to_commit(schedule) for schedule in flow.all_committed()]
+
+
+def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(renderings):
     _, cutlass = find_cutlass()
     faults = evidence.faults(renderings, cutlass=cutlass)
     assert not faults, "\n".join(map(str, faults))
 
 
-def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_text(
-    committed, monkeypatch
-):
+def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_text(monkeypatch):
     forms = evidence.forms()
     assert 0 < len(forms) <= 20
-    assert forms.keys() <= committed.plans.keys()
+    assert {flow.read(flow.committed_file(slug)).slug for slug in forms} == {*forms}
     seen: set[str] = set()
     environment = render.environment()
-    get = environment.get_template  # of each file that one includes or imports, when it does
+    monkeypatch.setattr(environment, "cache", None)  # or what is included is loaded once
+    load = environment.loader.get_source
     monkeypatch.setattr(
-        environment, "get_template", lambda name, *how: seen.add(name) or get(name, *how)
+        environment.loader, "get_source", lambda env, name: seen.add(name) or load(env, name)
     )
     for slug in forms:
-        render.kernel_text(committed.plans[slug])
+        render.kernel_text(flow.plan(flow.read(flow.committed_file(slug))))
     folder = locate("templates")
     of_kernels = [f"{kind}.cu.j2" for kind in ENTRIES] + ["abi.h.j2"]
     for kind in (*ENTRIES, "common"):

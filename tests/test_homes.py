@@ -11,10 +11,10 @@ from fagen import pick
 from fagen.build import store
 from fagen.build.records import Record
 from fagen.commandline import report
+from fagen.dispatch.pick import search_command
 from fagen.doctor import doctor
 from fagen.errors import CacheError
 from fagen.paths import config_folder
-from fagen.picking import search_command
 from tests.cli_helpers import SLUG, fagen
 
 

@@ -12,7 +12,7 @@ import torch
 import fagen
 from fagen import evidence, registry
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import Row
 from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
@@ -64,8 +64,8 @@ def taken(monkeypatch: pytest.MonkeyPatch, batch: int, queries: int, keys: int) 
     return chosen[0]
 
 
-OWN_ROWS = [Row.of(CARD, FEWER, rows=400), Row.of(CARD, LONG, 0, 300), Row.of(CARD, MANY, 301)]
-USERS_ROWS = [Row.of(CARD, FEW, 200, 250), Row.of(CARD, FEW, rows=100)]
+OWN_ROWS = [Row(CARD, FEWER, rows_to=400), Row(CARD, LONG, 0, 300), Row(CARD, MANY, 301)]
+USERS_ROWS = [Row(CARD, FEW, 200, 250), Row(CARD, FEW, rows_to=100)]
 
 
 @pytest.mark.parametrize("own", [[], OWN_ROWS])
@@ -101,7 +101,7 @@ def test_a_row_of_another_card_says_that_it_stands_in(tables: tuple[Path, Path])
     how: dict[str, Any] = {"dtype": "fp16", "head_dim": 64, "seqlen": 5_000}
     assert fagen.pick(**how, card=CARD).why.endswith(", for 301 keys and more on NVIDIA H200")
     assert fagen.pick(**how, card=OTHER).why.endswith("; NVIDIA H100 has no rows of its own")
-    dispatch_table.update(tables[1], [*USERS_ROWS, Row.of(OTHER, LONG)])
+    dispatch_table.update(tables[1], [*USERS_ROWS, Row(OTHER, LONG)])
     there = fagen.pick(**how, card=OTHER)
     assert there.slug == LONG and there.why == f"{tables[1]}:4, for any number of keys on {OTHER}"
 
@@ -144,12 +144,12 @@ def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
 ) -> None:
     slug = "fwd_fp16_d128_causal_m128n128_nointer"
     how: dict[str, Any] = {"dtype": "fp16", "head_dim": 128, "causal": True, "seqlen": 1_000}
-    monkeypatch.setattr("fagen.dispatch.choice.rows_for", lambda *_, **__: (Row.of(CARD, slug),))
+    monkeypatch.setattr("fagen.dispatch.select.flattened", lambda *_: (Row(CARD, slug),))
     ran = evidence.read(slug)
     tflops = [speed.tflops for speed in ran.speeds] if ran else []
     assert tflops and [one.tflops for one in fagen.pick(**how).evidence.speeds] == tflops
     assert f"{tflops[0]:.0f} TFLOP/s" in str(fagen.pick(**how))
-    monkeypatch.setattr("fagen.picking.hashes", lambda _: Hashes("of another source", "", ""))
+    monkeypatch.setattr("fagen.dispatch.pick.hashes", lambda _: Hashes("of another source", "", ""))
     assert fagen.pick(**how).evidence is None
     assert fagen.pick(**how).record()["measured"] is None
 
@@ -238,7 +238,7 @@ def test_what_is_picked_to_decode_is_what_such_calls_take(
 
 def test_a_row_of_a_users_table_is_picked_to_decode(tables: tuple[Path, Path]) -> None:
     slug = "dec_fp16_d64_causal_r8n128_s4"
-    dispatch_table.update(tables[1], [Row.of(CARD, slug, group=8)])
+    dispatch_table.update(tables[1], [Row(CARD, slug, group_rows=8)])
     found = fagen.pick(dtype="fp16", head_dim=64, kind="decode", heads=32, kv_heads=8)
     assert found.slug == slug and "decoding of 8 rows to a KV head" in found.why
 

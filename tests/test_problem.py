@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import fagen
-from fagen.dispatch import choice
-from fagen.dispatch.tables import NAME, Row, update
+from fagen.dispatch import select
+from fagen.dispatch.rows import MOST, Row
+from fagen.dispatch.tables import NAME, update
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Attention, Schedule
 from fagen.paths import locate
@@ -78,7 +79,7 @@ def test_a_schedule_that_computes_no_attention_is_refused_in_words() -> None:
     with pytest.raises(ScheduleError, match="quant_fp16_d128_rot computes no attention"):
         Problem.of(from_slug("quant_fp16_d128_rot"))
     with pytest.raises(ScheduleError, match="computes no attention"):
-        choice.choose(Problem("fp16", 64, 64, "full"), "quant_fp16_d128_rot")
+        select.buildable(Problem("fp16", 64, 64, "full"), "quant_fp16_d128_rot").schedules[0]
 
 
 def test_what_is_left_open_is_not_said_and_a_foreign_dtype_keeps_torchs_word() -> None:
@@ -175,12 +176,12 @@ def test_moved_bytes_are_those_of_the_tensors(problem: Problem, bytes_of_o: int)
 def test_a_schedule_is_picked_and_a_space_surveyed_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from fagen.dispatch.choice import pick\n"
+        "from fagen.dispatch.select import serve\n"
         "from fagen.problem import Problem, flops, standard_sizes\n"
         "from fagen.search.declared import parse_space\n"
         "from fagen.search.space import survey\n"
         "problem = Problem('fp16', 128, 128, 'causal', 'fp16', '', 0)\n"
-        "print(pick(problem, standard_sizes(128), 'NVIDIA H200').slug)\n"
+        "print(serve(problem, standard_sizes(128), 'NVIDIA H200').schedule.slug)\n"
         'tables = \'[attention]\\ndtype = "fp16"\\nhead_dim = 64\\nmask = "full"\\n\'\n'
         "space = parse_space(tables + '[tile]\\nblock_m = 128\\nblock_n = 128\\n')\n"
         "print(len(survey(space, space.targets()[0]).points) > 0)\n"
@@ -199,12 +200,12 @@ def test_what_is_picked_is_what_attention_takes() -> None:
         how: dict[str, Any] = dict(causal=causal, head_dim=64, seqlen=seqlen, device="cpu")
         asked = Problem("e4m3", 64, 64, mask, "bf16", layout, 64)
         taken = attention.picked(dtype="e4m3", v_layout=layout, scale_rows=64, rows=800, **how)
-        assert choice.pick(asked, sizes, "") == taken
+        assert select.serve(asked, sizes, "").schedule == taken
         asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
         # of so few tiles keys are split, by queries and heads that this function is not told
         sizes = Sizes(64, 32, 2, 100, seqlen)
         taken = attention.picked(dtype="fp16", rows=64 * 32 * 100, **how)
-        assert choice.pick(asked, sizes, "") == taken
+        assert select.serve(asked, sizes, "").schedule == taken
 
 
 # ---- another mask -------------------------------------------------------------------------------
@@ -231,17 +232,17 @@ def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
     fill(schedules_folder, *slugs.values())
     for mask, slug in slugs.items():
         asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert choice.choose(asked).slug == slug
+        assert select.buildable(asked).schedules[0].slug == slug
     tables = {mask: [f"fwd_fp16_d64_{mask}_m64n{n}" for n in (16, 32)] for mask in slugs}
     rows = [
-        Row.of("NVIDIA H200", slug, *keys)
+        Row("NVIDIA H200", slug, *keys)
         for pair in tables.values()
         for slug, keys in zip(pair, ((0, 99), (100,)), strict=True)
     ]
     update(schedules_folder / NAME, rows)
     for mask, (few, many) in tables.items():
         asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert choice.serving(asked, "NVIDIA H200").by_keys == ((99, few), (math.inf, many))
+        assert select.select(asked, "NVIDIA H200").many == ((99, few), (MOST, many))
     q, k, v = qkv(keys=64)
     slug = tables["causal"][0]
     assert fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=64, device="cpu") == slug

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from fagen import registry
+from fagen.dispatch.pick import pick
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
-from fagen.picking import pick
 from fagen.toml_lines import near_word, read_toml
 from tests.schedule_helpers import KINDS, PLAIN, TEXT
 

@@ -212,7 +212,7 @@ def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measur
         for row in rows:
             if f"_{result.target.name}_" not in row.slug or row.by != of_store:
                 continue
-            there = [s for s in result.sizes if row.least <= s.seqlen_k <= row.most]
+            there = [s for s in result.sizes if row.keys_from <= s.seqlen_k <= row.keys_to]
             assert there, row
             assert {result.best_at(size, result.lead.slug) for size in there} == {row.slug}
     # others may agree with the store, too

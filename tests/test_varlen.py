@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fagen
 from fagen.dispatch import tables
+from fagen.dispatch.rows import Row
 from fagen.errors import UntunedWarning
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
@@ -273,7 +274,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     tables.table_at.cache_clear()
     listed = [OTHER, OTHER_BY, f"{OTHER_BY}_det", "fwd_e4m3_d64_full_m64n64_varlen"]
-    rows = [tables.Row.of("NVIDIA H200", slug) for slug in listed]
+    rows = [Row("NVIDIA H200", slug) for slug in listed]
     tables.update(tmp_path / "fagen" / tables.NAME, rows)
     yield
     tables.table_at.cache_clear()

@@ -17,6 +17,7 @@ from torch import Tensor
 import fagen as package
 from fagen import search
 from fagen.dispatch import tables as dispatch_table
+from fagen.dispatch.rows import MOST, Row
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands as backward_operands
 from fagen.kinds.backward import varlen_proof
@@ -331,7 +332,7 @@ def test_what_was_found_is_one_row_which_calls_take_then(
     (row,) = dispatch_table.table_at(folder / "dispatch.toml")
     (found,) = search.found(replayed)
     assert found.lead and row.slug == found.lead.slug
-    assert (row.least, row.most, row.rows) == (0, math.inf, math.inf)
+    assert (row.keys_from, row.keys_to, row.rows_to) == (0, MOST, MOST)
     assert row.by.startswith("fagen search")
     assert read(folder / "forward" / f"{row.slug}.toml").slug == row.slug
     page = replayed.with_suffix(".html").read_text()
@@ -369,7 +370,7 @@ def test_a_row_of_fagens_table_is_judged_by_the_leader_of_all_lengths(recorded: 
     (found,) = search.found(recorded)
     assert found.lead
     lead, second = found.lead.slug, str(found.lead.second)
-    of = partial(dispatch_table.Row.of, found.card)
+    of = partial(Row, found.card)
     assert _beside(found, of(lead)) == (True, "the same", "")
     same, here, than = _beside(found, of(second))
     assert same is False and than == lead
@@ -480,4 +481,4 @@ def test_gradients_are_searched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (found,) = search.found(tmp_path / "found.sqlite")
     assert found.target.name == "bwd_fp16_d64_full_varlen" and found.lead
     (row,) = found.rows()
-    assert row.problem.kind == "backward" and row.problem.varlen and not row.few
+    assert row.problem.kind == "backward" and row.problem.varlen and not row.for_few_rows

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fagen import registry, vendor
-from fagen.dispatch.choice import KIND, OPEN_KEYS, for_narrow, picked, serving, slugs_for
+from fagen.dispatch.rows import MOST, OPEN_KEYS, first_fit, measures_of
+from fagen.dispatch.select import flattened, serve
 from fagen.dispatch.tables import table_at
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
@@ -23,7 +24,7 @@ from fagen.toolchain import find_cutlass, find_gxx
 from fagen.vendor import closure, source
 from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.table import in_c, table_of
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, FORWARD
 from tests.vendor_helpers import SERVED, narrow_rows
 
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
@@ -158,8 +159,7 @@ def dispatcher(schedules: list[Any], place: Path) -> Any:
     """The dispatcher of some schedules, compiled beside kernels that do nothing."""
     nothing = Source("", "", "", "", "")
     kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-    computing = [s for s in schedules if s.kind == KIND]
-    folder = Folder("demo", kernels, table_of(computing), False, "source")
+    folder = Folder("demo", kernels, False, "source")
     (place / "demo.h").write_text(written("vendor/header.h.j2", folder=folder))
     (place / "demo.c").write_text(written("vendor/dispatch.c.j2", folder=folder))
     stubs = "".join(
@@ -191,7 +191,9 @@ def dispatcher(schedules: list[Any], place: Path) -> Any:
     return library
 
 
-def asked_of(library: Any, problem: Problem, sizes: Sizes, kind: str = KIND, **changes: int) -> str:
+def asked_of(
+    library: Any, problem: Problem, sizes: Sizes, kind: str = FORWARD, **changes: int
+) -> str:
     fields = (ctypes.c_int32 * 7)(*(in_c(problem) | changes).values())
     call = getattr(library, f"call_{kind}")
     return call(fields, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode()
@@ -213,29 +215,29 @@ def drawn(randomness: random.Random, ends: list[int]) -> Sizes:
 def ends_of_the_table() -> list[int]:
     """Numbers of keys where rows of fagen's own table end or begin."""
     rows = table_at(locate("schedules") / "dispatch.toml")
-    return [int(end) for row in rows for end in (row.least, row.most) if 0 < end < 2**40]
+    return [int(end) for row in rows for end in (row.keys_from, row.keys_to) if 0 < end < MOST]
 
 
 def of_the_table() -> list[Any]:
     """All schedules of fagen's own table that are attention's own, also with O in fp16."""
     table = table_at(locate("schedules") / "dispatch.toml")
     schedules = [registry.from_slug(slug) for slug in dict.fromkeys(row.slug for row in table)]
-    schedules = [schedule for schedule in schedules if schedule.kind == KIND]
+    schedules = [schedule for schedule in schedules if schedule.kind == FORWARD]
     other = [s.but(out_dtype="fp16") for s in schedules if DTYPES[s.values()["dtype"]].fp8]
     return [*schedules, *other]
 
 
 def chosen_by_fagen(problem: Problem, sizes: Sizes) -> str:
     """The slug that fagen.attention takes, or would without kernels of decoding."""
-    found = picked(problem, sizes, "").schedule
-    if found.kind == KIND:
-        return found.slug
-    served = serving(problem, "")
-    there = [row for row in served.narrow if registry.from_slug(row.slug).kind == KIND]
-    heads = sizes.batch * sizes.heads
-    elements = heads * sizes.seqlen_q * problem.head_dim
-    by_lengths = slugs_for(served, sizes.seqlen_k, elements)[-1]
-    return for_narrow(there, heads, sizes.seqlen_q, sizes.seqlen_k) or str(by_lengths)
+    served = serve(problem, sizes, "").schedule
+    if served.kind == FORWARD:
+        return served.slug
+    own = [
+        (row.slug, row.limits)
+        for row in flattened(problem, "")
+        if not row.slug or registry.kind_of_slug(row.slug).name == FORWARD
+    ]
+    return str(first_fit(own, measures_of(sizes)))
 
 
 def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
@@ -251,7 +253,7 @@ def test_the_dispatcher_chooses_as_fagen_does(tmp_path, monkeypatch):
             sizes = drawn(randomness, ends)
             slug = asked_of(library, problem, sizes)
             assert slug == chosen_by_fagen(problem, sizes), (problem, sizes)
-            assert slug == schedules[table.picked(problem, sizes).kernel].slug
+            assert slug == schedules[table.entry_for(problem, sizes).kernel].slug
             chosen.add(slug)
             usual = problem.out_dtype == DTYPES[problem.dtype].out
             assert asked_of(library, problem, sizes, out_dtype=0) == (
@@ -270,10 +272,10 @@ def test_few_queries_or_tiles_go_to_what_is_there_for_them(tmp_path, monkeypatch
     narrow_rows(tmp_path, monkeypatch)
     schedules = [registry.from_slug(slug) for slug in slugs]
     library, problem = dispatcher(schedules, tmp_path), Problem.of(schedules[0])
-    table = table_of([schedule for schedule in schedules if schedule.kind == KIND])
+    table = table_of([schedule for schedule in schedules if schedule.kind == FORWARD])
     for sizes, slug in calls.items():
         assert asked_of(library, problem, sizes) == slug, sizes
-        assert slugs[table.picked(problem, sizes).kernel] == slug
+        assert slugs[table.entry_for(problem, sizes).kernel] == slug
 
 
 def usual_of(problem: Problem) -> Problem:
@@ -287,7 +289,7 @@ def test_what_is_not_in_the_folder_falls_to_what_is_but_never_a_kernel_for_accur
     for keys in (1, 1000, 20_000, OPEN_KEYS):
         assert asked_of(library, problem, Sizes(1, 1, 1, 1, keys)) == few[0].slug
     sizes = Sizes(1, 1, 1, 1, 2**20)
-    assert picked(problem, sizes, "").schedule.slug != few[0].slug
+    assert serve(problem, sizes, "").schedule.slug != few[0].slug
     assert asked_of(library, problem, sizes) == ""
     for message in (library.demo_message, library.demo_forward_message):
         message.restype = ctypes.c_char_p

@@ -14,9 +14,10 @@ import torch
 import fagen
 from fagen import registry
 from fagen.dispatch import tables
+from fagen.dispatch.rows import Row
 from fagen.problem import Problem, Sizes
 from fagen.runtime import decode
-from fagen.vendor.decoding import table_of_decoding
+from fagen.vendor.table import table_of
 from fagen.vocab import DECODE, DTYPES
 from tests.fresh import forget
 from tests.tensors import normal
@@ -78,9 +79,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget(monkeypatch, decode)
     (tmp_path / "config/fagen").mkdir(parents=True)
     of = [
-        tables.Row.of("NVIDIA H200", FOUND[0], group=8, rows=500),
-        tables.Row.of("NVIDIA H200", MISSING, group=8),
-        tables.Row.of("NVIDIA H200", FOUND[1], group=16),
+        Row("NVIDIA H200", FOUND[0], group_rows=8, rows_to=500),
+        Row("NVIDIA H200", MISSING, group_rows=8),
+        Row("NVIDIA H200", FOUND[1], group_rows=16),
     ]
     tables.update(tmp_path / "config/fagen" / tables.NAME, of)
 
@@ -92,7 +93,7 @@ def test_the_dispatcher_chooses_as_fagen_does(searched, tmp_path, request):
     if searched:  # of the table's kernels one is not in the folder
         request.getfixturevalue("found")
         schedules += [registry.from_slug(slug) for slug in FOUND]
-    library, table = dispatcher(schedules, tmp_path), table_of_decoding(schedules)
+    library, table = dispatcher(schedules, tmp_path), table_of(schedules)
     assert library.refused_decode() == 1
     randomness, chosen = random.Random(5), set()
     for problem in dict.fromkeys(map(Problem.searched, schedules)):
@@ -100,7 +101,7 @@ def test_the_dispatcher_chooses_as_fagen_does(searched, tmp_path, request):
             sizes = drawn(randomness)
             slug, wanted = asked_of(library, problem, sizes, DECODE), fagens(problem, sizes)
             assert slug == wanted or wanted == MISSING, (problem, sizes)
-            assert slug == schedules[table.picked(problem, sizes).kernel].slug
+            assert slug == schedules[table.entry_for(problem, sizes).kernel].slug
             chosen.add(slug)
             assert asked_of(library, problem, sizes, DECODE, out_dtype=0) == slug
         assert asked_of(library, problem, sizes, DECODE, head_dim=8) == ""
@@ -197,7 +198,7 @@ def called(module: ModuleType, problem: Problem, sizes: Sizes, **more: Any) -> A
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
 def test_the_call_chooses_as_fagen_does(found, decoding_of):
     schedules = [*every(*OWN), *map(registry.from_slug, FOUND)]
-    module, table = decoding_of(schedules), table_of_decoding(schedules)
+    module, table = decoding_of(schedules), table_of(schedules)
     randomness, chosen = random.Random(8), set()
     for problem in dict.fromkeys(map(Problem.searched, schedules)):
         for _ in range(100):
@@ -207,7 +208,7 @@ def test_the_call_chooses_as_fagen_does(found, decoding_of):
                 fagens(problem, sizes),
             )
             assert slug == wanted or wanted == MISSING, (problem, sizes)
-            assert slug == schedules[table.picked(problem, sizes).kernel].slug
+            assert slug == schedules[table.entry_for(problem, sizes).kernel].slug
             chosen.add(slug)
     assert len(chosen) > len(schedules) * 0.7 and set(FOUND) <= chosen
 

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from fagen import registry, vendor
-from fagen.dispatch.choice import KIND, OPEN_KEYS
+from fagen.dispatch.rows import OPEN_KEYS
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import render
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, FORWARD
 from tests.test_vendor import (
     chosen_by_fagen,
     drawn,
@@ -87,7 +87,7 @@ def test_few_queries_or_tiles_go_to_what_is_there_for_them(
 ):
     narrow_rows(tmp_path, monkeypatch)
     schedules = [registry.from_slug(slug) for slug in slugs]
-    module = attention_of([schedule for schedule in schedules if schedule.kind == KIND])
+    module = attention_of([schedule for schedule in schedules if schedule.kind == FORWARD])
     key = key_of(module, Problem.of(schedules[0]))[:5]  # a table of 16 bits alone has no more
     for sizes, slug in calls.items():
         assert module._picked(key, *sizes_of(sizes)) == slug, sizes

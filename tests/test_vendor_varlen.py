@@ -16,11 +16,12 @@ from torch import Tensor
 import fagen
 from fagen import registry, vendor
 from fagen.dispatch import tables
+from fagen.dispatch.rows import Row
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.runtime import varlen
 from fagen.vendor.gradients import problem_of
-from fagen.vendor.table import PACKED, table_of_packed
+from fagen.vendor.table import PACKED, table_of
 from fagen.vocab import DTYPES, OUT_DTYPES
 from tests.cli_helpers import ROOT
 from tests.fresh import forget
@@ -74,7 +75,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     forget(monkeypatch, varlen)
     (tmp_path / "config/fagen").mkdir(parents=True)
-    rows = [tables.Row.of("NVIDIA H200", slug) for slug in (*FOUND, MISSING)]
+    rows = [Row("NVIDIA H200", slug) for slug in (*FOUND, MISSING)]
     tables.update(tmp_path / "config/fagen" / tables.NAME, rows)
     yield
     tables.table_at.cache_clear()
@@ -138,10 +139,10 @@ def test_gradients_are_chosen_by_dtype_head_dims_and_mask(tmp_path: Path) -> Non
 
 def test_a_row_of_such_a_table_has_no_bounds() -> None:
     schedules = [one for one in every() if not DTYPES[one.values()["dtype"]].fp8]
-    table = table_of_packed(schedules, "varlen")
+    table = table_of(schedules, "varlen")
     assert not table.bounds and not table.refused and table.kind == "varlen"
     assert len(table.rows) == len({*map(Problem.of, schedules)})
-    by = table_of_packed([*map(registry.from_slug, GRADIENTS)], "varlen")
+    by = table_of([*map(registry.from_slug, GRADIENTS)], "varlen")
     assert by.kind == "backward_varlen" and [row.kernel for row in by.rows] == [0, 2]
 
 

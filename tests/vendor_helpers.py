@@ -13,8 +13,7 @@ import pytest
 
 from fagen import registry, vendor
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import KIND
-from fagen.dispatch.tables import Row
+from fagen.dispatch.rows import Row
 from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
 from fagen.problem import Sizes
 from fagen.process import run
@@ -22,7 +21,6 @@ from fagen.render import Source, written
 from fagen.vendor import torch_package
 from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.place import Written
-from fagen.vendor.table import table_of
 
 KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
@@ -102,8 +100,7 @@ def calls_of(schedules: list[Any], place: Path) -> Iterator[dict[str, ModuleType
     """The modules of a package for torch that choose among kernels, over ops that are none."""
     nothing = Source("", "", "", "", "")
     kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-    table = table_of([schedule for schedule in schedules if schedule.kind == KIND])
-    package = torch_package.Package(Folder("demo", kernels, table, False, "torch"))
+    package = torch_package.Package(Folder("demo", kernels, False, "torch"))
     (place / "demo").mkdir()
     (place / "demo/__init__.py").touch()
     (place / "demo/_ops.py").write_text(OPS)
@@ -255,9 +252,9 @@ SPLIT_4, SPLIT_16 = f"{PLAIN}_split4", f"{PLAIN}_split16"
 DECODING = "dec_fp16_d128_causal_r8n64"
 # What a user's table has, for fewer keys than any such row of fagen's own.
 NARROW = [
-    Row.of("NVIDIA H200", DECODING, 100, queries=2),
-    Row.of("NVIDIA H200", SPLIT_16, 100, 900, queries=4),
-    Row.of("NVIDIA H200", SPLIT_4, 300, 800, tiles=8),
+    Row("NVIDIA H200", DECODING, 100, queries_to=2),
+    Row("NVIDIA H200", SPLIT_16, 100, 900, queries_to=4),
+    Row("NVIDIA H200", SPLIT_4, 300, 800, tiles_to=8),
 ]
 MANY = 2**31 - 1
 # Kernels of a folder, and calls by what is to serve them.

@@ -77,7 +77,7 @@ def pick(as_json: bool, **call: Any) -> None:
       fagen pick --dtype bf16 --head-dim 128 --heads 32 --kv-heads 8 --batch 4 --pass decode
       fagen pick --dtype e4m3 --head-dim 128 --v-layout columns --scale-rows 64 --json
     """
-    from fagen.picking import pick as picked
+    from fagen.dispatch.pick import pick as picked
 
     found = picked(**call)
     answer(as_json, found.record(), [str(found)])

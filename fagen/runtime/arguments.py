@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.dispatch.tables import MOST
+from fagen.dispatch.rows import MOST
 from fagen.errors import ScheduleError
 from fagen.runtime import autocast
 from fagen.schedule import Schedule

@@ -31,7 +31,7 @@ from fagen.dispatch.choice import (
     serving,
     slugs_for,
 )
-from fagen.dispatch.tables import MOST
+from fagen.dispatch.rows import MOST
 from fagen.errors import UntunedWarning
 from fagen.picking import search_command
 from fagen.problem import Problem, Sizes

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from fagen import outputs
-from fagen.dispatch.choice import KIND
 from fagen.errors import FagenError, ScheduleError
 from fagen.paths import path_of
 from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
@@ -30,7 +29,7 @@ from fagen.search.files import WHAT as SPACE
 from fagen.search.kinds import space_of
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.toml_lines import comments, printable, read_text, shown
-from fagen.vocab import DECODE, DTYPES
+from fagen.vocab import DECODE, DTYPES, FORWARD
 
 MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
 ALL_SIZES = 512  # of all problems together
@@ -102,7 +101,7 @@ def read_recording(path: Path) -> Weights:
     for space in spaces:
         targets = space.targets()
         sizes: dict[Sizes, float] = {}
-        more = len(targets) > 1 or space.kind not in (KIND, DECODE)
+        more = len(targets) > 1 or space.kind not in (FORWARD, DECODE)
         for shape in space.shapes:
             at = shape.sizes(targets[0].head_dim)
             if at.packed:

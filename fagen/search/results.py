@@ -11,7 +11,8 @@ from typing import Any
 from fagen import outputs
 from fagen.arch import SM90
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.choice import of_group, suited
+from fagen.dispatch.rows import MOST, Row
+from fagen.dispatch.select import sized
 from fagen.paths import make_folder
 from fagen.problem import Problem, Sizes
 from fagen.registry import DEFAULT, from_slug
@@ -109,10 +110,9 @@ class Result:
         calls: dict[tuple[Any, ...], list[Sizes]] = {}
         keys = space_of(self.kind).promised
         for size in self.sizes:
-            usual = suited(slug, size)
-            rows, _, chunks = of_group(usual, size)
-            bits = tuple(usual.values()[key] for key in keys)
-            calls.setdefault((rows, chunks, bits), []).append(size)
+            values = sized(slug, size).values()
+            bits = tuple(values[key] for key in keys)
+            calls.setdefault((values["rows"], values["chunks"], bits), []).append(size)
         found: list[tuple[int, float, str]] = []
         for (rows, _, bits), sizes in sorted(calls.items()):
             like = [
@@ -214,18 +214,24 @@ class Result:
                 return ours - theirs
         return None
 
-    def rows(self) -> list[dispatch_table.Row]:
+    def rows(self) -> list[Row]:
         """The rows of a dispatch table that say so."""
         by = f"fagen search, {self.date}" if self.date else "fagen search"
-        of = dispatch_table.Row.of
         if self.by_groups:
-            groups = self.groups()
             return [
-                of(self.card, slug, rows=most, group=group, by=by) for group, most, slug in groups
+                Row(self.card, slug, rows_to=_bound(most), group_rows=group, by=by)
+                for group, most, slug in self.groups()
             ]
-        few = [of(self.card, slug, rows=rows, by=by) for rows, slug in self.few()]
+        few = [Row(self.card, slug, rows_to=rows, by=by) for rows, slug in self.few()]
         by_keys = self.ranges()
-        return [*few, *(of(self.card, slug, least, most, by=by) for least, most, slug in by_keys)]
+        return [
+            *few,
+            *(Row(self.card, slug, least, _bound(most), by=by) for least, most, slug in by_keys),
+        ]
+
+
+def _bound(most: float) -> int:
+    return MOST if math.isinf(most) else int(most)
 
 
 def _query_rows(size: Sizes) -> int:

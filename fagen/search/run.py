@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fagen.dispatch.choice import meant, pick
+from fagen.dispatch.select import serve, sized
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
 from fagen.problem import Problem, Sizes, lengths_in_words, solves
 from fagen.registry import from_slug, read, schedules
@@ -298,11 +298,11 @@ def serving(found: Survey, card: str) -> list[str]:
         return []
     any_of = found.schedule(found.points[0])
     if PASSES[found.kind].computes:  # by a rule and rows of its own
-        slugs = (meant(any_of.slug, size, card).slug for size in found.sizes)
+        slugs = (sized(any_of.slug, size, card).slug for size in found.sizes)
         return list(dict.fromkeys(slugs))
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
     problem = replace(Problem.of(any_of), out_dtype=None)
-    served = (pick(problem, size, card) for size in found.sizes)
+    served = (serve(problem, size, card).schedule for size in found.sizes)
     return list(dict.fromkeys(one.slug for one in served if one.kind == found.kind))
 
 

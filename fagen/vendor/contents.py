@@ -7,7 +7,6 @@ from typing import Any
 
 import fagen
 from fagen import evidence
-from fagen.dispatch.choice import KIND
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
@@ -19,18 +18,17 @@ from fagen.statuses import NO_KERNEL, Status, statuses
 from fagen.toolchain import FLAGS
 from fagen.vendor import gradients
 from fagen.vendor.closure import needed
-from fagen.vendor.decoding import table_of_decoding
 from fagen.vendor.examples import Example, of_group
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import PLAIN, Table, table_of, table_of_gradients, table_of_packed
-from fagen.vocab import BACKWARD, DECODE, DTYPES
+from fagen.vendor.table import PLAIN, Table, table_of
+from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
 # They leave machine code as it is: -lineinfo makes a library four times as large, by its PTX.
 _NOT_FOR_USERS = ("-lineinfo", "-Xptxas", "-v")
 
-_ATTENTION = (KIND, BACKWARD, DECODE)
+_ATTENTION = (FORWARD, BACKWARD, DECODE)
 
 # of the test program's calls: around a block's ends, and by turns
 _LENGTHS = (1, 128, 127, 333, 260)
@@ -88,9 +86,14 @@ class Group:
         return self.kernels[0].signature
 
     @property
+    def table(self) -> Table:
+        """What chooses among them."""
+        return table_of([kernel.schedule for kernel in self.kernels], self.signature.form)
+
+    @property
     def packed(self) -> bool:
         """Whether they take packed sequences, and something chooses among them."""
-        return self.signature.kind in (KIND, BACKWARD) and bool(self.signature.form)
+        return self.signature.kind in (FORWARD, BACKWARD) and bool(self.signature.form)
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,6 @@ class Folder:
 
     name: str
     kernels: tuple[Kernel, ...]
-    table: Table  # of the kernels that compute a problem
     with_cutlass: bool
     format: str
     own_version: str = ""  # that a manifest gives it
@@ -258,20 +260,18 @@ class Folder:
 
         Then those of packed sequences, by struct.
         """
-        groups = {group.name: group for group in self.groups}
-        tables = (
-            self.table,
-            table_of_gradients(self._schedules(BACKWARD)),
-            table_of_decoding(self._schedules(DECODE)),
+        groups = [group for group in self.groups if group.packed or group.name in _ATTENTION]
+        groups.sort(
+            key=lambda group: len(_ATTENTION) if group.packed else _ATTENTION.index(group.name)
         )
-        found = [Dispatcher(table, groups[table.kind]) for table in tables if table.rows]
-        for group in (group for group in self.groups if group.packed):
-            own = [kernel.schedule for kernel in group.kernels]
-            found.append(Dispatcher(table_of_packed(own, group.signature.form), group))
-        return tuple(found)
+        found = [Dispatcher(group.table, group) for group in groups]
+        return tuple(dispatcher for dispatcher in found if dispatcher.table.rows)
 
-    def _schedules(self, kind: str) -> list[Schedule]:
-        return [kernel.schedule for kernel in self.kernels if kernel.plan.kind == kind]
+    @property
+    def table(self) -> Table:
+        """The rows of the kernels that compute a problem."""
+        own = self._dispatcher(FORWARD)
+        return own.table if own else Table(FORWARD, ())
 
     @property
     def decoding(self) -> Dispatcher | None:
@@ -431,7 +431,6 @@ def folder_of(manifest: Manifest) -> Folder:
     return Folder(
         name=manifest.name,
         kernels=kernels,
-        table=table_of([kernel.schedule for kernel in kernels if kernel.schedule.kind == KIND]),
         with_cutlass=manifest.with_cutlass,
         format=manifest.format,
         own_version=manifest.version,

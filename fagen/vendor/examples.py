@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fagen.signature import Dim, Extent, Scalar, Signature, Tensor
-from fagen.vendor.table import Field, Row, in_c
+from fagen.vendor.table import Entry, Field, in_c
 
 if TYPE_CHECKING:
     from fagen.vendor.contents import Dispatcher, Group
@@ -70,7 +70,9 @@ def of_group(group: "Group", dispatcher: "Dispatcher | None", folder_name: str) 
 def _problem(dispatcher: "Dispatcher") -> Iterator[tuple[str, str, int]]:
     """The fields of a problem that is a kernel's own, but for what may be left out."""
 
-    def is_own(row: Row) -> bool:  # kernels of decoding serve a single query of the other mask too
+    def is_own(
+        row: Entry,
+    ) -> bool:  # kernels of decoding serve a single query of the other mask too
         mask = dispatcher.kernels[row.kernel].schedule.values()["mask"]
         return bool(mask == row.problem.mask)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.select import buildable
 from fagen.errors import ScheduleError
 from fagen.problem import Problem
 from fagen.schedule import Schedule
@@ -39,10 +39,9 @@ def wanted(of: Schedule) -> str:
     if of.kind != FORWARD:
         return ""
     try:
-        found = candidates(replace(Problem.of(of), kind=BACKWARD))
+        return buildable(replace(Problem.of(of), kind=BACKWARD)).schedules[0].slug
     except ScheduleError:
         return ""
-    return found.schedules[0].slug
 
 
 def passed(by: Signature, of: Signature) -> tuple[str, ...]:

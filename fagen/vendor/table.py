@@ -1,20 +1,42 @@
 """The dispatcher's rows: which kernel of a folder serves a problem at which sizes.
 
-They say what fagen.dispatch says, for the kernels that are in the folder, in one list per problem
-of which the first row that fits is taken.
+They are the rows that fagen itself chooses by, for the kernels that are in the folder: one list per
+problem, of which the first row that fits is taken.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from fagen.dispatch.choice import KIND, candidates, serving
-from fagen.dispatch.tables import MOST, TILE
+from fagen.dispatch.rows import (
+    BOUNDS,
+    MOST,
+    TILE,
+    Bound,
+    Row,
+    first_fit,
+    measures_of,
+    without_repeats,
+)
+from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
+from fagen.dispatch.tables import chunks_of
+from fagen.kind import Step
 from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.vendor.gradients import problem_of
-from fagen.vocab import BACKWARD, DTYPES, MASKS, OUT_DTYPES, PASSES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import (
+    BACKWARD,
+    DECODE,
+    DTYPES,
+    FORWARD,
+    MASKS,
+    ONE_QUERY,
+    OUT_DTYPES,
+    PASSES,
+    SCALE_ROWS,
+    V_LAYOUTS,
+)
 
 # The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -27,94 +49,44 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 # What chooses among kernels of packed sequences in C is called so, after the folder's name.
 PACKED = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
 
+# Sizes of a call as they are; what else is bounded is a product of some.
+PLAIN = frozenset({"queries", "keys", "kv_heads"})
+
 _SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A field of rows: the least, or else the most, that something of a call may be."""
+class Entry:
+    """A row for calls of a problem.
 
-    name: str
-    of: str
-    least: bool = False
-
-    @property
-    def open(self) -> int:
-        """What a row has that does not bound it."""
-        return 0 if self.least else MOST
-
-    def holds(self, row: "Row", of: int) -> bool:
-        """Whether so much of it is within a row."""
-        bound: int = getattr(row, self.name)
-        return bound == self.open or (of >= bound if self.least else of <= bound)
-
-
-# What tells most calls apart goes first.
-BOUNDS = (
-    Bound("queries_to", "queries"),
-    Bound("group_to", "group"),
-    Bound("kv_heads_from", "kv_heads", least=True),
-    Bound("group_tiles_from", "group_tiles", least=True),
-    Bound("tiles_to", "tiles"),
-    Bound("rows_to", "query_rows"),
-    Bound("keys_from", "keys", least=True),
-    Bound("keys_to", "keys"),
-)
-
-# Sizes of a call as they are; what else is bounded is a product of some.
-PLAIN = frozenset({"queries", "keys", "kv_heads"})
-
-
-@dataclass(frozen=True)
-class Row:
-    """For calls of a problem that are within these bounds.
-
-    Queries are a sequence's, rows those of a call, tiles of queries of a head; a group is the
-    queries of a KV head's heads, and has tiles too. `kernel` is its place among the folder's of the
-    table; -1 where none of them may serve such calls, and then `wanted` is the slug of one that
-    would.
+    `kernel` is the place of its slug among the folder's kernels of the table; -1 where none of them
+    may serve such calls.
     """
 
     problem: Problem
+    row: Row
     kernel: int
-    keys_from: int = 0
-    keys_to: int = MOST
-    rows_to: int = MOST
-    queries_to: int = MOST
-    tiles_to: int = MOST
-    group_to: int = MOST
-    kv_heads_from: int = 0
-    group_tiles_from: int = 0
-    wanted: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """The slug of a kernel that would serve them; "" where one does."""
+        return self.row.slug if self.kernel < 0 else ""
 
     @property
     def values(self) -> tuple[str, ...]:
         """The problem's fields, as C has them."""
-        return tuple(f"{said}" for said in in_c(self.problem).values())
+        return tuple(map(str, in_c(self.problem).values()))
 
     @property
     def usual(self) -> int:
         """1 where O is in the dtype that a call has if it does not say."""
         return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
 
-    def includes(self, other: "Row") -> bool:
-        """Whether it is for all calls of its problem that another is for."""
-        return all(bound.holds(self, getattr(other, bound.name)) for bound in BOUNDS)
-
-    def serves(self, sizes: Sizes, tile: int) -> bool:
-        """Whether it is for a call of such sizes, where tiles have so many queries."""
-        heads = sizes.batch * sizes.heads
-        group = sizes.seqlen_q * (sizes.heads // sizes.kv_heads) if sizes.kv_heads else 0
-        told = {
-            "keys": sizes.seqlen_k,
-            "queries": sizes.seqlen_q,
-            "query_rows": heads * sizes.seqlen_q,
-            "tiles": heads * -(-sizes.seqlen_q // tile),
-            "kv_heads": sizes.kv_heads,
-            "group": group,
-            "group_tiles": sizes.batch * sizes.kv_heads * -(-group // tile),
-        }
-        return all(bound.holds(self, told[bound.of]) for bound in BOUNDS)
+    @property
+    def bounds(self) -> tuple[tuple[str, int], ...]:
+        """What bounds it, and by how much."""
+        numbers = ((bound, getattr(self.row, bound.name)) for bound in BOUNDS)
+        return tuple((bound.name, number) for bound, number in numbers if number != bound.open)
 
 
 @dataclass(frozen=True)
@@ -138,18 +110,19 @@ class Field:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a kind, in the order in which they are tried; `kernel` is a place among its own.
+    """All rows of a kind, in the order in which they are tried.
 
     In C `pick` is what finds one, and `struct` what it is found as, after the folder's name.
     """
 
     kind: str
-    rows: tuple[Row, ...]
+    rows: tuple[Entry, ...]
     pick: str = "pick"
     struct: str = "Kernel"
     tile: int = TILE  # queries of a tile, as rows count them
 
     most = MOST  # what is open to the top
+    scale_rows = SCALE_ROWS  # how many rows may share a scale
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -166,11 +139,8 @@ class Table:
     @property
     def bounds(self) -> tuple[Bound, ...]:
         """By what its rows choose: some row bounds each of these."""
-        return tuple(
-            bound
-            for bound in BOUNDS
-            if any(getattr(row, bound.name) != bound.open for row in self.rows)
-        )
+        there = {name for entry in self.rows for name, _ in entry.bounds}
+        return tuple(bound for bound in BOUNDS if bound.name in there)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -178,27 +148,15 @@ class Table:
         return tuple(dict.fromkeys(bound.of for bound in self.bounds))
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What the rows are for."""
-        return tuple(dict.fromkeys(row.problem for row in self.rows))
-
-    @property
-    def said(self) -> tuple[str, ...]:
-        """The same in words."""
-        single = {row.problem: row.queries_to == 1 for row in self.rows}  # as the last one says
+    def words(self) -> tuple[str, ...]:
+        """What the rows are for, in words."""
+        single = {entry.problem: entry.row.queries_to == 1 for entry in self.rows}  # the last says
         return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
 
-    def picked(self, problem: Problem, sizes: Sizes) -> Row | None:
+    def entry_for(self, problem: Problem, sizes: Sizes) -> Entry | None:
         """The row that serves a problem at these sizes; None where it has none for the problem."""
-        for row in self.rows:
-            if row.problem == problem and row.serves(sizes, self.tile):
-                return row
-        return None
-
-    @property
-    def scale_rows(self) -> tuple[int, ...]:
-        """How many rows may share a scale."""
-        return SCALE_ROWS
+        own = ((entry, entry.row.limits) for entry in self.rows if entry.problem == problem)
+        return first_fit(own, measures_of(sizes, self.tile))
 
     @property
     def narrow(self) -> bool:
@@ -206,128 +164,168 @@ class Table:
         return bool({"queries", "tiles"} & {*self.measured})
 
     @property
-    def refused(self) -> tuple[Row, ...]:
+    def refused(self) -> tuple[Entry, ...]:
         """The rows whose calls no kernel of the folder serves."""
-        return tuple(row for row in self.rows if row.kernel < 0)
+        return tuple(entry for entry in self.rows if entry.kernel < 0)
 
 
 def in_c(problem: Problem) -> dict[str, int]:
     """Return a problem's fields as the C struct has them."""
-    said = vars(problem)
     return {
         name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
-        for name, value in said.items()
+        for name, value in vars(problem).items()
         if name not in _SHARED
     }
 
 
-def table_of(schedules: Sequence[Schedule]) -> Table:
-    """Return the dispatcher's rows for schedules that compute a problem.
+def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
+    """Return the rows for schedules of one kind that all take one struct, of this form.
 
-    Those of packed sequences, which take another struct, have a table of their own.
+    Nothing was measured that would choose among several kernels of gradients: the first is taken.
+    Rows of packed sequences, whose form is not empty, have no bounds: what a struct says of sizes
+    is no matter of theirs. Kernels of decoding that must be given more than others take another
+    struct: they are called by their own names.
     """
-    return Table(KIND, _by_problem([s for s in schedules if not Problem.of(s).varlen]))
-
-
-def table_of_gradients(schedules: Sequence[Schedule]) -> Table:
-    """Return the rows for schedules of the gradients of a problem's results.
-
-    Nothing was measured that would choose among several of one problem: the first is taken. Those
-    of packed sequences have a table of their own here too.
-    """
-    rows = _first([s for s in schedules if not Problem.of(s).varlen])
-    return Table(BACKWARD, rows, f"pick_{BACKWARD}", f"{BACKWARD.capitalize()}Kernel")
-
-
-def table_of_packed(schedules: Sequence[Schedule], form: str) -> Table:
-    """Return the rows for schedules of packed sequences that all take one struct, of this form.
-
-    They are those of `table_of`, or of `table_of_gradients`, and none has bounds: what a struct
-    says of sizes is no matter of theirs.
-    """
-    gradients = PASSES[schedules[0].kind].gradients
-    words = [BACKWARD] * gradients + form.split()
+    kind = schedules[0].kind
+    if PASSES[kind].computes:
+        return _table_of_decoding(schedules)
+    by_problem: dict[Problem, list[Schedule]] = {}
+    for schedule in schedules:
+        problem = Problem.of(schedule) if kind == FORWARD else problem_of(schedule)
+        by_problem.setdefault(problem, []).append(schedule)
+    rows = _attending if kind == FORWARD else _first
+    entries = _entries(schedules, {one: rows(one, own) for one, own in by_problem.items()})
+    if not form and kind == FORWARD:
+        return Table(kind, entries)
+    words = [kind] * (kind != FORWARD) + form.split()
     name, struct = "_".join(words), "".join(word.capitalize() for word in words)
-    rows = _first(schedules) if gradients else _by_problem(schedules)
-    assert name in PACKED, name
-    return Table(name, rows, f"pick_{name}", f"{struct}Kernel")
+    assert not form or name in PACKED, name
+    return Table(name, entries, f"pick_{name}", f"{struct}Kernel")
 
 
-def _by_problem(schedules: Sequence[Schedule]) -> tuple[Row, ...]:
-    """The rows of schedules that compute a problem, as dispatch tables have it."""
-    by_problem: dict[Problem, dict[str, int]] = {}
-    for place, schedule in enumerate(schedules):
-        by_problem.setdefault(Problem.of(schedule), {})[schedule.slug] = place
-    listed = (simplified([*_rows(problem, places)]) for problem, places in by_problem.items())
-    return tuple(row for rows in listed for row in rows)
+def _table_of_decoding(schedules: Sequence[Schedule]) -> Table:
+    usual = [schedule for schedule in schedules if not asked_beside(schedule)]
+    by_problem: dict[Problem, list[Schedule]] = {}
+    for schedule in usual:
+        any_mask = replace(Problem.searched(schedule), mask="")
+        by_problem.setdefault(any_mask, []).append(schedule)
+    rows = {
+        (problem := replace(any_mask, mask=mask)): [*_decoding(problem, own)]
+        for any_mask, own in by_problem.items()
+        for mask in MASKS
+    }
+    tile = max((step.rows for one in usual[:1] for step in steps_of(one)), default=0)
+    struct = f"{DECODE.capitalize()}Kernel"
+    return Table(DECODE, _entries(schedules, rows), f"pick_{DECODE}", struct, tile)
 
 
-def _first(schedules: Sequence[Schedule]) -> tuple[Row, ...]:
-    """A row for each problem whose gradients schedules compute: the first of these."""
-    first: dict[Problem, int] = {}
-    for place, schedule in enumerate(schedules):
-        first.setdefault(problem_of(schedule), place)
-    return tuple(Row(problem, place) for problem, place in first.items())
+def _entries(
+    schedules: Sequence[Schedule], listed: Mapping[Problem, Iterable[Row]]
+) -> tuple[Entry, ...]:
+    """Rows by problem as one list, each with the place of its kernel."""
+    places = {schedule.slug: place for place, schedule in enumerate(schedules)}
+    return tuple(
+        Entry(problem, row, places.get(row.slug, -1))
+        for problem, rows in listed.items()
+        for row in rows
+    )
 
 
-def _rows(problem: Problem, places: Mapping[str, int]) -> Iterator[Row]:
-    """The rows of one problem, whose kernels have these places in the folder.
+def _first(_: Problem, schedules: Sequence[Schedule]) -> list[Row]:
+    return [Row("", schedules[0].slug)]
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
+    """The rows of one problem that these kernels of a folder compute.
 
     What another kernel would serve falls to one that is there, the usual one or the first, rather
     not one for few queries or tiles. But ranges of very many keys do not: their kernels are there
     for accuracy, not for speed.
     """
-    served = serving(problem, "")
-    narrow = [row for row in served.narrow if row.slug in places]
-    for row in narrow:
-        end, queries, tiles = (_whole(most) for most in (row.most, row.queries, row.tiles))
-        place = places[row.slug]
-        yield Row(problem, place, row.least, end, queries_to=queries, tiles_to=tiles)
-    few = {row.slug for row in narrow}
-    usual = places[min(places, key=lambda slug: (_cuts_keys(slug), slug in few))]
-    if not served.always and len(places) > 1:
-        usual = places.get(candidates(problem).schedules[0].slug, usual)
-    begin, rest = 0, []
-    for most, slug in served.by_keys or ((math.inf, served.always),):
-        end = _whole(most)
-        if slug and slug in served.long:
-            missing = "" if slug in places else slug
-            yield Row(problem, places.get(slug, -1), begin, end, wanted=missing)
-        else:
-            rest.append(Row(problem, places.get(slug or "", usual), begin, end))
-        begin = end + 1
-    for elements, slug in served.few:
-        if slug and slug in places:
-            yield Row(problem, places[slug], rows_to=int(elements) // problem.head_dim)
-    yield from _joined(rest)
+    rows, there = flattened(problem, ""), [schedule.slug for schedule in schedules]
+    few = {row.slug for row in rows if row.for_few_tiles}
+    usual = min(there, key=lambda slug: ("chunks" in from_slug(slug).settings(), slug in few))
+    if len(there) > 1 and not (len(rows) == 1 and rows[0].slug):
+        default = buildable(problem).schedules[0].slug
+        usual = default if default in there else usual
+    own = []
+    for row in rows:
+        if row.for_few_tiles or row.for_few_rows:
+            own += [row] * (row.slug in there)
+        elif row.for_accuracy:
+            own.append(row)
+        else:  # rows before it are for fewer keys, and after the last there is none
+            slug, last = row.slug if row.slug in there else usual, row == rows[-1]
+            own.append(replace(row, slug=slug, keys_from=0, keys_to=MOST if last else row.keys_to))
+    return without_repeats(own)
 
 
-def simplified(rows: Sequence[Row]) -> list[Row]:
-    """The same choice by fewer rows of a problem: without any whose calls go on to its kernel."""
-    found: list[Row] = []
-    for row in reversed(rows):
-        if not (found and row.kernel == found[-1].kernel and found[-1].includes(row)):
-            found.append(row)
-    return found[::-1]
+# ---- decoding ------------------------------------------------------------------------------------
 
 
-def _cuts_keys(slug: str) -> bool:
-    return "chunks" in from_slug(slug).settings()
+def _decoding(problem: Problem, schedules: Sequence[Schedule]) -> Iterator[Row]:
+    """The rows of a problem, where a folder has these kernels of it and of its other masks."""
+    own = [schedule for schedule in schedules if Problem.searched(schedule) == problem]
+    usual = _by_steps(problem, own) if own else []
+    single = _by_steps(replace(problem, mask=ONE_QUERY), schedules)
+    if single != usual:
+        yield from (replace(row, queries_to=1) for row in single)
+    yield from usual
 
 
-def _whole(most: float) -> int:
-    return MOST if most == math.inf else int(most)
+def _by_steps(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
+    """The rows of calls with any number of queries, whose kernels may be any of these.
+
+    They are blocks by rows of a group, and in these by KV heads.
+    """
+    steps = [*steps_of(schedules[0].but(mask=problem.mask))]
+    measured = [row for row in flattened(problem, "") if row.slug in {s.slug for s in schedules}]
+    most = max(step.rows for step in steps)
+    blocks: list[tuple[int, list[Row]]] = []
+    for rows in sorted({*(s.rows for s in steps), *(s.values()["rows"] for s in schedules)}):
+        group = min((step.rows for step in steps if step.rows >= rows), default=most)
+        by_heads: dict[int, list[Row]] = {}
+        for step in (step for step in steps if step.rows == group):
+            by_heads.setdefault(step.kv_heads, []).extend(_of_step(rows, step, schedules, measured))
+        own = _distinct([(heads, without_repeats(rows)) for heads, rows in by_heads.items()])
+        blocks.append((rows, [replace(row, kv_heads_from=h) for h, rows in own for row in rows]))
+    blocks[-1] = MOST, blocks[-1][1]
+    return [replace(row, group_to=end) for end, rows in _distinct(blocks) for row in rows]
 
 
-def _joined(rows: Sequence[Row]) -> Iterator[Row]:
-    """Rows by rising keys, those that meet and name one kernel as one."""
-    last = rows[0] if rows else None
-    for row in rows[1:]:
-        assert last
-        if row.kernel == last.kernel and row.keys_from == last.keys_to + 1:
-            last = replace(last, keys_to=row.keys_to)
-        else:
-            yield last
-            last = row
-    if last:
-        yield last
+def _of_step(
+    rows: int, step: Step, schedules: Sequence[Schedule], measured: Iterable[Row]
+) -> Iterator[Row]:
+    """The rows of a step: those of dispatch tables, and the nearest kernel to the step's own."""
+    chunks = step.schedule.values()["chunks"]
+    for row in measured:
+        if (row.group_rows, chunks_of(row)) == (step.rows, chunks):
+            yield Row("", row.slug, rows_to=row.rows_to)
+    nearest = min(schedules, key=lambda schedule: _distance(schedule, rows, step.schedule))
+    yield Row("", nearest.slug, group_tiles_from=step.tiles)
+
+
+def _distinct(blocks: Sequence[tuple[int, list[Row]]]) -> Iterator[tuple[int, list[Row]]]:
+    """Blocks of rows, each for what those before are not for; without any that the next repeats."""
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if after is None or block[1] != after[1]:
+            yield block
+
+
+def _distance(schedule: Schedule, rows: int, wanted: Schedule) -> tuple[Any, ...]:
+    """How far a schedule is from the one that so many rows of a group are to have.
+
+    The fewest rows and chunks that are enough are the nearest, else the most.
+    """
+    own, other = schedule.values(), wanted.values()
+    few_rows, few_chunks = own["rows"] < rows, own["chunks"] < other["chunks"]
+    return (
+        *(few_rows, -own["rows"] if few_rows else own["rows"]),
+        *(few_chunks, -own["chunks"] if few_chunks else own["chunks"]),
+        own["by"] != other["by"],
+        schedule.slug != wanted.slug,
+        own["mask"] != other["mask"],
+    )

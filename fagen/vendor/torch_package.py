@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
-from fagen.dispatch.choice import OPEN_KEYS
+from fagen.dispatch.rows import OPEN_KEYS
 from fagen.problem import Problem
 from fagen.render import written
 from fagen.statuses import ALIGNMENT
@@ -20,8 +18,8 @@ from fagen.toolchain import (
     TORCH_SINCE,
 )
 from fagen.vendor import source
-from fagen.vendor.contents import Folder, Gradient, Kernel
-from fagen.vendor.table import BOUNDS, Row, Table
+from fagen.vendor.contents import Folder, Gradient
+from fagen.vendor.table import Entry, Table
 from fagen.vocab import DTYPES, SIXTEEN_BITS
 
 _OWN = {
@@ -38,15 +36,7 @@ _CALLS = {
 _PLAIN, _OF_DECODING = 5, 4
 
 
-class Served(NamedTuple):
-    """A row of a dispatcher as Python has it, with the bounds that it has."""
-
-    kernel: str
-    bounds: tuple[tuple[str, int], ...]
-    wanted: str
-
-
-Listed = tuple[tuple[str, tuple[Served, ...]], ...]  # by problem, as the literal of a tuple
+Listed = tuple[tuple[str, tuple[Entry, ...]], ...]  # by problem, as the literal of a tuple
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ class Package:
         for one in self.folder.packed:
             assert not one.table.bounds, one.kind
             for row in one.table.rows:
-                found.setdefault(self._key(row.problem, _PLAIN), one.kernels[row.kernel].slug)
+                found.setdefault(self._key(row.problem, _PLAIN), row.row.slug)
         return tuple(found.items())
 
     @property
@@ -162,15 +152,11 @@ class Package:
         }
         return {_module(template): template for template, rows in there.items() if rows}
 
-    @cached_property
-    def _kernels(self) -> dict[str, tuple[Kernel, ...]]:
-        return {one.kind: one.kernels for one in self.folder.dispatchers}
-
     def _listed(self, table: Table, fields: int | None) -> Listed:
         """A table's rows by so many fields of problems."""
-        by_problem: dict[Problem, list[Served]] = {}
+        by_problem: dict[Problem, list[Entry]] = {}
         for row in table.rows:
-            by_problem.setdefault(row.problem, []).append(self._served(row, table.kind))
+            by_problem.setdefault(row.problem, []).append(row)
         return tuple((self._key(one, fields), tuple(rows)) for one, rows in by_problem.items())
 
     @staticmethod
@@ -182,12 +168,6 @@ class Package:
             *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
         ]
         return ", ".join(map(str, said[:fields]))
-
-    def _served(self, row: Row, kind: str) -> Served:
-        kernel = "" if row.kernel < 0 else self._kernels[kind][row.kernel].slug
-        said = ((bound, getattr(row, bound.name)) for bound in BOUNDS)
-        bounds = tuple((bound.name, most) for bound, most in said if most != bound.open)
-        return Served(kernel, bounds, row.wanted)
 
 
 def _usual(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch.choice import OPEN_KEYS
+from fagen.dispatch.rows import OPEN_KEYS
 from fagen.errors import FagenError
 from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.forward.reference import reference

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch.tables import Row, table_at, update
+from fagen.dispatch.rows import Row
+from fagen.dispatch.tables import table_at, update
 from fagen.kinds.backward.reference import gradients
 from fagen.measure import rounds
 from fagen.measure.cells import race
@@ -86,9 +87,7 @@ def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     table_at.cache_clear()
     slug = "bwd_fp16_d64_causal_m64n64"
-    update(
-        tmp_path / "fagen" / "dispatch.toml", [Row.of(torch.cuda.get_device_name(), slug, 0, 500)]
-    )
+    update(tmp_path / "fagen" / "dispatch.toml", [Row(torch.cuda.get_device_name(), slug, 0, 500)])
     found = {}
     for keys in (400, 600):
         tensors = [x.requires_grad_() for x in inputs(

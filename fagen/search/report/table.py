@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fagen.dispatch.tables import NAME, Row, table_at
+from fagen.dispatch.rows import MOST, Row
+from fagen.dispatch.tables import NAME, table_at
 from fagen.paths import locate
 from fagen.search.report.words import Name, name
 from fagen.search.results import Result
@@ -48,16 +49,18 @@ def served(result: Result) -> Iterator[Served]:
     slug = result.lead.slug if result.lead else next((m.slug for m in result.compiled), None)
     if slug is None or result.by_groups:
         return
-    problem = Row.of(result.card, slug).problem
+    problem = Row(result.card, slug).problem
     rows = [
         row
         for row in table_at(locate("schedules") / NAME)
-        if row.card == result.card and row.problem == problem and not row.narrow
+        if row.card == result.card and row.problem == problem and not row.for_few_tiles
     ]
-    for row in sorted(rows, key=lambda row: (not row.few, row.rows, row.least)):
+    for row in sorted(rows, key=lambda row: (not row.for_few_rows, row.rows_to, row.keys_from)):
         same, here, than = _beside(result, row)
         yield Served(
-            sizes=f"at most {row.rows:,} query rows" if row.few else _keys(row.least, row.most),
+            sizes=f"at most {row.rows_to:,} query rows"
+            if row.for_few_rows
+            else _keys(row.keys_from, math.inf if row.keys_to == MOST else row.keys_to),
             name=name(row.slug),
             same=same,
             here=here,
@@ -77,12 +80,12 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
     lead = result.lead
     if lead is None:
         return None, "nothing was timed here", ""
-    if row.few:
+    if row.for_few_rows:
         return None, "calls with few rows were not searched", ""
     if result.target.varlen:  # a row is for all lengths, and so is the leader
         others = dict.fromkeys(result.sizes, lead.slug)
     else:
-        there = [s for s in result.sizes if s.square and row.least <= s.seqlen_k <= row.most]
+        there = [s for s in result.sizes if s.square and row.keys_from <= s.seqlen_k <= row.keys_to]
         others = {size: result.best_at(size, lead.slug) for size in there}
     if not others:
         return None, "no such length was searched", ""

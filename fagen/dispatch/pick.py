@@ -1,0 +1,367 @@
+"""A call's sizes in, the kernel that fagen.attention takes for it out: which, why, and how fast.
+
+Or the kernel of its gradients, of fagen.attention_decode or of fagen.attention_varlen. Needs
+neither torch nor a GPU.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from inspect import get_annotations
+from numbers import Integral
+from pathlib import Path
+from types import NoneType
+from typing import Any, Never, get_args
+
+from fagen import evidence, registry
+from fagen.arch import SM90
+from fagen.argument_names import refuse_unknown_names
+from fagen.dispatch.rows import MOST, TILE, Row
+from fagen.dispatch.select import serve
+from fagen.errors import FagenError, ScheduleError
+from fagen.evidence import Evidence
+from fagen.kind import load_named
+from fagen.paths import config_folder
+from fagen.problem import HIDDEN, Problem, Sizes, flops
+from fagen.registry import committed_file, plan
+from fagen.render import hashes
+from fagen.schedule import Schedule
+from fagen.toml_lines import printable, read_text, shown
+from fagen.vocab import (
+    DTYPES,
+    FORWARD,
+    LENGTHS,
+    ONE_QUERY,
+    OUT_DTYPES,
+    PASSES,
+    SCALE_ROWS,
+    V_LAYOUTS,
+)
+
+LONGEST = 1 << 24  # sequence that a time is predicted for
+LARGEST = 1 << 30  # of other sizes, as a kernel takes them
+_SEQLEN = 4_096  # of a call that says none
+# what annotations of `pick` stand for, and in words; fagen.prepare takes the same
+_TAKEN: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    bool: (Integral, "True or False"),
+    str: (str, "a word"),
+    NoneType: (NoneType, "None"),
+}
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The schedule that serves a call, and what is known of it.
+
+    `row` is the dispatch table's that names it; without one it is a committed schedule, or
+    `derived`. `predicted_seconds` are of one call, by the model that orders a search; None where
+    its kind has none.
+    """
+
+    problem: Problem
+    sizes: Sizes
+    card: str  # "": the one that tables name first
+    schedule: Schedule
+    row: Row | None
+    derived: bool
+    predicted_seconds: float | None
+
+    @property
+    def slug(self) -> str:
+        """The schedule's."""
+        return self.schedule.slug
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is for fagen.attention_decode."""
+        return bool(PASSES[self.problem.kind].computes)
+
+    @property
+    def predicted_tflops(self) -> float | None:
+        """TFLOP/s at the predicted time."""
+        if self.predicted_seconds is None:
+            return None
+        return flops(self.problem, self.sizes) / self.predicted_seconds / 1e12
+
+    @property
+    def file(self) -> Path | None:
+        """Where the schedule is committed, or kept by a search; None where it is in no file."""
+        own = config_folder()
+        places = [committed_file(self.slug)]
+        places += [own / self.schedule.kind / f"{self.slug}.toml"] if own else []
+        return next((path for path in places if path.exists()), None)
+
+    @property
+    def why(self) -> str:
+        """Why it is this one."""
+        if self.row:
+            return _why(self.row, self.sizes, self.card)
+        none = "no row of a dispatch table is for this call; "
+        if self.decodes:
+            untuned = ", and nobody tuned it" if self.derived else ""
+            return none + f"by rule it follows from heads, queries and batch{untuned}"
+        if self.derived:
+            return none + "no schedule was tuned for it: derived, the most promising tile that fits"
+        return none + "it is the plainest committed schedule"
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What was measured of this very source; None where nothing was."""
+        return evidence.of_source(self.slug, lambda: hashes(plan(self.schedule)))
+
+    @property
+    def found(self) -> str:
+        """What a search says of it in the file that it wrote into your own folder, or ""."""
+        with suppress(FagenError):
+            own = config_folder()
+            if own and self.file and self.file.is_relative_to(own):
+                lines = read_text(self.file).splitlines()
+                said = (line[2:] for line in lines if line.startswith("# Found by"))
+                return printable(next(said, ""))
+        return ""
+
+    @property
+    def search(self) -> str:
+        """The command that would search for a better one; "" where there is none."""
+        return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""
+
+    @property
+    def predicted(self) -> str:
+        """The predicted time and speed, in words."""
+        if self.predicted_seconds is None or self.predicted_tflops is None:
+            return "no model of this kind"
+        return f"{self.predicted_seconds * 1e6:,.1f} µs, {self.predicted_tflops:.0f} TFLOP/s"
+
+    def record(self) -> dict[str, Any]:
+        """Return all of it, for JSON."""
+        measured = self.evidence
+        return {
+            "slug": self.slug,
+            "problem": asdict(self.problem),
+            "sizes": asdict(self.sizes),
+            "why": self.why,
+            "row": self.row and self.row.where,
+            "card": self.row.card if self.row else self.card,
+            "derived": self.derived,
+            "file": self.file,
+            "predicted": {
+                "microseconds": self.predicted_seconds and self.predicted_seconds * 1e6,
+                "tflops": self.predicted_tflops,
+            },
+            "measured": measured
+            and {
+                "card": measured.card,
+                "date": measured.date,
+                "yardstick": measured.yardstick,
+                "speeds": [asdict(speed) for speed in measured.speeds],
+            },
+            "found": self.found,
+            "search": self.search,
+        }
+
+    def __str__(self) -> str:
+        told = {
+            "for": f"{self.problem}{', decoding' * self.decodes}; {self.sizes}",
+            "why": self.why,
+            "schedule": printable(str(self.file)) if self.file else "in no file",
+            "predicted": self.predicted,
+            "measured": "; ".join(self._measured()) or self.found or "nothing of this source",
+            "search": self.search or "nothing searches such schedules",
+        }
+        return "\n".join([self.slug, *(f"  {name:<10} {said}" for name, said in told.items())])
+
+    def _measured(self) -> Iterator[str]:
+        if found := self.evidence:
+            yield from (f"{said} on {found.card}" for said in found.speeds_in_words())
+
+
+def pick(
+    *,
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    batch: int = 1,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    seqlen: int | None = None,
+    seqlen_k: int | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    out_dtype: Any = None,
+    card: str = "",
+    kind: str = FORWARD,
+    deterministic: bool = False,
+    lengths: str = LENGTHS[0],
+    **unknown: Never,
+) -> Pick:
+    """Return the kernel that fagen.attention takes for a call with these sizes on a card.
+
+    Or, with "backward" for `kind`, the one that computes the gradients of such a call; with
+    `deterministic` where the call or torch.use_deterministic_algorithms(True) asks for it. Or, with
+    "decode", the one that fagen.attention_decode takes; and with "varlen" for `lengths` that of
+    fagen.attention_varlen, or of its gradients, predicted for sequences of one length.
+
+    dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
+    of 2048, kv_heads as many as heads, seqlen 4,096 queries, seqlen_k as many keys; to decode one
+    query and 4,096 keys. v_layout, scale_rows and
+    out_dtype go with e4m3, and mean what they do in fagen.attention. `card` is a GPU's name;
+    without one, rows for the card that the tables name first count, as for tensors on a CPU.
+
+    Raises TypeError for an argument of another type; ScheduleError where no kernel computes it, for
+    sizes that do not go together, and where a dispatch table cannot be read.
+    """
+    if unknown:
+        refuse_unknown_names(pick, unknown)
+    _refuse_other_types(locals())
+    problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
+    _refuse_head_dims(problem)
+    for name, said, words in (("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS)):
+        if said not in words:
+            raise ScheduleError(f"{name} is {said!r}; it must be one of {', '.join(words)}")
+    decodes = bool(PASSES[kind].computes)
+    if decodes and lengths != LENGTHS[0]:
+        raise ScheduleError("decoding reads each sequence's length anyway: leave lengths out")
+    if deterministic and not PASSES[kind].gradients:
+        raise ScheduleError(f"the {kind} pass is deterministic anyway: leave deterministic out")
+    problem = replace(problem, kind=kind, deterministic=deterministic, lengths=lengths)
+    heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
+    seqlen = (1 if decodes else _SEQLEN) if seqlen is None else seqlen
+    if seqlen_k is None:
+        seqlen_k = _SEQLEN if decodes else seqlen
+    if decodes and seqlen == 1:
+        problem = replace(problem, mask=ONE_QUERY)  # it sees the same keys under either
+    sizes = Sizes(batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k)
+    _refuse(sizes)
+    served = serve(problem, sizes, card)
+    seconds = None
+    if space := registry.kind(served.schedule.kind).space:
+        (seconds,) = load_named(space).predictor([sizes])(served.schedule.values())
+    return Pick(problem, sizes, card, *served, predicted_seconds=seconds)
+
+
+def search_command(slug: str) -> str:
+    """Return the command that searches for what beats a schedule, for fagen.attention to take."""
+    own = config_folder()
+    place = printable(shlex.quote(str(own))) if own else '"$XDG_CONFIG_HOME/fagen"'
+    return f"fagen search {slug} --minutes 10 --write {place}"
+
+
+def _problem(
+    dtype: Any,
+    head_dim: int,
+    head_dim_v: int | None,
+    causal: bool,
+    v_layout: str | None,
+    scale_rows: int | None,
+    out_dtype: Any,
+) -> Problem:
+    word, mask = _word(dtype), "causal" if causal else "full"
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    if word not in DTYPES or not DTYPES[word].fp8:  # a wrong one is refused with what is taken
+        if (v_layout, scale_rows, out_dtype) != (None, None, None):
+            raise ScheduleError(f"v_layout, scale_rows and out_dtype go with e4m3; dtype is {word}")
+        return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
+    v_layout, scale_rows = v_layout or "rows", scale_rows or 0
+    out = _word(out_dtype) if out_dtype else DTYPES[word].out
+    for name, said, words in (
+        ("v_layout", v_layout, V_LAYOUTS),
+        ("scale_rows", scale_rows, (0, *SCALE_ROWS)),
+        ("out_dtype", out, OUT_DTYPES),
+    ):
+        if said not in words:
+            listed = ", ".join(map(str, words))
+            raise ScheduleError(f"{name} is {said!r}; it must be one of {listed}")
+    return Problem(word, head_dim, head_dim_v, mask, out, v_layout, scale_rows)
+
+
+def _word(dtype: Any) -> str:
+    """A schedule's word for a dtype, of torch's or of its name."""
+    name = printable(str(dtype)).removeprefix("torch.")
+    return next((row.name for row in DTYPES.values() if row.torch == name), name)
+
+
+def _refuse_other_types(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first of pick's arguments that is not of its annotation's type."""
+    for name, hint in get_annotations(pick, eval_str=True).items():
+        taken = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
+        if not taken or name not in given:  # dtypes are anybody's
+            continue
+        found = type(given[name])
+        if hint is bool and given[name] not in (0, 1) and issubclass(found, Integral):
+            raise TypeError(f"pick: {name} is {shown(given[name])}; it must be True or False")
+        if issubclass(found, tuple(kind for kind, _ in taken)):
+            continue
+        if hint is bool and found.__name__ == "bool":  # NumPy's
+            continue
+        raise TypeError(
+            f"pick: {name} is of type {found.__name__}; it must be "
+            f"{' or '.join(said for _, said in taken)}"
+        )
+
+
+def _refuse_head_dims(problem: Problem) -> None:
+    """Raise ScheduleError for columns that no kernel has, with what to fill them up to."""
+    if problem.dtype not in DTYPES:  # which is refused with what is taken
+        return
+    element_bytes = DTYPES[problem.dtype].bytes
+    taken = SM90.head_dims(element_bytes)
+    for name in ("head_dim", "head_dim_v"):
+        columns = getattr(problem, name)
+        if columns in taken:
+            continue
+        more = SM90.next_head_dim(columns, element_bytes)
+        fill = f": fill it up with zeros to {more}" if more else ""
+        raise ScheduleError(
+            f"{name} is {shown(columns)}; in {problem.dtype} it must be a multiple of "
+            f"{taken.step} from {taken[0]} to {taken[-1]}{fill}"
+        )
+
+
+def _refuse(sizes: Sizes) -> None:
+    """Raise ScheduleError for sizes that no call can have, by the names of pick's arguments."""
+    for key, size in asdict(sizes).items():
+        name = key.removesuffix("_q")
+        most = LONGEST if name.startswith("seqlen") else LARGEST
+        if not 1 <= size <= most:
+            raise ScheduleError(f"{name} is {shown(size)}; it must be from 1 to {most:,}")
+    if sizes.heads % sizes.kv_heads:
+        raise ScheduleError(
+            f"kv_heads = {sizes.kv_heads} does not divide heads = {sizes.heads}: each head of k "
+            "and v serves as many of q"
+        )
+
+
+def _why(row: Row, sizes: Sizes, card: str) -> str:
+    """Say which row it is, and what of the call it is for."""
+    rows = sizes.batch * sizes.heads * sizes.seqlen_q
+    here = f", here {rows:,}" if row.for_few_rows else ""
+    if row.tiles_to != MOST:
+        here = f", here {sizes.batch * sizes.heads * -(-sizes.seqlen_q // TILE):,}"
+    other = f"; {printable(card)} has no rows of its own" if card and card != row.card else ""
+    return f"{row.where}, for {sizes_of(row)}{here} on {printable(row.card)}{other}"
+
+
+def sizes_of(row: Row) -> str:
+    """Say of which calls a row is, apart from problem and card."""
+    at_most = [
+        f"{most:,} {what}"
+        for most, what in (
+            (row.rows_to, "query rows in all"),
+            (row.queries_to, "queries"),
+            (row.tiles_to, f"tiles of {TILE} queries"),
+        )
+        if most != MOST
+    ]
+    words = [f"at most {' and '.join(at_most)}"] if at_most else []
+    if row.group_rows:
+        words.insert(0, f"decoding of {row.group_rows} rows to a KV head")
+    elif not row.for_few_rows:
+        keys = f"{row.keys_from:,} to {row.keys_to:,} keys"
+        if row.keys_to == MOST:
+            keys = f"{row.keys_from:,} keys and more" if row.keys_from else "any number of keys"
+        words.append(keys)
+    return ", ".join(words)

@@ -1,0 +1,189 @@
+"""Rows: kernels for calls within bounds, in one list of which the first that fits serves a call.
+
+A dispatch table's rows, what `select` makes of them, and the dispatchers of vendored folders are
+such lists.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from fagen.problem import Problem, Sizes
+from fagen.registry import from_slug
+
+MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
+TILE = 128  # queries of a tile of attention, as rows count them
+
+# Keys that torch.compile or torch.export leaves open count as so many, since a comparison would
+# bound them. Rows of a table for more keys are for accuracy: sums over so many need fp32 totals.
+OPEN_KEYS = 131_072
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A field of rows: the least, or else the most, that something of a call may be."""
+
+    name: str
+    of: str
+    least: bool = False
+
+    @property
+    def open(self) -> int:
+        """What a row has that does not bound it."""
+        return 0 if self.least else MOST
+
+
+# What tells most calls apart goes first. Query rows are those of a call, and so are tiles of
+# queries of a head. A group is the queries of a KV head's heads, and has tiles too.
+BOUNDS = (
+    Bound("queries_to", "queries"),
+    Bound("group_to", "group"),
+    Bound("kv_heads_from", "kv_heads", least=True),
+    Bound("group_tiles_from", "group_tiles", least=True),
+    Bound("tiles_to", "tiles"),
+    Bound("rows_to", "query_rows"),
+    Bound("keys_from", "keys", least=True),
+    Bound("keys_to", "keys"),
+)
+MEASURES = tuple(dict.fromkeys(bound.of for bound in BOUNDS))
+Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
+
+
+@dataclass(frozen=True)
+class Row:
+    """For calls within these bounds, on this card, the kernel is `slug`, or with "" the usual one.
+
+    Rows for few queries or tiles go before all others, those for the fewest first: their kernels
+    share the keys of a tile among SMs. Rows for few query rows go before those by keys alone, since
+    large tiles of few rows leave SMs idle; but not before rows from more than OPEN_KEYS keys on,
+    which are for accuracy. One of packed sequences has no bounds: the host knows no length, and
+    what it does know of a call would let a sequence's bits depend on the others. One of
+    `group_rows` is for decoding with so many rows of queries to a KV head, rounded up.
+
+    `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
+    table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
+    like with O in another type, which has no part in its speed.
+    """
+
+    card: str
+    slug: str
+    keys_from: int = 0
+    keys_to: int = MOST
+    rows_to: int = MOST
+    queries_to: int = MOST
+    tiles_to: int = MOST
+    group_rows: int = 0  # 0 where it is not for decoding
+    group_to: int = MOST
+    kv_heads_from: int = 0
+    group_tiles_from: int = 0
+    for_accuracy: bool = field(default=False, compare=False)  # from very many keys on
+    by: str = field(default="", compare=False)
+    where: str = field(default="", compare=False)  # file:line
+
+    @property
+    def problem(self) -> Problem:
+        """What its kernel computes, O's type left open.  Raises ScheduleError for no slug."""
+        return _problem(self.slug, own=bool(self.group_rows))
+
+    @property
+    def for_few_tiles(self) -> bool:
+        """Whether it is for few queries or tiles."""
+        return min(self.queries_to, self.tiles_to) != MOST
+
+    @property
+    def for_few_rows(self) -> bool:
+        """Whether it is for few query rows."""
+        return self.rows_to != MOST
+
+    @property
+    def limits(self) -> Limits:
+        """Its bounds, as first_fit reads them."""
+        values = ((bound, getattr(self, bound.name)) for bound in BOUNDS)
+        return tuple(
+            (MEASURES.index(bound.of), bound.least, value)
+            for bound, value in values
+            if value != bound.open
+        )
+
+    def includes(self, other: "Row") -> bool:
+        """Whether it is for all calls that another is for."""
+        return all(
+            getattr(other, bound.name) >= getattr(self, bound.name)
+            if bound.least
+            else getattr(other, bound.name) <= getattr(self, bound.name)
+            for bound in BOUNDS
+        )
+
+
+@cache
+def _problem(slug: str, *, own: bool) -> Problem:
+    """What a slug's schedule computes, the type of O left open.
+
+    With `own` its kind is the schedule's, also where that computes a pass in its own way.
+    Raises ScheduleError where that is no attention.
+    """
+    schedule = from_slug(slug)
+    return replace((Problem.searched if own else Problem.of)(schedule), out_dtype=None)
+
+
+Found = TypeVar("Found")
+
+
+def measures(
+    batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any, tile: int = TILE
+) -> tuple[Any, ...]:
+    """Return what rows bound, in the order of MEASURES, of a call of such sizes."""
+    group = queries * (heads // kv_heads) if (kv_heads == 0) is False else 0
+    group_tiles = batch * kv_heads * ((group + tile - 1) // tile)
+    tiles, query_rows = batch * heads * ((queries + tile - 1) // tile), batch * heads * queries
+    return queries, group, kv_heads, group_tiles, tiles, query_rows, keys
+
+
+def measures_of(sizes: Sizes, tile: int = TILE) -> tuple[Any, ...]:
+    """Return the same of sizes."""
+    s = sizes
+    return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, tile)
+
+
+def first_fit(
+    rows: Iterable[tuple[Found, Limits]],
+    of_call: Sequence[Any],
+    surely: Callable[[Any], bool] = bool,
+) -> Found | None:
+    """Return what the first row has within whose limits a call is.
+
+    A comparison of a size that is traced is neither true nor false; `surely` tells whether it
+    always holds. A size that may be either counts as many, keys as OPEN_KEYS.
+    """
+    for found, limits in rows:
+        for place, least, limit in limits:
+            size = of_call[place]
+            fits = size >= limit if least else size <= limit
+            if fits is True:
+                continue
+            if fits is False or not (surely(fits) or _may_be(size, place, least, limit, surely)):
+                break
+        else:
+            return found
+    return None
+
+
+_KEYS = MEASURES.index("keys")
+
+
+def _may_be(size: Any, place: int, least: bool, limit: int, surely: Callable[[Any], bool]) -> bool:
+    """Whether what an open size counts as is within a limit, beyond which it need not be."""
+    assumed = OPEN_KEYS if place == _KEYS else MOST
+    if least:
+        return assumed >= limit and not surely(size < limit)
+    return assumed <= limit and not surely(size > limit)
+
+
+def without_repeats(rows: Sequence[Row]) -> list[Row]:
+    """The same choice by fewer rows: without any whose calls go on to its kernel."""
+    kept: list[Row] = []
+    for row in reversed(rows):
+        if not (kept and row.slug == kept[-1].slug and kept[-1].includes(row)):
+            kept.append(row)
+    return kept[::-1]
