@@ -49,7 +49,7 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
     dice = random.Random(seed)
     declared = space(text)
     with Store(path) as store:
-        store.put_session(Session("2026-11-21", "0.1.0", "as they were made up"))
+        store.put_session(Session(date="2026-11-21", version="0.1.0", note="as they were made up"))
         store.put_space(declared.name, declared.text)
         for target in declared.targets():
             found = survey(declared, target)

@@ -118,12 +118,12 @@ def test_a_store_of_another_layout_and_a_file_that_is_none_are_refused(tmp_path)
 
 def test_the_days_of_searches_are_kept_in_order_and_the_first_note_of_a_day(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
-        store.put_session(Session("2026-11-21", "0.1.0"))
-        store.put_session(Session("2026-11-20", "0.1.0", "the first"))
-        store.put_session(Session("2026-11-21", "0.1.0", "what is known stays"))
+        store.put_session(Session(date="2026-11-21", version="0.1.0"))
+        store.put_session(Session(date="2026-11-20", version="0.1.0", note="the first"))
+        store.put_session(Session(date="2026-11-21", version="0.1.0", note="what is known stays"))
         assert store.sessions() == (
-            Session("2026-11-20", "0.1.0", "the first"),
-            Session("2026-11-21", "0.1.0"),
+            Session(date="2026-11-20", version="0.1.0", note="the first"),
+            Session(date="2026-11-21", version="0.1.0"),
         )
 
 
@@ -185,9 +185,9 @@ def test_a_store_without_sessions_is_read_and_has_them_once_it_is_searched_again
     assert path.read_bytes() == before
     with Store(path) as store:
         assert store.sessions() == ()
-        store.put_session(Session("2026-11-22", "0.1.0"))
+        store.put_session(Session(date="2026-11-22", version="0.1.0"))
     with Store(path, read_only=True) as store:
-        assert store.sessions() == (Session("2026-11-22", "0.1.0"),)
+        assert store.sessions() == (Session(date="2026-11-22", version="0.1.0"),)
         assert len(store.surveys()) == 2
 
 

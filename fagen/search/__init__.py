@@ -73,7 +73,7 @@ def search(
     with _executor(jobs, scheduler, recorded) as executor, Store(store) as kept:
         if not recorded:  # what was timed before is not of today
             today = datetime.now(UTC).date().isoformat()
-            kept.put_session(Session(today, __version__))
+            kept.put_session(Session(date=today, version=__version__))
         return Search(spaces, executor, kept, minutes=minutes, say=say, only=only).run()
 
 

@@ -1,7 +1,7 @@
 """Rank the kernels of one target: times go in, ratios to the anchor come out, with their noise."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -100,33 +100,33 @@ class Marks:
 
     def leader(self) -> Lead | None:
         """The fastest: of those with long runs, if there are any, else of all."""
-        regime = LONG if self.slugs(LONG) else BRIEF
-        order = self.ranked(regime)
-        if not order:
-            return None
-        first, *others = order
-        repeats = sum(self.repeats(first, size, regime) for size in self.sizes)
-        marks = [self.mark(slug, regime) or 0.0 for slug in order[:2]]
-        return self._lead(first, others, marks, self._error(regime, repeats), regime)
+        return self._leads(
+            self.ranked,
+            lambda slug, regime: self.mark(slug, regime) or 0.0,
+            lambda slug, regime: sum(self.repeats(slug, size, regime) for size in self.sizes),
+        )
 
     def lead_at(self, size: Sizes) -> Lead | None:
         """The fastest at one size."""
-        regime = LONG if self.ranked_at(size, LONG) else BRIEF
-        order = self.ranked_at(size, regime)
-        if not order:
-            return None
-        first, *others = order
-        logs = [self.at(slug, size, regime) or 0.0 for slug in order[:2]]
-        error = self._error(regime, self.repeats(first, size, regime))
-        return self._lead(first, others, logs, error, regime)
+        return self._leads(
+            lambda regime: self.ranked_at(size, regime),
+            lambda slug, regime: self.at(slug, size, regime) or 0.0,
+            lambda slug, regime: self.repeats(slug, size, regime),
+        )
 
-    @staticmethod
-    def _lead(
-        first: str, others: Sequence[str], logs: Sequence[float], error: float, regime: str
-    ) -> Lead:
-        if not others:
-            return Lead(first, None, math.inf, error, regime)
-        return Lead(first, others[0], logs[1] - logs[0], error, regime)
+    def _leads(
+        self,
+        ranked: Callable[[str], list[str]],
+        log: Callable[[str, str], float],
+        repeats: Callable[[str, str], int],
+    ) -> Lead | None:
+        """The first of those that are ranked: by how much, and how well that is known."""
+        regime = LONG if ranked(LONG) else BRIEF
+        if not (order := ranked(regime)):
+            return None
+        first, second, *_ = [*order, None]
+        ahead = log(second, regime) - log(first, regime) if second else math.inf
+        return Lead(first, second, ahead, self._error(regime, repeats(first, regime)), regime)
 
     def noise(self, regime: str) -> float:
         """Standard deviation of one round's log ratio, over all that have several rounds."""

@@ -125,22 +125,25 @@ class Result:
         return found
 
     def _best_like(self, slugs: Sequence[str], sizes: Sequence[Sizes]) -> list[tuple[int, str]]:
-        """The kernel of these for the sizes of each number of query rows, which rise."""
-        leader = min(slugs, key=lambda slug: self._mean_log(slug, sizes))
+        """The kernel of these for the sizes of each number of query rows, which rise.
+
+        By brief runs, which all have had.
+        """
+        leader = min(slugs, key=lambda slug: self._mean_log(slug, sizes, BRIEF))
         found = []
         for rows, group in groupby(sorted(sizes, key=_query_rows), key=_query_rows):
             of = list(group)
-            best = min(slugs, key=lambda slug: self._mean_log(slug, of))
-            ahead = self._mean_log(leader, of) - self._mean_log(best, of)
+            best = min(slugs, key=lambda slug: self._mean_log(slug, of, BRIEF))
+            ahead = self._mean_log(leader, of, BRIEF) - self._mean_log(best, of, BRIEF)
             leads = [self.marks.lead_at(size) for size in of]
             error = max((lead.error for lead in leads if lead), default=0.0)
             found.append((rows, leader if ahead < max(WORTH, 2 * error) else best))
         return found
 
-    def _mean_log(self, slug: str, sizes: Sequence[Sizes]) -> float:
-        """A kernel's weighted mean over some sizes, in brief runs, which all have had."""
+    def _mean_log(self, slug: str, sizes: Sequence[Sizes], regime: str | None = None) -> float:
+        """A kernel's weighted mean over some sizes, in the runs of a regime or in its longest."""
         weights = dict(zip(self.sizes, self.marks.weights, strict=True))
-        logs = [(self.marks.at(slug, size, BRIEF), weights[size]) for size in sizes]
+        logs = [(self.marks.at(slug, size, regime), weights[size]) for size in sizes]
         summed = sum(math.inf if log is None else log * weight for log, weight in logs)
         return summed / sum(weights[size] for size in sizes)
 
@@ -184,14 +187,12 @@ class Result:
 
     def _best_of(self, sizes: Sequence[Sizes], leader: str) -> str:
         """The kernel for some sizes: `leader`, unless one that is worth it there is faster."""
-        weights = dict(zip(self.sizes, self.marks.weights, strict=True))
-
-        def mean_log(slug: str) -> float:
-            logs = [(self.marks.at(slug, size), weights[size]) for size in sizes]
-            return sum(math.inf if log is None else log * weight for log, weight in logs)
-
         found = dict.fromkeys(self.best_at(size, leader) for size in sizes)
-        return min(found, key=mean_log) if len(found) > 1 else next(iter(found))
+        return (
+            min(found, key=lambda slug: self._mean_log(slug, sizes))
+            if len(found) > 1
+            else next(iter(found))
+        )
 
     def best_at(self, size: Sizes, leader: str) -> str:
         """The kernel for one size: `leader`, unless another is worth it there."""

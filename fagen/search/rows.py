@@ -24,15 +24,6 @@ from fagen.vocab import DTYPES, LENGTHS, MASKS, PASSES
 
 
 @dataclass(frozen=True)
-class Session:
-    """A day (in UTC) on which something was searched, by which fagen, and a note about it."""
-
-    date: str
-    version: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class CompiledRow:
     """A compile result as it is kept."""
 
@@ -49,18 +40,6 @@ class TimedRow:
     card: str
     driver: str
     time: Time
-
-
-@dataclass(frozen=True)
-class WrongRow:
-    """What is wrong with a kernel, on a card and driver."""
-
-    target: str
-    slug: str
-    source_hash: str
-    card: str
-    driver: str
-    said: str
 
 
 # ---- columns ------------------------------------------------------------------------------------
@@ -114,7 +93,9 @@ class _Compiled(_Row):
     cpu_seconds: Annotated[float, Field(ge=0)]
 
 
-class _Wrong(_Row):
+class WrongRow(_Row):
+    """What is wrong with a kernel, on a card and driver."""
+
     target: Name
     slug: Name
     source_hash: Name
@@ -142,10 +123,12 @@ class _Timed(_Row):
     mhz: Count | None
 
 
-class _Session(_Row):
+class Session(_Row):
+    """A day (in UTC) on which something was searched, by which fagen, and a note about it."""
+
     date: Annotated[str, AfterValidator(_a_date)]
     version: Name
-    note: Line
+    note: Line = ""
 
 
 class _Space(_Row):
@@ -203,7 +186,7 @@ def card(values: Sequence[Any]) -> tuple[str, str]:
 
 def session(values: Sequence[Any]) -> Session:
     """Return when something was searched."""
-    return Session(**dict(_checked(_Session, values)))
+    return _checked(Session, values)
 
 
 def space(values: Sequence[Any]) -> tuple[str, str]:
@@ -230,8 +213,8 @@ def compiled(values: Sequence[Any]) -> CompiledRow | None:
 
 def wrong(values: Sequence[Any]) -> WrongRow | None:
     """Return what is wrong with a kernel."""
-    row = _checked(_Wrong, values)
-    return WrongRow(**dict(row)) if _check_slug(row.slug, row.target) else None
+    row = _checked(WrongRow, values)
+    return row if _check_slug(row.slug, row.target) else None
 
 
 def timed(values: Sequence[Any]) -> TimedRow | None:

@@ -19,6 +19,7 @@ from fagen.registry import from_slug, read, schedules
 from fagen.search.declared import Declared, Effort
 from fagen.search.executor import Executor
 from fagen.search.kinds import space_of
+from fagen.search.rows import TimedRow, WrongRow
 from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Round, Timed
@@ -207,25 +208,31 @@ class Search:
         by_target = {tournament.target.name: tournament for tournament in self._tournaments}
         for number, row in self._store.compiled(self._seen[0]):
             self._seen[0] = number
-            tournament, made = by_target.get(row.target), row.made
+            made = row.made
             if (
-                tournament
+                (tournament := by_target.get(row.target))
                 and made.compiler == self._compiler
-                and made.source_hash == self._hash(made.slug)
+                and self._is_current(made.slug, made.source_hash)
             ):
                 tournament.add_compiled(made)
         for number, timed in self._store.timed(self._seen[1]):
             self._seen[1] = number
-            tournament, one = by_target.get(timed.target), timed.time
-            current = not timed.source_hash or timed.source_hash == self._hash(one.slug)
-            if tournament and (timed.card, timed.driver) == self._executor.card and current:
-                tournament.add_time(one)
+            if (tournament := by_target.get(timed.target)) and self._is_ours(
+                timed, timed.time.slug
+            ):
+                tournament.add_time(timed.time)
         for number, wrong in self._store.wrong(self._seen[2]):
             self._seen[2] = number
-            tournament = by_target.get(wrong.target)
-            current = wrong.source_hash == self._hash(wrong.slug)
-            if tournament and (wrong.card, wrong.driver) == self._executor.card and current:
+            if (tournament := by_target.get(wrong.target)) and self._is_ours(wrong, wrong.slug):
                 tournament.add_wrong(wrong.slug, wrong.said)
+
+    def _is_ours(self, row: TimedRow | WrongRow, slug: str) -> bool:
+        """Whether a row is of this card and driver, and of a source as it is rendered today."""
+        here = (row.card, row.driver) == self._executor.card
+        return here and self._is_current(slug, row.source_hash)
+
+    def _is_current(self, slug: str, source_hash: str) -> bool:
+        return not source_hash or source_hash == self._hash(slug)  # a peer has no source
 
     def _hash(self, slug: str) -> str:
         if slug not in self._hashes:
