@@ -6,7 +6,7 @@
     python benchmarks/against.py old                      without the history; needs no GPU
 
 A cell's kernels are those that fagen.attention takes for it now; beside each runs the same
-schedule's kernel as it was generated at the revision (git's detection of renames finds it). Both
+schedule's kernel as the revision renders it (git's detection of renames finds it). Both
 are called through their C functions on the same tensors, in short rounds, new and old in random
 order; a repeat goes through all cells. Said is the speed of the new one over the old one: of each
 cell the median of a repeat's rounds, and the median and the worst of the repeats; geomeans for each
@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from record import BUILDERS, build, exit_code, grid, parsed, parser, say, serving
+from revision import git, rendered_at
 
 from fagen import flow, process
 from fagen.errors import BuildError, FagenError, VerificationError
@@ -54,14 +55,6 @@ ROUND = Regime("round", idle=0.0, warm=0.002, timed=0.006, rounds=7)
 # ---- the kernels of the other revision ----------------------------------------------------------
 
 
-def git(*words: str) -> str:
-    """What git says.  Raises FagenError where it fails."""
-    result = process.run(["git", *words], cwd=ROOT)
-    if result.returncode:
-        raise FagenError(f"git {' '.join(words)}: {result.stderr.strip()}")
-    return result.stdout
-
-
 def kernels_before(where: str) -> dict[str, str]:
     """The kernel of each committed schedule as C++, by the slug of today.
 
@@ -69,8 +62,7 @@ def kernels_before(where: str) -> dict[str, str]:
     """
     if Path(where).is_dir():
         return {path.stem: path.read_text() for path in sorted(Path(where).glob("*.cu"))}
-    then = git("ls-tree", "-r", "--name-only", where, "schedules", "generated").splitlines()
-    kernels = {Path(path).stem: path for path in then if path.endswith(".cu")}
+    kernels = rendered_at(where)
     found = dict(kernels)
     changed = git("diff", "--find-renames=30%", "-l0", "--name-status", where, "--", "schedules")
     for line in changed.splitlines():
@@ -80,7 +72,7 @@ def kernels_before(where: str) -> dict[str, str]:
             if before in kernels:
                 found[now] = kernels[before]
     slugs = {schedule.slug for schedule in flow.committed("forward")}
-    return {slug: git("show", f"{where}:{path}") for slug, path in found.items() if slug in slugs}
+    return {slug: text for slug, text in found.items() if slug in slugs}
 
 
 def compile_before(text: str) -> Path:

@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from against import Pair, compile_before, git, time_pair
+from against import Pair, compile_before, time_pair
 from record import BUILDERS, Findings, build, parser, say, script, serving
+from revision import git, rendered_at
 
 from fagen.errors import FagenError, VerificationError
 from fagen.measure.numerics import AGREEMENT
@@ -114,13 +115,8 @@ class Before:
             kernels = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.cu")}
         else:
             table = git("show", f"{where}:schedules/{TABLE}")
-            there = git("ls-tree", "-r", "--name-only", where, "generated").splitlines()
-            paths = {Path(path).stem: path for path in there if path.endswith(".cu")}
-            kernels = {
-                slug: git("show", f"{where}:{path}")
-                for slug, path in paths.items()
-                if SLUG.match(slug)
-            }
+            there = rendered_at(where)
+            kernels = {slug: text for slug, text in there.items() if SLUG.match(slug)}
         rows, _ = read_toml(table, TABLE)
         return cls(kernels, tuple(row for row in rows["kernel"] if SLUG.match(row["slug"])))
 

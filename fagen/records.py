@@ -6,11 +6,10 @@ Each kind names one record of errors and one of speeds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
+from fagen.decoding import Divisor
 from fagen.vocab import COPY, LENGTHS, PEERS
-
-Divisor = Annotated[float, "above 0"]  # what others are set in relation to
 
 
 @dataclass(frozen=True)

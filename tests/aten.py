@@ -17,12 +17,12 @@ SEED, OFFSET = 17, 3  # of a random state, which has to come back as it was give
 
 
 @contextmanager
-def passes_on_a_cpu() -> Iterator[list[str]]:
+def passes_on_a_cpu(called: list[str] | None = None) -> Iterator[list[str]]:
     """Compute cuDNN's and FLASH_ATTENTION's ops by the reference; yield the names of those called.
 
     A backward pass checks that it is given what its forward pass gave.
     """
-    called: list[str] = []
+    called = [] if called is None else called
     library = torch.library.Library("aten", "IMPL")
     for backend in ("cudnn", "flash"):
         for end, run in (("", _forward), ("_backward", _backward)):
@@ -82,12 +82,12 @@ STATE, UNUSED = torch.tensor([23, 5]), torch.empty(0)
 
 
 @contextmanager
-def packed_passes_on_a_cpu() -> Iterator[list[str]]:
+def packed_passes_on_a_cpu(called: list[str] | None = None) -> Iterator[list[str]]:
     """Compute FLASH_ATTENTION's ops over packed sequences by the reference; yield what is called.
 
     A backward pass checks that it is given what its forward pass gave.
     """
-    called: list[str] = []
+    called = [] if called is None else called
     library = torch.library.Library("aten", "IMPL")
     for end, run in (("forward", _packed_forward), ("backward", _packed_backward)):
         name = f"_flash_attention_{end}"

@@ -1,51 +1,63 @@
-"""Compare what every committed schedule renders to with the kernels of another revision.
+"""Show what a change does to kernels: those of another revision are rendered beside this tree's.
 
     python tests/same_sources.py REVISION
 
-A pure move of code leaves every source's tokens as they were: exit code 0. Otherwise each kernel
-whose tokens differ is named, with those that only one side has, and the exit code is 1. Kernels are
-matched by slug, wherever they lie.
+Names the schedules whose device code, launcher or numbers moved, and prints one diff for each form
+of change: kernels whose texts change alike, numbers aside, are shown by the first of them. What
+only one side has is named too. The exit code is 1 where any hash moved, else 0.
 """
 
+import difflib
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from fagen import flow
-from fagen.process import run
-from fagen.render import token_hash
+from fagen.render import formatted, hashes_of
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from revision import rendered, rendered_at  # noqa: E402 - which is no package
 
 
-def at(revision: str) -> dict[str, str]:
-    """Return the token hash of each kernel in generated/ at a revision, its own hash left out."""
-    listed = run(["git", "ls-tree", "-r", "--name-only", revision, "generated"], cwd=ROOT).stdout
-    paths = [Path(line) for line in listed.splitlines() if line.endswith(".cu")]
-    return {path.stem: _hash_at(revision, path) for path in paths}
+def alike(slug: str, before: str, after: str) -> tuple[str, ...]:
+    """What changes of a kernel, with numbers and its name left out: its form of change."""
+    lines = (re.sub(r"\d+", "0", text.replace(slug, "")).splitlines() for text in (before, after))
+    return tuple(line for line in difflib.unified_diff(*lines, n=0) if line[0] in "+-")
 
 
-def _hash_at(revision: str, path: Path) -> str:
-    text = run(["git", "show", f"{revision}:{path}"], cwd=ROOT).stdout
-    return _without_own_hash(text)
-
-
-def _without_own_hash(text: str) -> str:
-    """Return the hash of tokens with the kernel's own hash, 64 digits in quotes, left out."""
-    start = text.rindex('"', 0, text.rindex('"')) + 1
-    return token_hash(text[:start] + text[start + 64 :])
+def compared(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[list[str], bool]:
+    """Compare texts by slug: lines that say what differs, and whether any hash does."""
+    lines = [f"{slug}: only before" for slug in sorted(before.keys() - after.keys())]
+    lines += [f"{slug}: only now" for slug in sorted(after.keys() - before.keys())]
+    both = sorted(before.keys() & after.keys())
+    moved: dict[str, list[str]] = {"device": [], "launcher": [], "constants": []}
+    forms: dict[tuple[str, ...], list[str]] = {}
+    for slug in both:
+        if before[slug] == after[slug]:
+            continue
+        old, new = (vars(hashes_of(texts[slug], slug)) for texts in (before, after))
+        for part, slugs in moved.items():
+            slugs += [slug] if old[part] != new[part] else []
+        forms.setdefault(alike(slug, before[slug], after[slug]), []).append(slug)
+    for slugs in forms.values():
+        first = slugs[0]
+        old_text, new_text = (formatted(texts[first]).splitlines() for texts in (before, after))
+        lines += ["", f"{len(slugs)} change like {first}"]
+        lines += difflib.unified_diff(old_text, new_text, "before", "now", lineterm="")
+    lines.append("")
+    for part, slugs in moved.items():
+        lines.append(f"{part}: {len(slugs)} of {len(both)} moved")
+        lines += [f"  {slug}" for slug in slugs]
+    return lines, any(moved.values()) or before.keys() != after.keys()
 
 
 def main(revision: str) -> int:
-    """Compare, and say what differs; the exit code."""
-    before = at(revision)
-    now = {s.slug: _without_own_hash(s.kernel) for s in map(flow.rendered, flow.all_committed())}
-    for slug in sorted(before.keys() ^ now.keys()):
-        print(f"{slug}: only {'before' if slug in before else 'now'}")
-    differ = [slug for slug in sorted(before.keys() & now.keys()) if before[slug] != now[slug]]
-    for slug in differ:
-        print(f"{slug}: other tokens")
-    print(f"{len(before.keys() & now.keys()) - len(differ)} of {len(before)} kernels are the same")
-    return int(bool(differ) or before.keys() != now.keys())
+    """Compare with a revision, and say what differs; the exit code."""
+    lines, differs = compared(rendered_at(revision), rendered(ROOT))
+    print("\n".join(lines))
+    return int(differs)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +12,9 @@ from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands, proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.reference import gradients
-from fagen.measure import cells, peers, rounds
+from fagen.measure import cells, peers
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import cell_of, inputs
-from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.rows import DETERMINISTIC
 from fagen.measure.timing import BURST, Call, Timing
 from fagen.problem import Cell, Problem, Sizes
@@ -151,65 +149,7 @@ def test_a_wrong_gradient_is_not_timed(raced, gradient):
         raced.run(cell("full", 70, 70), "cudnn")
 
 
-# ---- what a search times ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def device(monkeypatch):
-    """A device that computes what a kernel should, but for those named in `wrong`."""
-    wrong: dict[str, int] = {}
-
-    def bind(of, library, *, dq, dk, dv, **given):
-        def launch():
-            given.setdefault("dlse", None)
-            for i, (into, x) in enumerate(zip((dq, dk, dv), compute(of, **given), strict=True)):
-                into.copy_(x * (1.5 if wrong.get(library.stem) == i else 1))
-
-        return launch
-
-    monkeypatch.setattr(operands, "bind", bind)
-    monkeypatch.setattr(rounds, "plan_of", lambda slug: plan_of(SLUG.format("causal")))
-    monkeypatch.setattr(rounds, "inputs", partial(inputs, device="cpu"))
-    monkeypatch.setattr(rounds, "estimate", lambda call: 1e-3)
-    monkeypatch.setattr(
-        rounds, "time_round", lambda call, *_: (float(len(call.once()) if call else 0), [])
-    )
-    monkeypatch.setattr(rounds, "_known", {})
-    monkeypatch.setattr(rounds, "QUICK", rounds.QUICK[1:2])  # of fp64 on a CPU
-    for kept in (rounds._inputs, rounds._beside, rounds._expected):
-        kept.cache_clear()
-    yield wrong
-    for kept in (rounds._inputs, rounds._beside, rounds._expected):
-        kept.cache_clear()
-
-
-@pytest.mark.parametrize("gradient", range(3))
-def test_a_kernel_is_checked_by_all_its_gradients_before_it_is_timed(
-    device, torch_on_a_cpu, gradient
-):
-    case = cell("causal", 64, 64)
-    rounds.quick_check(case, Kernel("right", Path("right.so")))
-    device["wrong"] = gradient
-    with pytest.raises(VerificationError, match=r"dq .* of .* dk .* of .* dv .* at B="):
-        rounds.quick_check(case, Kernel("wrong", Path("wrong.so")))
-
-
-def test_what_is_right_when_small_is_compared_with_torch_too(device, torch_on_a_cpu, monkeypatch):
-    monkeypatch.setattr(rounds, "QUICK", ())
-    device["wrong"] = 2
-    with pytest.raises(VerificationError, match="differs from torch"):
-        rounds.quick_check(cell("causal", 64, 64), Kernel("wrong", Path("wrong.so")))
-    assert "cudnn_backward" in torch_on_a_cpu
-
-
-def test_kernels_of_gradients_run_beside_cudnns(device, torch_on_a_cpu):
-    both = [Kernel(name, Path(f"{name}.so")) for name in ("one", "other")]
-    case = cell("causal", 64, 64)
-    laps = rounds.side_by_side(case, both, both[0], regime=BRIEF, repeats=(0, 1))
-    assert sorted({lap.name for lap in laps}) == [CUDNN, "one", "other"]
-
-
-# ---- the scripts --------------------------------------------------------------------------------
+# ---- what kernels are given ----------------------------------------------------------------------
 
 
 def test_operands_are_of_a_quick_forward_pass_or_of_one_in_fp32():

@@ -1,14 +1,11 @@
 """Search of the backward pass: what is tried, refused and predicted, and a whole one replayed."""
 
-import re
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 
 from fagen import search
 from fagen.arch import SM90
-from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.rows import MOST
 from fagen.dispatch.select import buildable
 from fagen.errors import ScheduleError
 from fagen.kinds.backward import cost
@@ -17,16 +14,10 @@ from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.space import SPACE
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, flops, standard_sizes
-from fagen.registry import read
-from fagen.search import executor
 from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
-from fagen.search.results import told
 from fagen.search.space import survey
 from fagen.vocab import MASKS
-from tests.cli_helpers import fagen
-from tests.recordings import AtOnce, record
-from tests.recordings import space as space_of
 
 TEXT = """
 [backward]
@@ -192,75 +183,3 @@ def test_both_passes_of_one_problem_may_be_searched_together_and_neither_twice()
     search.files.refuse_twice(spaces)
     names = [target.name for one in spaces for target in one.targets()]
     assert names == ["bwd_fp16_d64_full", "bwd_fp16_d64_causal", "fp16_d64_full", "fp16_d64_causal"]
-
-
-# ---- a whole search, replayed -------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """A recorded search of both passes of the same problems, in one store."""
-    path = tmp_path_factory.mktemp("recorded") / "recorded.sqlite"
-    record(path, kernels=20, text=FORWARD)
-    return record(path, kernels=30, text=TEXT)
-
-
-@pytest.fixture
-def replayed(recorded, tmp_path, monkeypatch):
-    """What a replay of the gradients' part found."""
-    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
-    monkeypatch.setattr(executor, "LocalExecutor", AtOnce)
-    store = tmp_path / "found.sqlite"
-    search.search([space_of(TEXT)], store, recorded=recorded)
-    return store
-
-
-def test_a_replay_finds_the_fastest_of_its_own_pass(recorded, replayed):
-    best = {one.target: one for one in search.found(recorded)}
-    assert [target.kind for target in best] == ["forward"] * 2 + ["backward"] * 2
-    results = search.found(replayed)
-    assert [one.target.name for one in results] == ["bwd_fp16_d64_full", "bwd_fp16_d64_causal"]
-    for one in results:
-        assert one.kind == "backward"
-        assert all(slug.startswith(one.target.name) for slug in one.marks.slugs())
-        lead = best[one.target].lead
-        assert one.lead and lead and one.lead.slug == lead.slug
-        assert one.correlation is not None and one.correlation > 0.4
-        assert any(f"{one.lead.slug}: " in line for line in told(one))
-
-
-def test_what_was_found_is_written_where_fagen_attention_reads_it(replayed, tmp_path):
-    folder = tmp_path / "mine"
-    answer = fagen("search", "report", replayed, "--write", folder)
-    assert answer.exit_code == 0, answer.output
-    rows = dispatch_table.table_at(folder / "dispatch.toml")
-    assert {row.problem.kind for row in rows} == {"backward"}
-    for row in rows:
-        assert row.slug.startswith("bwd_fp16_d64_") and row.by.startswith("fagen search")
-        assert read(folder / "backward" / f"{row.slug}.toml").slug == row.slug
-    for mask in MASKS:
-        of = [row for row in rows if row.problem.mask == mask and not row.for_few_rows]
-        assert of[0].keys_from == 0 and of[-1].keys_to == MOST
-        assert all(after.keys_from == before.keys_to + 1 for before, after in pairwise(of))
-    page = replayed.with_suffix(".html").read_text()
-    assert "fp16, head dim 64, causal, backward" in page
-
-
-def test_the_command_replays_and_says_what_is_ahead(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
-    space = tmp_path / "space.toml"
-    space.write_text(TEXT)
-    store = tmp_path / "found.sqlite"
-    words = ["search", space, "--replay", recorded, "--store", store, "--write", tmp_path / "mine"]
-    answer = fagen(*words)
-    assert answer.exit_code == 0, answer.output
-    assert "bwd_fp16_d64_causal on NVIDIA H200" in answer.output and "× cuDNN" in answer.output
-    assert (tmp_path / "mine" / "dispatch.toml").exists()
-
-
-def test_a_dry_run_of_a_slug_lists_what_is_predicted_best():
-    answer = fagen("search", "bwd_fp16_d128_full_m64n128", "--dry-run")
-    assert answer.exit_code == 0
-    assert re.search(r"bwd_fp16_d128_full: [\d,]+ points, \d+ fit\n", answer.output)
-    assert "refused: shared memory of a thread block" in answer.output
-    assert " µs  bwd_fp16_d128_full_m64n128" in answer.output

@@ -3,17 +3,14 @@
 The same cases in every run; what fails is shrunk to the fewest changes that still do.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from fagen.commandline import report
@@ -34,7 +31,16 @@ from fagen.evidence.record import laid_out
 from fagen.registry import ENTRIES, from_slug, kind_of_slug, schedules
 from fagen.render import Hashes
 from tests.evidence_helpers import stand_in
-from tests.fuzz import ENCODINGS, FEW, LONGEST, MANY, SNIPPETS, contents, encoded, settings
+from tests.fuzz import (
+    ENCODINGS,
+    LONGEST,
+    SNIPPETS,
+    altered_json,
+    cases,
+    contents,
+    encoded,
+    hold,
+)
 
 
 def shortest(kind: str) -> Iterator[Evidence]:
@@ -79,34 +85,8 @@ def files(draw: st.DrawFn) -> tuple[str, bool, bytes]:
         if kind == "text":
             text = text[:where] + what + text[where:]
         else:
-            text = altered(text, kind, where, what)
+            text = altered_json(text, kind, where, what)
     return slug, in_ledger, encoded(text, draw(st.sampled_from(ENCODINGS)))
-
-
-def altered(text: str, kind: str, where: list[int], value: Any) -> str:
-    """Change the value that these steps lead to; text that is no JSON any more stays as it is."""
-    try:
-        whole = node = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    for number, step in enumerate(where):
-        if not isinstance(node, dict | list) or not node:
-            break
-        keys = [*node] if isinstance(node, dict) else [*range(len(node))]
-        key = keys[step % len(keys)]
-        if number < len(where) - 1 and isinstance(node[key], dict | list) and node[key]:
-            node = node[key]
-            continue
-        if kind == "gone":
-            del node[key]
-        elif kind == "more" and isinstance(node, dict):
-            node[str(value)[:5000]] = value
-        elif kind == "twice" and isinstance(node, list):
-            node *= 30
-        else:
-            node[key] = value
-        break
-    return json.dumps(whole)
 
 
 @pytest.fixture
@@ -176,27 +156,11 @@ def judge_excuses(folder: Path, content: bytes) -> None:
     in_lines(text for slug, excuse in excuses.items() for text in (slug, *vars(excuse).values()))
 
 
-def held(cases: int, folder: Path) -> None:
-    settings(cases)(given(files())(lambda drawn: judge(folder, *drawn)))()
+@cases()
+def test_evidence_is_read_or_refused_in_words(cases: int, folder: Path) -> None:
+    hold(cases, files(), lambda drawn: judge(folder, *drawn))
 
 
-def excuses_held(cases: int, folder: Path) -> None:
-    settings(cases)(given(contents(EXCUSES))(lambda content: judge_excuses(folder, content)))()
-
-
-def test_evidence_is_read_or_refused_in_words(folder: Path) -> None:
-    held(FEW, folder)
-
-
-def test_so_are_excuses(folder: Path) -> None:
-    excuses_held(FEW, folder)
-
-
-@pytest.mark.long
-def test_so_is_very_much_evidence(folder: Path) -> None:
-    held(MANY, folder)
-
-
-@pytest.mark.long
-def test_so_are_very_many_excuses(folder: Path) -> None:
-    excuses_held(MANY, folder)
+@cases()
+def test_so_are_excuses(cases: int, folder: Path) -> None:
+    hold(cases, contents(EXCUSES), lambda content: judge_excuses(folder, content))

@@ -8,31 +8,32 @@ from fagen.registry import ENTRIES
 from fagen.toolchain import find_cutlass
 
 
-@pytest.fixture(scope="module")
-def renderings() -> list[evidence.Rendering]:
-    """Of all schedules what is committed of them."""
-    return [flow.to_commit(schedule) for schedule in flow.all_committed()]
-
-
-def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(renderings):
+def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(committed):
+    renderings = [
+        flow.to_commit(schedule)
+        if slug in evidence.forms()
+        else evidence.Rendering(slug, committed.sources[slug].hashes)
+        for slug, schedule in committed.schedules.items()
+    ]
     _, cutlass = find_cutlass()
     faults = evidence.faults(renderings, cutlass=cutlass)
     assert not faults, "\n".join(map(str, faults))
 
 
-def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_text(monkeypatch):
+def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_text(
+    committed, monkeypatch
+):
     forms = evidence.forms()
     assert 0 < len(forms) <= 20
-    assert {flow.read(flow.committed_file(slug)).slug for slug in forms} == {*forms}
+    assert forms.keys() <= committed.plans.keys()
     seen: set[str] = set()
     environment = render.environment()
-    monkeypatch.setattr(environment, "cache", None)  # or what is included is loaded once
-    load = environment.loader.get_source
+    get = environment.get_template  # of each file that one includes or imports, when it does
     monkeypatch.setattr(
-        environment.loader, "get_source", lambda env, name: seen.add(name) or load(env, name)
+        environment, "get_template", lambda name, *how: seen.add(name) or get(name, *how)
     )
     for slug in forms:
-        render.kernel_text(flow.plan(flow.read(flow.committed_file(slug))))
+        render.kernel_text(committed.plans[slug])
     folder = locate("templates")
     of_kernels = [f"{kind}.cu.j2" for kind in ENTRIES] + ["abi.h.j2"]
     for kind in (*ENTRIES, "common"):

@@ -7,6 +7,7 @@ import pytest
 
 from fagen.registry import from_slug, plan, plan_of
 from fagen.render import Hashes, hashes, hashes_of, kernel_text, render
+from tests.same_sources import compared
 
 SLUG = "fwd_fp16_d128_full_m128n128"
 KERNELS = {  # of each kind one whose launcher says more than others'
@@ -100,3 +101,24 @@ def test_kernels_that_differ_in_numbers_alone_share_their_launcher():
     assert one.device != other.device and one.constants != other.constants
     # the type of a tensor map is in the launcher's text
     assert hashes(plan_of(SLUG.replace("fp16", "bf16"))).launcher != one.launcher
+
+
+def test_a_change_is_shown_once_for_all_kernels_that_it_changes_alike():
+    twice, other = (SLUG, f"{SLUG[:-4]}n64_s3"), "comb_fp16_d64"
+    before = {slug: kernel_text(plan_of(slug)) for slug in (*twice, other)}
+    after = {slug: text.replace("kLaunchFailed;", "kLate;") for slug, text in before.items()}
+    after[other] = before[other].replace("// What a call ends", "// How a call ends")
+    lines, differs = compared({**before, "gone": ""}, after)
+    assert differs and lines[0] == "gone: only before"
+    assert [line for line in lines if " change like " in line] == [
+        f"1 change like {other}",
+        f"2 change like {SLUG}",
+    ]
+    assert len([line for line in lines if line.startswith("+") and "kLate" in line]) == 1
+    assert lines[-5:] == [
+        "device: 0 of 3 moved",
+        "launcher: 2 of 3 moved",
+        *(f"  {slug}" for slug in twice),
+        "constants: 0 of 3 moved",
+    ]
+    assert not compared(before, before)[1]

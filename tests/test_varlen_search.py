@@ -30,7 +30,6 @@ from fagen.search.run import anchors, serving
 from fagen.search.shapes import PackedShape
 from fagen.search.space import survey
 from fagen.vocab import MASKS
-from tests.cli_helpers import fagen
 
 TEXT = """
 [attention]
@@ -299,11 +298,3 @@ def test_a_slug_stands_for_what_might_beat_it(slug: str) -> None:
     assert target.name == Problem.searched(from_slug(slug)).name and target.varlen
     assert declared.effort.anchor == slug and len(declared.shapes) == 3
     assert survey(replace(declared, shapes=declared.shapes[:1]), target).points
-
-
-def test_a_dry_run_needs_no_gpu() -> None:
-    answer = fagen("search", ROOT / "spaces/fwd_fp16_d128_varlen.toml", "--dry-run")
-    assert answer.exit_code == 0, answer.output
-    assert re.search(r"fp16_d128_causal_varlen: [\d,]+ points, \d+ fit\n", answer.output)
-    assert "predicted best, mean over 3 shapes" in answer.output
-    assert " µs  fwd_fp16_d128_causal_m" in answer.output

@@ -3,21 +3,17 @@
 import dataclasses
 import json
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
+from fagen import decoding
 from fagen.errors import VerificationError
-from fagen.records import Divisor
 from fagen.registry import kind_of_slug
 from fagen.render import Hashes
-from fagen.toml_lines import dotted
 
 MOST_BYTES = 131_072  # of a kernel's evidence
 _MOST_CHARACTERS = 500  # of a text in it
-_COUNTS = 2**63  # all whole numbers are below
 _PARTS = ("errors", "speeds")  # a record for each shape
 
 
@@ -109,8 +105,8 @@ def decoded(slug: str, json_of: Any, where: str) -> Evidence:
     try:
         fields = json.loads(json_of) if isinstance(json_of, str) else json_of
         kind = kind_of_slug(slug)
-        parts = {"errors": kind.errors, "speeds": kind.speeds}
-        evidence: Evidence = _record(Evidence, fields, parts)
+        parts: dict[str, Any] = {part: tuple[getattr(kind, part), ...] for part in _PARTS}
+        evidence = decoding.decoded(Evidence, fields, longest=_MOST_CHARACTERS, **parts)
     except (ValueError, RecursionError) as error:
         raise unreadable(where, error) from error
     if evidence.slug != slug:
@@ -123,53 +119,3 @@ def unreadable(where: str, why: object) -> VerificationError:
     return VerificationError(
         f"{where}: not evidence that this fagen can read: {why}; `fagen verify` writes it anew"
     )
-
-
-def _record(record: type, fields: Any, parts: Mapping[str, type] | None = None) -> Any:
-    """A dataclass from a dict with exactly its fields; ValueError for anything else."""
-    types = _types(record)
-    if not isinstance(fields, dict) or fields.keys() != types.keys():
-        odd = sorted(fields.keys() ^ types) if isinstance(fields, dict) else [type(fields).__name__]
-        names = ", ".join(dotted((name,)) for name in odd)
-        names = textwrap.shorten(names, 300, placeholder=" …")
-        raise ValueError(f"{record.__name__} has missing or unknown fields: {names}")
-    values = dict(fields)
-    for name, (type_, is_tuple) in types.items():
-        value = fields[name]
-        if is_tuple and isinstance(value, list):
-            values[name] = tuple(_record((parts or {})[name], part) for part in value)
-        elif is_tuple or not _is(value, type_):
-            raise ValueError(f"{name} is {json.dumps(value)[:40]}")
-    return record(**values)
-
-
-@cache  # 6,000 records are read for a list of all kernels
-def _types(record: type) -> dict[str, tuple[Any, bool]]:
-    """Each field's type, and whether it is a tuple."""
-    hints = get_type_hints(record, include_extras=True)
-    types = {field.name: hints[field.name] for field in dataclasses.fields(record)}
-    return {name: (type_, get_origin(type_) is tuple) for name, type_ in types.items()}
-
-
-def is_text(value: Any) -> bool:
-    """Whether it is a line that a terminal can show: refusals and lists quote it as it is."""
-    return isinstance(value, str) and value.isprintable() and len(value) <= _MOST_CHARACTERS
-
-
-def _is(value: Any, type_: Any) -> bool:
-    """Whether a value out of JSON is of a field's type, and may have been found."""
-    kind = type(value)
-    if type_ is Divisor:
-        return kind in _NUMBERS and 0 < value < math.inf
-    if type_ is float and kind in _NUMBERS:
-        return bool(0 <= value < (_COUNTS if kind is int else math.inf))
-    if type_ is bool or kind is bool:
-        return type_ is kind
-    if not isinstance(value, type_):
-        return False
-    if kind is str:
-        return is_text(value)
-    return value is None or 0 <= value < (_COUNTS if kind is int else math.inf)
-
-
-_NUMBERS = (int, float)

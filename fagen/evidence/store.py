@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fagen import outputs
+from fagen import decoding, outputs
 from fagen.build.locks import locked
 from fagen.errors import FagenError, ScheduleError, VerificationError
 from fagen.evidence.record import (
@@ -24,7 +24,6 @@ from fagen.evidence.record import (
     encoded,
     in_columns,
     in_rows,
-    is_text,
     laid_out,
     unreadable,
 )
@@ -182,13 +181,13 @@ def _line(slug: str, text: str, where: str) -> Line:
         fields = json.loads(text)
         rendered = fields.pop("rendered", None)
         if rendered is not None:
-            rendered = Hashes(**rendered)
+            rendered = decoding.decoded(Hashes, rendered)
         if rendered and fields.keys() == {"slug"}:
             return Line(slug, rendered)
-        for part in ("errors", "speeds"):
+        for part in {"errors", "speeds"} & fields.keys():
             fields[part] = in_rows(fields[part])
-    except (ValueError, RecursionError, TypeError, KeyError) as error:
-        raise unreadable(where, f"{type(error).__name__} {error}"[:300]) from error
+    except (ValueError, RecursionError) as error:
+        raise unreadable(where, error) from error
     evidence = decoded(slug, fields, where)
     return Line(slug, rendered or evidence.hashes, evidence)
 
@@ -392,7 +391,7 @@ def _excuses(text: str, name: str) -> Mapping[str, Excuse]:
             raise VerificationError(f"{where} needs a date and a reason alone")
         date, reason = entry["date"], entry["reason"]
         date = date.isoformat() if isinstance(date, datetime.date) else date
-        if not all(map(is_text, (slug, date, reason))):
+        if not all(map(decoding.is_line, (slug, date, reason))):
             raise VerificationError(
                 f"{where} needs a line of text each as its name, date and reason, of at most 500 "
                 "characters"
