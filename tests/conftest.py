@@ -19,7 +19,6 @@ from fagen.build import Binary, build, prune
 from fagen.render import Source, render
 from tests import rings
 from tests.committed import Committed
-from tests.fresh import forget
 from tests.often import some
 
 if TYPE_CHECKING:
@@ -141,6 +140,7 @@ def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from fagen.dispatch import select
     from fagen.runtime import attention as dispatch  # torch, which takes seconds
     from fagen.runtime import backward, ready, varlen
+    from tests.fresh import forget
 
     forget(monkeypatch, dispatch, ready, varlen, backward)
     select.committed.cache_clear()

@@ -119,10 +119,11 @@ def imports(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def brought(path: Path) -> set[Path]:
+@cache
+def brought(path: Path) -> frozenset[Path]:
     """Return the files of fagen that one imports itself."""
     ours = {file_of(dotted) for dotted in imports(path) if dotted.startswith("fagen.")}
-    return {file for file in ours if file} - {path}
+    return frozenset(file for file in ours if file) - {path}
 
 
 def closure(start: Path, within: Path) -> set[Path]:
