@@ -104,9 +104,14 @@ def decoded(slug: str, json_of: Any, where: str) -> Evidence:
     """
     try:
         fields = json.loads(json_of) if isinstance(json_of, str) else json_of
-        kind = kind_of_slug(slug)
-        parts: dict[str, Any] = {part: tuple[getattr(kind, part), ...] for part in _PARTS}
-        evidence = decoding.decoded(Evidence, fields, longest=_MOST_CHARACTERS, **parts)
+        kind: Any = kind_of_slug(slug)
+        evidence = decoding.decoded(
+            Evidence,
+            fields,
+            longest=_MOST_CHARACTERS,
+            errors=tuple[kind.errors, ...],
+            speeds=tuple[kind.speeds, ...],
+        )
     except (ValueError, RecursionError) as error:
         raise unreadable(where, error) from error
     if evidence.slug != slug:

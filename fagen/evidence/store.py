@@ -202,7 +202,7 @@ def read(slug: str, folder: Path | None = None) -> Evidence | None:
     """
     if folder is None:
         line = read_line(slug)
-        return line and line.evidence
+        return line.evidence if line else None
     path = folder / f"{slug}.json"
     return _read_file(path) if path.exists() else None
 
