@@ -201,7 +201,7 @@ def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
     for row in found.rows():
         assert (
             row.group_rows in (8, 16) and row.rows_to == MOST
-        )  # of four heads one query, and four
+        )  # one query of four heads, and four
         assert row.problem == replace(DECODE_TARGET, v_layout="", scale_rows=0)
         # bits are those of calls without a table
         assert {values(row.slug)[key] for key in ("chunks", "block_n")} == {16, 128}
