@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 
 from fagen.paths import locate
@@ -11,7 +12,7 @@ from fagen.search.declared import Declared, parse_space
 from fagen.search.executor import Work
 from fagen.search.rows import Session
 from fagen.search.run import summary
-from fagen.search.space import survey
+from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Round, Time
 
@@ -35,9 +36,16 @@ seqlen = 16384
 """
 
 
+@cache
 def space(text: str = SPACE) -> Declared:
     """Return a small space."""
     return parse_space(text, "small.toml")
+
+
+@cache  # which takes a second, for one that nobody changes
+def surveyed(text: str = SPACE, target: int = 0) -> Survey:
+    """Return all points of one of its targets."""
+    return survey(space(text), space(text).targets()[target])
 
 
 def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> Path:
@@ -51,8 +59,8 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
     with Store(path) as store:
         store.put_session(Session(date="2026-11-21", version="0.1.0", note="as they were made up"))
         store.put_space(declared.name, declared.text)
-        for target in declared.targets():
-            found = survey(declared, target)
+        for number, target in enumerate(declared.targets()):
+            found = surveyed(text, number)
             store.put_survey(target, summary(found, declared))
             costs = {
                 (name, value): dice.gauss(0, 0.03)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,6 +23,8 @@ from fagen.search.tournament import STAGES
 from tests.cli_helpers import fagen
 from tests.recordings import DATABASES, SPACE, STORES, AtOnce, Traffic, record, space, two_cards
 
+GONE = re.compile(r"^p = .*\n", re.MULTILINE)  # keys that there were when a store was searched
+
 # ---- a whole search, replayed --------------------------------------------------------------------
 
 
@@ -29,6 +32,12 @@ from tests.recordings import DATABASES, SPACE, STORES, AtOnce, Traffic, record, 
 def recorded(tmp_path_factory):
     """A recorded search with a hundred and more kernels of each target."""
     return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=150)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Work is done where it is asked for: a process takes seconds to start."""
+    monkeypatch.setattr(search, "LocalExecutor", AtOnce)
 
 
 def replayed(recording, store, *, compile_at_most=10_000, **more):
@@ -54,6 +63,7 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         if known < 40:
             continue
         text = spaces[result.survey["space"]].partition("\n[search]")[0]
+        text = GONE.sub("", text)
         text += f"\n[search]\ncompile = {known // 4}\npatience = 1000\n"
         declared = parse_space(text)
         one = {"mask": (result.target.mask,), "head_dim": (result.target.head_dim,)}
@@ -106,7 +116,7 @@ def test_a_committed_store_is_one_plain_file_that_names_no_place(path):
         assert word not in path.read_bytes()
 
 
-def test_a_second_run_measures_nothing_again(recorded, tmp_path):
+def test_a_second_run_measures_nothing_again(recorded, tmp_path, at_once):
     store = tmp_path / "found.sqlite"
     replayed(recorded, store, compile_at_most=40)
     first = timings(store)
@@ -119,7 +129,7 @@ def test_a_second_run_measures_nothing_again(recorded, tmp_path):
     assert not list(tmp_path.glob("*-wal"))
 
 
-def test_a_second_run_with_more_to_try_goes_on_from_there(recorded, tmp_path):
+def test_a_second_run_with_more_to_try_goes_on_from_there(recorded, tmp_path, at_once):
     store = tmp_path / "found.sqlite"
     replayed(recorded, store, compile_at_most=20)
     before = {result.target: len(result.marks.slugs()) for result in search.found(store)}
@@ -159,7 +169,7 @@ def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
     assert traffic[2].longest < 0.75 * traffic[1].longest
 
 
-def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):
+def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch, at_once):
     taken = run.Search._take_in
     rounds = []
 
@@ -176,7 +186,9 @@ def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch):
     assert "× cuDNN" in answer.output
 
 
-def test_progress_shows_what_is_left_the_leader_and_the_time(recorded, tmp_path, monkeypatch):
+def test_progress_shows_what_is_left_the_leader_and_the_time(
+    recorded, tmp_path, monkeypatch, at_once
+):
     monkeypatch.setattr(run, "TELL", 0.0)
     lines = []
     replayed(recorded, tmp_path / "found.sqlite", compile_at_most=20, minutes=1, say=lines.append)

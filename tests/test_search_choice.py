@@ -12,10 +12,9 @@ from fagen.problem import Sizes
 from fagen.search.choice import Chooser, spearman
 from fagen.search.declared import Effort
 from fagen.search.marks import BRIEF, LONG, PEER_NAMES, Marks
-from fagen.search.space import survey
 from fagen.search.tasks import GOOD, Compiled, Time
 from fagen.search.tournament import STAGES, Tournament
-from tests.recordings import SPACE, space
+from tests.recordings import SPACE, surveyed
 
 # ---- what is tried next --------------------------------------------------------------------------
 
@@ -30,7 +29,7 @@ def test_rank_correlation_is_spearmans():
 
 def test_a_chooser_gives_each_point_once():
     text = SPACE + "\n[tile]\nblock_m = 128\nblock_n = [64, 128]\n"
-    found = survey(space(text), space(text).targets()[0])
+    found = surveyed(text)
     chooser = Chooser(found, 100.0)
     slugs = []
     while schedule := chooser.next():
@@ -39,7 +38,7 @@ def test_a_chooser_gives_each_point_once():
 
 
 def test_a_chooser_learns_what_the_prediction_does_not_know():
-    found = survey(space(), space().targets()[0])
+    found = surveyed()
     untold = Chooser(found, 2.0)
     foretold = [untold.next().tile.block_m for _ in range(60)]
     liked = Counter(foretold).most_common(1)[0][0]  # what the prediction puts first is slow
@@ -60,7 +59,7 @@ def test_a_chooser_learns_what_the_prediction_does_not_know():
 
 
 def test_a_prediction_that_does_not_correlate_leaves_nothing_out():
-    found = survey(space(), space().targets()[0])
+    found = surveyed()
     chooser = Chooser(found, 1.1)
     dice = random.Random(0)
     pruned = sum(found.predicted(p) <= 1.1 * found.predicted(found.best[0]) for p in found.points)
@@ -135,7 +134,7 @@ def test_the_peer_is_no_kernel(peer):
 
 
 def tournament(compile_at_most: int = 40) -> Tournament:
-    found = survey(space(), space().targets()[0])
+    found = surveyed()
     effort = Effort(compile=compile_at_most)
     return Tournament(found, effort, [found.schedule(found.best[0]).slug])
 
@@ -201,7 +200,7 @@ def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
 
 
 def test_long_runs_may_be_left_out():
-    found = survey(space(), space().targets()[0])
+    found = surveyed()
     anchor = [found.schedule(found.best[0]).slug]
     for long_runs in (True, False):
         it = Tournament(found, Effort(compile=12, long_runs=long_runs), anchor)
@@ -212,7 +211,7 @@ def test_long_runs_may_be_left_out():
 
 
 def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest():
-    found = survey(space(), space().targets()[0])
+    found = surveyed()
     chooser = Chooser(found, 1.6)
     tiles = [(one.tile.block_m, one.tile.block_n) for one in (chooser.next() for _ in range(12))]
     fastest = [found.schedule(point).tile for point in found.best[:12]]

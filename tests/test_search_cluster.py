@@ -17,14 +17,14 @@ from fagen.search.run import Search
 from fagen.search.store import Store
 from tests.recordings import CARD, SPACE, Traffic, record, space
 
-SEARCH = SPACE + "\n[search]\ncompile = 40\n"
+SEARCH = SPACE.replace('["full", "causal"]', '"full"') + "\n[search]\ncompile = 40\n"
 _work = replay.work  # what stands in for compiler and GPU, at any pace
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A recording of both masks."""
-    return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=60)
+    """A recording of one mask."""
+    return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=60, text=SEARCH)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_two_gpus_are_both_used_and_share_the_work(cluster, recorded, tmp_path, 
         with monkeypatch.context() as patch:
             traffic[gpus] = Traffic().watch(patch, ClusterExecutor)
             address = cluster(4, gpus)
-            found[gpus], _ = searched(address, recorded, tmp_path / f"{gpus}.sqlite", 0.05)
+            found[gpus], _ = searched(address, recorded, tmp_path / f"{gpus}.sqlite", 0.03)
     assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
     assert traffic[2].longest < 0.75 * traffic[1].longest
     assert leaders(found[1]).keys() == leaders(found[2]).keys()
