@@ -99,7 +99,7 @@ def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch
     mine = registry.from_slug(SLUG)
     monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
-    paths = [generated / "forward" / f"{SLUG}.cu", generated / "ledger" / "forward.jsonl"]
+    paths = [generated / "ledger" / "forward.jsonl", generated / "forward" / f"{SLUG}.cu"]
     assert fagen("generate", "--all").output == "".join(f"{path}\n" for path in paths)
     (generated / "left_over.cu").touch()
     told = json.loads(fagen("generate", "--check", "--json").stdout)

@@ -29,7 +29,7 @@ from fagen.evidence import (
     write,
 )
 from fagen.evidence.record import encoded, in_columns, in_rows, laid_out
-from fagen.evidence.store import update
+from fagen.evidence.store import editing
 from fagen.problem import Problem
 from fagen.registry import kind_of_slug
 from fagen.render import Hashes
@@ -152,7 +152,8 @@ def test_what_agrees_has_no_fault(generated):
 )
 def test_evidence_of_anything_else_is_stale(generated, change):
     ran = dataclasses.replace(EVIDENCE, **change)
-    update("forward", [Line(SLUG, EVIDENCE.hashes, ran)])
+    with editing("forward") as texts:
+        texts[SLUG] = str(Line(SLUG, EVIDENCE.hashes, ran))
     told = faults(
         [RENDERING],
         cutlass="4.2.0",
@@ -378,7 +379,8 @@ def test_no_evidence_is_a_traceback(tmp_path_factory, changes):
 
 
 def test_an_excused_kernel_may_lack_evidence_but_its_line_is_of_today(generated):
-    update("forward", [Line(SLUG, EVIDENCE.hashes)])
+    with editing("forward") as texts:
+        texts[SLUG] = str(Line(SLUG, EVIDENCE.hashes))
     excuse = f'[{SLUG}]\ndate = 2026-11-21\nreason = "no GPU at hand"\n'
     (generated / "unverified.toml").write_text(excuse)
     assert read_excuses()[SLUG].reason == "no GPU at hand"

@@ -8,7 +8,7 @@ import datetime
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -117,25 +117,23 @@ def slugs_in_ledgers() -> dict[str, str]:
     return {slug: kind for kind in ENTRIES for slug in _texts(_ledger(kind))}
 
 
-def update(kind: str, lines: Iterable[Line], gone: Collection[str] = ()) -> Path | None:
-    """Put lines into the ledger of a kind, in the place of those there; return its path.
+@contextmanager
+def editing(kind: str) -> Iterator[dict[str, str]]:
+    """Give the lines of a ledger by slug, to be changed; then write them in one step.
 
-    None where nothing changed. Several processes may do so at once: each waits for the others,
-    reads what they wrote, and writes the whole in one step. Raises VerificationError where what is
-    there cannot be read, FagenError where a link leads elsewhere, OSError where it cannot be
-    written.
+    Several processes may do so at once: each waits for the others, and reads what they wrote.
+    Raises VerificationError where what is there cannot be read, FagenError where a link leads
+    elsewhere, OSError where it cannot be written.
     """
     path = locate("generated") / LEDGER / f"{kind}.jsonl"
     outputs.refuse_way(locate("generated"), f"{LEDGER}/{path.name}")
     make_folder(path.parent)
     with locked(locate("generated") / LOCK, waiting=lambda: None):
         before = _texts_now(path)
-        after = {**before, **{line.slug: str(line) for line in lines}}
-        after = {slug: after[slug] for slug in sorted(after) if slug not in gone}
-        if after == before:
-            return None
-        write_whole(path, "".join(f"{text}\n" for text in after.values()))
-    return path
+        texts = dict(before)
+        yield texts
+        if texts != before:
+            write_whole(path, "".join(f"{texts[slug]}\n" for slug in sorted(texts)))
 
 
 def _ledger(kind: str) -> Path:
@@ -216,7 +214,8 @@ def write(evidence: Evidence, folder: Path | None = None) -> Path:
     slug = evidence.slug
     if folder is None:
         kind = kind_of_slug(slug).name
-        update(kind, [Line(slug, evidence.hashes, evidence)])
+        with editing(kind) as texts:
+            texts[slug] = str(Line(slug, evidence.hashes, evidence))
         lay_out(slug)
         return _ledger(kind)
     make_folder(folder)
@@ -248,7 +247,8 @@ def _put(slug: str, end: str, text: str) -> Path | None:
 def drop(slug: str, folder: Path | None = None) -> None:
     """Remove the evidence of a kernel, which is another's by now."""
     if folder is None:
-        update(kind_of_slug(slug).name, (), gone=[slug])
+        with editing(kind_of_slug(slug).name) as texts:
+            texts.pop(slug, None)
         beside(slug, ".json").unlink(missing_ok=True)
     else:
         (folder / f"{slug}.json").unlink()
@@ -257,7 +257,8 @@ def drop(slug: str, folder: Path | None = None) -> None:
 def need_room(slug: str, folder: Path | None = None) -> None:
     """Raise FagenError where evidence could not be written: something else is in its place."""
     if folder is None:
-        update(kind_of_slug(slug).name, ())
+        with editing(kind_of_slug(slug).name):  # nothing is changed
+            pass
         outputs.refuse_way(locate("generated"), _beside(slug, ".json"))
         return
     make_folder(folder)
@@ -333,21 +334,25 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
     launcher that ran with another kernel of the kind by now is entered as this one's, where nothing
     else differs. Else what ran stays as it is, and beside it what is rendered.
     """
-    lines: dict[str, list[Line]] = {}
-    written: list[Path | None] = []
+    of_kinds: dict[str, list[Rendering]] = {}
     for rendering in renderings:
-        kind = kind_of_slug(rendering.slug).name
-        lines.setdefault(kind, []).append(_noted(rendering))
-        if rendering.kernel:
-            written.append(_put(rendering.slug, ".cu", rendering.kernel))
-    written += [update(kind, of_kind) for kind, of_kind in lines.items()]
-    written += [lay_out(line.slug) for of_kind in lines.values() for line in of_kind]
+        of_kinds.setdefault(kind_of_slug(rendering.slug).name, []).append(rendering)
+    written: list[Path | None] = []
+    for kind, of_kind in of_kinds.items():
+        ran = launchers(of_kind[0].slug)
+        with editing(kind) as texts:
+            before = dict(texts)
+            texts |= {one.slug: str(_noted(one, ran)) for one in of_kind}
+        written.append(_ledger(kind) if texts != before else None)
+        for one in of_kind:
+            written.append(_put(one.slug, ".cu", one.kernel) if one.kernel else None)
+            written.append(lay_out(one.slug))
     return [path for path in written if path]
 
 
-def _noted(rendering: Rendering) -> Line:
+def _noted(rendering: Rendering, ran: Collection[str]) -> Line:
     evidence, hashes = read(rendering.slug), rendering.hashes
-    if evidence and hashes.launcher in launchers(rendering.slug):
+    if evidence and hashes.launcher in ran:
         elsewhere = dataclasses.replace(evidence, launcher=hashes.launcher)
         evidence = elsewhere if elsewhere.hashes == hashes else evidence
     return Line(rendering.slug, hashes, evidence)
