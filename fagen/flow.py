@@ -14,7 +14,7 @@ from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import make_folder
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
-from fagen.render import Source, hashes, render
+from fagen.render import Source, hashes_of, kernel_file, kernel_text, render
 from fagen.sass import machine_code
 from fagen.schedule import Schedule
 from fagen.toolchain import compile_jobs, find_toolchain
@@ -37,11 +37,9 @@ def rendered(schedule: Schedule) -> Source:
 
 def to_commit(schedule: Schedule) -> evidence.Rendering:
     """What generated/ has of a schedule: hashes, which need no layout, and of some its text."""
-    planned = plan(schedule)
-    if planned.slug in evidence.forms():
-        source = render(planned)
-        return evidence.Rendering(source.slug, source.hashes, source.kernel)
-    return evidence.Rendering(planned.slug, hashes(planned))
+    slug, text = schedule.slug, kernel_text(plan(schedule))
+    file = kernel_file(text) if slug in evidence.forms() else ""
+    return evidence.Rendering(slug, hashes_of(text, slug), file)
 
 
 def built(

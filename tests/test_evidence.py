@@ -6,8 +6,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import (
@@ -120,53 +118,41 @@ def test_processes_that_write_at_once_lose_no_line_of_each_other(generated):
 # ---- what is right, and what is stale ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [1.2e-3, float("nan"), float("inf")])
-def test_an_error_over_its_bound_or_not_a_number_is_not_ok(error):
-    assert GOOD.ok
-    assert not dataclasses.replace(GOOD, error=error).ok
-    assert not dataclasses.replace(GOOD, lse_error=error).ok
-
-
-def test_a_quantiser_is_judged_by_its_own_bounds(generated):
+def test_errors_are_judged_by_the_bounds_of_their_kind_and_none_is_no_evidence(generated):
     fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
-    for off in (dict(neighbours=2e-3), dict(wrong=1), dict(descale_error=1e-4)):
-        assert fine.ok and not dataclasses.replace(fine, **off).ok
-    assert not dataclasses.replace(fine, neighbours=float("nan")).ok
+    nan, inf = float("nan"), float("inf")
+    for good, off in (
+        *((GOOD, dict(error=error)) for error in (1.2e-3, nan, inf)),
+        *((GOOD, dict(lse_error=error)) for error in (1.2e-3, nan, inf)),
+        *((fine, dict(neighbours=share)) for share in (2e-3, nan)),
+        *((fine, dict(wrong=1)), (fine, dict(descale_error=1e-4))),
+    ):
+        assert good.ok and not dataclasses.replace(good, **off).ok
+    for errors in ((GOOD, dataclasses.replace(GOOD, error=1.0)), ()):
+        write(dataclasses.replace(EVIDENCE, errors=errors))
+        assert kinds() == ["failed"]
     write(evidence_of(QUANTIZER, errors=(dataclasses.replace(fine, wrong=1),), speeds=()))
-    assert kinds(RENDERING, dataclasses.replace(RENDERING, slug=QUANTIZER)) == ["failed"]
+    quantizer = dataclasses.replace(RENDERING, slug=QUANTIZER)
+    assert [fault.slug for fault in faults([RENDERING, quantizer])] == [SLUG, QUANTIZER]
 
 
-def test_what_agrees_has_no_fault(generated):
-    assert kinds() == []
-    same = {SLUG: EVIDENCE.machine_code}
-    assert kinds(cutlass="4.2.0", machine_codes=same, compiler="13.0.88") == []
+CHANGES = {"device": "d", "launcher": "d", "constants": "d", "flags": "-O0", "cutlass": "4.1.0"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"device": "d" * 64}, {"launcher": "d" * 64}, {"constants": "d" * 64}),
-        *({"flags": "-O0"}, {"cutlass": "4.1.0"}, {"machine_code": "d"}),
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_evidence_of_anything_else_is_stale(generated, change):
-    ran = dataclasses.replace(EVIDENCE, **change)
+@pytest.mark.parametrize("field", CHANGES)
+def test_evidence_of_anything_else_is_stale(generated, field):
+    assert kinds(cutlass="4.2.0") == []
     with editing("forward") as texts:
+        ran = dataclasses.replace(EVIDENCE, **{field: CHANGES[field]})
         texts[SLUG] = str(Line(SLUG, EVIDENCE.hashes, ran))
-    told = faults(
-        [RENDERING],
-        cutlass="4.2.0",
-        machine_codes={SLUG: EVIDENCE.machine_code},
-        compiler="13.0.88",
-    )
-    assert [fault.kind for fault in told] == ["stale"]
-    assert f"fagen verify {SLUG}" in str(told[0])
-    assert is_current(read_line(SLUG)) == (change.keys() <= {"cutlass", "machine_code"})
+    (fault,) = faults([RENDERING], cutlass="4.2.0")
+    assert fault.kind == "stale" and f"fagen verify {SLUG}" in str(fault)
+    assert is_current(read_line(SLUG)) == (field == "cutlass"), "which a list does not look for"
 
 
-def test_other_machine_code_of_another_compiler_is_no_fault_of_a_kernel():
+def test_machine_code_is_compared_where_the_compiler_is_the_same():
     hashes = EVIDENCE.hashes
+    assert staleness(EVIDENCE, hashes, machine_code="b" * 64, compiler="13.0.88") == []
     assert staleness(EVIDENCE, hashes, machine_code="e", compiler="13.2.10") == []
     assert staleness(EVIDENCE, hashes, machine_code="e", compiler="13.0.88") != []
 
@@ -221,12 +207,6 @@ def test_a_kernel_without_evidence_a_line_or_its_text_is_missing_and_an_edit_is_
         path.write_bytes(content)
         assert kinds(RENDERING, form) == ["drift"]
         path.write_bytes(before)
-
-
-def test_evidence_that_shows_a_wrong_shape_is_no_evidence(generated):
-    for errors in ((GOOD, dataclasses.replace(GOOD, error=1.0)), ()):
-        write(dataclasses.replace(EVIDENCE, errors=errors))
-        assert kinds() == ["failed"]
 
 
 def test_what_no_schedule_makes_is_an_orphan(generated):
@@ -351,28 +331,6 @@ def test_no_link_in_generated_leads_out_of_it(generated, tmp_path):
         with pytest.raises(FagenError, match="is a symbolic link"):
             refused()
     assert not list((tmp_path / "out").iterdir())
-
-
-JUNK = st.sampled_from([None, True, -1, 0.5, "x", [], ["x"], [1], {}, {"a": 1}, [{}], 1e999])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(encoded(EVIDENCE))), JUNK), max_size=3))
-def test_no_evidence_is_a_traceback(tmp_path_factory, changes):
-    """Nor one inside a record of errors or speeds."""
-    folder = tmp_path_factory.mktemp("generated")
-    with pytest.MonkeyPatch.context() as patch:
-        stand_in(folder, patch)
-        (folder / "ledger").mkdir()
-        for part in ("", "errors", "speeds"):
-            fields = in_columns(json.loads(json.dumps(encoded(EVIDENCE))))
-            for number, (field, value) in enumerate(changes):
-                if part:
-                    fields[part][sorted(fields[part])[number]] = value
-                elif field != "slug":
-                    fields[field] = value
-            (folder / LEDGER).write_text(json.dumps(fields) + "\n")
-            assert {*kinds()} <= {"unreadable", "stale", "failed", "drift"}
 
 
 # ---- excuses, and words --------------------------------------------------------------------------

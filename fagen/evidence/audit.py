@@ -155,39 +155,27 @@ def staleness(
     return reasons
 
 
-def faults(
-    renderings: Iterable[Rendering],
-    *,
-    cutlass: str | None = None,
-    machine_codes: Mapping[str, str] | None = None,
-    compiler: str | None = None,
-) -> tuple[Fault, ...]:
-    """Everything in generated/ that is not as fresh renderings want it.
+def faults(renderings: Iterable[Rendering], *, cutlass: str | None = None) -> tuple[Fault, ...]:
+    """Everything in generated/ that is not as fresh renderings of every committed schedule want it.
 
-    `renderings` are of every committed schedule; `machine_codes`, by slug, are hashes of
-    rebuilds by `compiler`. A kernel named in unverified.toml may lack evidence or have stale one.
+    A kernel named in unverified.toml may lack evidence or have stale one.
     """
-    found: list[Fault] = []
+    in_generated: list[Fault] = []
     excuses: dict[str, Excuse] = {}
     try:
         excuses = read_excuses()
     except VerificationError as error:
-        found.append(Fault(UNVERIFIED, "unreadable", str(error)))
+        in_generated.append(Fault(UNVERIFIED, "unreadable", str(error)))
     known = {rendering.slug: rendering for rendering in renderings}
     for slug, rendering in known.items():
-        found += _drift(rendering)
-        wrong = _unproven(
-            rendering,
-            cutlass=cutlass,
-            machine_code=(machine_codes or {}).get(slug),
-            compiler=compiler,
-        )
+        unproven = list(_unproven(rendering, cutlass))
+        in_generated += _drift(rendering)
         if slug not in excuses:
-            found += wrong
-        elif not wrong:
+            in_generated += unproven
+        elif not unproven:
             message = f"has good evidence: take it out of {UNVERIFIED}"
-            found.append(Fault(slug, "unneeded", message))
-    return (*found, *_orphans(known, excuses))
+            in_generated.append(Fault(slug, "unneeded", message))
+    return (*in_generated, *_orphans(known, excuses))
 
 
 def _drift(rendering: Rendering) -> Iterator[Fault]:
@@ -212,39 +200,31 @@ def _drift(rendering: Rendering) -> Iterator[Fault]:
                     yield Fault(slug, "drift", f"{path.name} is not what {what} today: {_RENDER}")
 
 
-def _unproven(
-    rendering: Rendering, *, cutlass: str | None, machine_code: str | None, compiler: str | None
-) -> list[Fault]:
+def _unproven(rendering: Rendering, cutlass: str | None) -> Iterator[Fault]:
+    """Say why a kernel has no good evidence; of one that has, nothing."""
     slug = rendering.slug
     remedy = f"run `fagen verify {slug}` on a Hopper GPU"
     try:
         evidence = read(slug)
     except VerificationError as error:
-        return [Fault(slug, "unreadable", str(error))]
+        yield Fault(slug, "unreadable", str(error))
+        return
     if evidence is None:
-        return [Fault(slug, "missing", f"no evidence that it ever ran: {remedy}")]
-    found = []
-    stale = staleness(
-        evidence,
-        rendering.hashes,
-        launchers=launchers_of(slug),
-        cutlass=cutlass,
-        machine_code=machine_code,
-        compiler=compiler,
-    )
-    if stale:
-        message = (
-            f"evidence of {evidence.date} is stale: {'; '.join(stale)}: {remedy}, "
-            "or with --same-code if the machine code did not change"
+        yield Fault(slug, "missing", f"no evidence that it ever ran: {remedy}")
+        return
+    ran = launchers_of(slug)
+    reasons = staleness(evidence, rendering.hashes, launchers=ran, cutlass=cutlass)
+    if reasons:
+        yield Fault(
+            slug,
+            "stale",
+            f"evidence of {evidence.date} is stale: {'; '.join(reasons)}: {remedy}, "
+            "or with --same-code if the machine code did not change",
         )
-        found.append(Fault(slug, "stale", message))
     bad = [error for error in evidence.errors if not error.ok]
     if bad or not evidence.errors:
-        message = (
-            f"{len(bad)} of the {len(evidence.errors)} shapes in its evidence are wrong: {remedy}"
-        )
-        found.append(Fault(slug, "failed", message))
-    return found
+        message = f"{len(bad)} of the {len(evidence.errors)} shapes in its evidence are wrong"
+        yield Fault(slug, "failed", f"{message}: {remedy}")
 
 
 def _orphans(known: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> Iterator[Fault]:

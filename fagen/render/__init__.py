@@ -21,6 +21,7 @@ __all__ = [
     "formatted",
     "hashes",
     "hashes_of",
+    "kernel_file",
     "kernel_text",
     "render",
     "source_hash",
@@ -51,15 +52,19 @@ class Source:
 
 def render(plan: Plan) -> Source:
     """Write the kernel and its binding.  Raises ToolchainError where clang-format is missing."""
-    kernel, binding = kernel_text(plan), _template(BINDING, plan)
-    digest = token_hash(kernel)
+    text = kernel_text(plan)
     return Source(
         slug=plan.slug,
-        kernel=outputs.stamped(formatted(kernel.replace(HASH_WORD, digest))),
-        binding=outputs.stamped(formatted(binding)),
-        hash=digest,
-        hashes=hashes_of(kernel, plan.slug),
+        kernel=kernel_file(text),
+        binding=outputs.stamped(formatted(_template(BINDING, plan))),
+        hash=token_hash(text),
+        hashes=hashes_of(text, plan.slug),
     )
+
+
+def kernel_file(text: str) -> str:
+    """Return a kernel as its file has it, of its text: laid out, with its hash and a stamp."""
+    return outputs.stamped(formatted(text.replace(HASH_WORD, token_hash(text))))
 
 
 def kernel_text(plan: Plan) -> str:
