@@ -125,7 +125,7 @@ def _cache() -> str:
         raise MissingError(f"{named} cannot be written", _ANOTHER_CACHE)
     kept = (folder / "kernels", folder / "search")
     places = (resolved(folder), *kept, *chain(*map(all_inside, kept)))
-    if not_own := [found for found in map(foreign, places) if found]:
+    if not_own := [fault for fault in map(foreign, places) if fault]:
         what, ways = map(printable, min(not_own))
         raise MissingError(
             f"{what}{f', and {more} more' if (more := len(not_own) - 1) else ''}", ways

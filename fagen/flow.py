@@ -120,7 +120,7 @@ def need_place(schedule: Schedule, folder: Path | None) -> None:
 
 
 def renewed(
-    of: Plan,
+    planned: Plan,
     binary: Binary,
     folder: Path | None = None,
     *,
@@ -133,33 +133,33 @@ def renewed(
     VerificationError where there is none to renew, where the machine code is another, or where the
     launcher is one that no kernel ran with.
     """
-    kernels = len(of.launches.kernels)
+    kernels = len(planned.launches.kernels)
     code = (binary.report.machine or machine_code(binary.library, kernels=kernels)).hash
-    old = evidence.read(of.slug, folder)
+    old = evidence.read(planned.slug, folder)
     if old is None:
-        renames = (e for e in evidence.outlived(folder, of.slug) if e.machine_code == code)
+        renames = (e for e in evidence.outlived(folder, planned.slug) if e.machine_code == code)
         # several were the same code: the launcher decides, then the day
         mine = binary.hashes.launcher
         old = max(renames, key=lambda e: (e.launcher == mine, e.date), default=None)
     if old is None:
         raise VerificationError(
-            f"{of.slug}: there is no evidence that could be renewed, nor any of the same machine "
-            "code under a name that has no schedule any more"
+            f"{planned.slug}: there is no evidence that could be renewed, nor any of the same "
+            "machine code under a name that has no schedule any more"
         )
     fresh = evidence.renew(
         old,
-        slug=of.slug,
+        slug=planned.slug,
         hashes=binary.hashes,
         cutlass=binary.made_with["cutlass"],
         machine_code=code,
         compiler=binary.made_with["nvcc"],
-        launchers=evidence.launchers(of.slug, folder),
+        launchers=evidence.launchers(planned.slug, folder),
     )
     evidence.write(fresh, folder)
-    if old.slug != of.slug:
+    if old.slug != planned.slug:
         evidence.drop(old.slug, folder)
         if progress:
-            progress(f"{of.slug}: took over the evidence of {old.slug}, which is gone")
+            progress(f"{planned.slug}: took over the evidence of {old.slug}, which is gone")
     return fresh
 
 

@@ -45,8 +45,8 @@ def refuse_loss(path: Path, own: Own, what: str) -> None:
     """
     named = printable(str(path))
     try:
-        found = path.lstat()
-        mode = path.stat().st_mode if stat.S_ISLNK(found.st_mode) else found.st_mode
+        status = path.lstat()
+        mode = path.stat().st_mode if stat.S_ISLNK(status.st_mode) else status.st_mode
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             raise _linked(path) from None
@@ -55,9 +55,9 @@ def refuse_loss(path: Path, own: Own, what: str) -> None:
         raise FagenError(f"{named} is a folder; nothing was written: name a file")
     if not stat.S_ISREG(mode):
         return
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise _linked(path)
-    if found.st_size and not (found.st_size <= MAX_BYTES and own(path.read_bytes())):
+    if status.st_size and not (status.st_size <= MAX_BYTES and own(path.read_bytes())):
         raise FagenError(
             f"{named} is not {what} as fagen wrote it; nothing was written: remove it, or name "
             "another file"
@@ -102,9 +102,9 @@ def stamped(text: str, comment: str = "// {}") -> str:
 
 def is_stamped(content: bytes) -> bool:
     """Whether this is a text that fagen stamped, and nobody has edited."""
-    text, _, said = content.replace(b"\r\n", b"\n").rpartition(_STAMP.encode())
+    text, _, digest = content.replace(b"\r\n", b"\n").rpartition(_STAMP.encode())
     above = text[: text.rfind(b"\n") + 1]
-    return said[:64] == _digest(above).encode() and said[64:].strip() in (b"", b"-->")
+    return digest[:64] == _digest(above).encode() and digest[64:].strip() in (b"", b"-->")
 
 
 def _digest(content: bytes) -> str:

@@ -58,12 +58,12 @@ def path_of(value: object, call: str) -> Path:
 
     Raises TypeError where it is no path, ScheduleError where no file can be called so.
     """
-    said = os.fspath(value) if isinstance(value, str | os.PathLike) else value
-    if not isinstance(said, str):
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(name, str):
         raise TypeError(f"{call}: path is of type {type(value).__name__}; it must be a path")
-    if "\0" in said:
-        raise ScheduleError(f"{call}: {said!r} cannot be read: no file is called so")
-    return Path(said)
+    if "\0" in name:
+        raise ScheduleError(f"{call}: {name!r} cannot be read: no file is called so")
+    return Path(name)
 
 
 def locate(name: str) -> Path:
@@ -141,17 +141,17 @@ def foreign(path: Path) -> tuple[str, str] | None:
     What is not there, or cannot be looked at, is nobody's.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
     named = shlex.quote(str(path))
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link", f"remove it: rm {named}"
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         ways = f"remove it, or set FAGEN_CACHE to a folder of your own: rm -rf {named}"
-        return f"{path} belongs to {_owner(path, found.st_uid)}", ways
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        mode = f"{stat.S_IMODE(found.st_mode):04o}"
+        return f"{path} belongs to {_owner(path, status.st_uid)}", ways
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
         ways = f"remove it, or if you trust what is there: chmod -R go-w {named}"
         return f"{path} may be written by others (mode {mode})", ways
     return None
@@ -181,7 +181,7 @@ def compiler_environment() -> dict[str, str]:
     A user's flags for nvcc and folders for headers (NVCC_APPEND_FLAGS, CPATH, …) are not in it:
     a kernel is what its source and fagen's own flags say, whoever finds it in the cache.
     """
-    taken = {name: said for name in _COMPILERS_TAKE if (said := environment(name))}
+    taken = {name: value for name in _COMPILERS_TAKE if (value := environment(name))}
     return {"PATH": os.defpath, **taken, **_COMPILERS_GET}
 
 
@@ -231,23 +231,23 @@ def named_folder(variable: str) -> Path | None:
 
 def _named(variable: str, usual: str) -> Path:
     """Return the folder that a variable of the environment names, or the usual one."""
-    said = environment(variable)
-    folder = Path(said or usual)
+    value = environment(variable)
+    folder = Path(value or usual)
     try:
         if folder.parts[0] == "~" and os.environ.get("HOME") == "":
             raise RuntimeError  # an empty HOME would be taken for the root of the file system
         return folder.expanduser().absolute()
     except RuntimeError:
-        where = f"{variable} = {said!r}" if said else f"{variable} is not set, and {usual}"
-        way_out = f"set {variable} to a folder" if said else f"set HOME or {variable} to a folder"
+        where = f"{variable} = {value!r}" if value else f"{variable} is not set, and {usual}"
+        way_out = f"set {variable} to a folder" if value else f"set HOME or {variable} to a folder"
         raise FagenError(f"{where} begins with a home that is not known: {way_out}") from None
 
 
 def find_program(name: str) -> Path | None:
     """Find an executable: beside this Python first, so that a virtual environment is enough."""
     for folder in (sysconfig.get_path("scripts"), None):
-        if found := shutil.which(name, path=folder):
-            return Path(found).absolute()  # PATH may have folders without the way to them
+        if program := shutil.which(name, path=folder):
+            return Path(program).absolute()  # PATH may have folders without the way to them
     return None
 
 

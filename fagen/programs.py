@@ -34,11 +34,11 @@ def _answer(program: Path, flag: str, _changed: int) -> Result:
 
 def version_of(program: Path, flag: str) -> str:
     """Return the version that a program prints.  Raises ToolchainError where it prints none."""
-    said = answer(program, flag)
-    if said.returncode or not numbers(said.stdout):
-        why = printable(" ".join(said.stderr.split()))
+    result = answer(program, flag)
+    if result.returncode or not numbers(result.stdout):
+        why = printable(" ".join(result.stderr.split()))
         raise ToolchainError(f"{shown(program)} {flag} does not say its version: {why}")
-    return said.stdout.split()[0]
+    return result.stdout.split()[0]
 
 
 def is_file(path: Path) -> bool:

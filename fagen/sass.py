@@ -122,12 +122,14 @@ def read_listing(
     `untold` is how many registers there are in all where the listing has no table of them; what
     each role has of them is not known then.
     """
-    found = dict(_functions(listing, drawn=untold is None))
-    if len(found) != kernels:
-        raise BuildError(f"kernels expected in the machine code: {kernels}, not {sorted(found)}")
-    code = [instruction for instructions, _ in found.values() for instruction in instructions]
+    functions = dict(_functions(listing, drawn=untold is None))
+    if len(functions) != kernels:
+        raise BuildError(
+            f"kernels expected in the machine code: {kernels}, not {sorted(functions)}"
+        )
+    code = [instruction for instructions, _ in functions.values() for instruction in instructions]
     named: dict[str, list[Instruction]] = {}
-    for instructions, labels in found.values():
+    for instructions, labels in functions.values():
         for role, places in _roles(instructions, labels).items():
             named.setdefault(role, []).extend(instructions[at] for at in places)
     opcodes = Counter(instruction.opcode for instruction in code)
@@ -136,7 +138,7 @@ def read_listing(
         return _highest(named[role]) if role in named and untold is None else None
 
     return MachineCode(
-        kernel=" ".join(found),
+        kernel=" ".join(functions),
         instructions=len(code),
         opcodes=dict(sorted(opcodes.items())),
         registers=untold or _highest(code),
@@ -157,8 +159,8 @@ def _highest(code: Iterable[Instruction]) -> int:
 
 def _setmaxnreg(code: Iterable[Instruction], kind: str) -> tuple[int, ...]:
     """The register counts that instructions of this kind ask for: their last operand."""
-    found = (i.operands.split(",")[-1] for i in code if i.opcode.startswith(kind))
-    return tuple(sorted({int(operand, 0) for operand in found}))
+    counts = (i.operands.split(",")[-1] for i in code if i.opcode.startswith(kind))
+    return tuple(sorted({int(operand, 0) for operand in counts}))
 
 
 def _functions(
@@ -205,7 +207,7 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
     that went different ways meet again, goes on at the label of the matching BSSY. It is of no more
     use then: a path that kept it would be another one than those that never had it.
     """
-    found: dict[str, set[int]] = {}
+    roles: dict[str, set[int]] = {}
     seen: set[tuple[int, str, frozenset[tuple[str, int]]]] = set()
     paths: list[tuple[int, str, frozenset[tuple[str, int]]]] = [(0, COMMON, frozenset())]
     while paths:
@@ -216,7 +218,7 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
         seen.add(path)
         instruction = code[at]
         role = next((r for k, r in _ROLES.items() if instruction.opcode.startswith(k)), role)
-        found.setdefault(role, set()).add(at)
+        roles.setdefault(role, set()).add(at)
         base = instruction.base
         words = _WORD.findall(instruction.operands)
         targets = [] if base == "RET" else [labels[word] for word in words if word in labels]
@@ -238,7 +240,7 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
         if base == "BSYNC":
             meetings = frozenset(meeting for meeting in meetings if meeting[0] != words[0])
         paths.extend((target, role, meetings) for target in targets)
-    return found
+    return roles
 
 
 def hash_code(cubin: bytes) -> str:

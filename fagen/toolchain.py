@@ -154,21 +154,21 @@ class Torch:
 
 def find_toolchain() -> Toolchain:
     """Find all that a build needs. Raises ToolchainError that names everything missing."""
-    found: list[Any] = []
+    parts: list[Any] = []
     missing: list[str] = []
 
     def host_compiler() -> tuple[Path, str]:
-        nvcc = found[0] if found else None  # which has a say in what g++ will do
+        nvcc = parts[0] if parts else None  # which has a say in what g++ will do
         return find_gxx(nvcc)
 
     for find in (find_nvcc, host_compiler, find_ninja, find_cutlass):
         try:
-            found.append(find())
+            parts.append(find())
         except ToolchainError as error:
             missing.append(str(error))
     if missing:
         raise ToolchainError("\n".join(missing))
-    compiler, (gxx, gxx_version), (ninja, _), (cutlass, cutlass_version) = found
+    compiler, (gxx, gxx_version), (ninja, _), (cutlass, cutlass_version) = parts
     return Toolchain(
         nvcc=compiler.nvcc,
         nvcc_version=compiler.version,
@@ -189,14 +189,14 @@ def compile_jobs() -> int:
 
     Raises ToolchainError where MAX_JOBS is no such number.
     """
-    said = environment("MAX_JOBS")
-    if said is None:
+    jobs = environment("MAX_JOBS")
+    if jobs is None:
         return len(os.sched_getaffinity(0))
-    if not re.fullmatch(r" *[1-9]\d{0,3} *", said):
+    if not re.fullmatch(r" *[1-9]\d{0,3} *", jobs):
         raise MissingError(
-            f"MAX_JOBS is {said!r}", "set it to a number from 1 to 9999, or unset it"
+            f"MAX_JOBS is {jobs!r}", "set it to a number from 1 to 9999, or unset it"
         )
-    return int(said)
+    return int(jobs)
 
 
 def find_nvcc() -> Compiler:
@@ -247,9 +247,9 @@ def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
     as g++-15. Raises ToolchainError where it is missing, none of the two, too old or too new.
     """
     for variable in ("NVCC_CCBIN", "CXX"):
-        if said := environment(variable):
+        if named := environment(variable):
             remedy = f"set {variable} to the path of a g++ or clang++, or unset it"
-            return _judged(_named_gxx(variable, said, remedy), remedy, compiler)
+            return _judged(_named_gxx(variable, named, remedy), remedy, compiler)
     path = find_program("g++")
     if path is None:
         raise MissingError("g++ is missing", INSTALL_GXX)
@@ -264,25 +264,25 @@ def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
         raise
 
 
-def _named_gxx(variable: str, said: str, remedy: str) -> Path:
+def _named_gxx(variable: str, named: str, remedy: str) -> Path:
     """Where the compiler is that a variable names: by its path, its name, or a g++'s folder.
 
     NVCC_CCBIN may name gcc, as for nvcc, and CXX may have ccache before it, as for a shell.
     """
-    words = [said]
+    words = [named]
     if variable == "CXX":
         with suppress(ValueError):  # an odd number of quotes
-            words = shlex.split(said)
+            words = shlex.split(named)
         words = [word for word in words if Path(word).name not in _LAUNCHERS]
         if len(words) != 1:
-            raise MissingError(f"{variable} is {said!r}, which is not one program alone", remedy)
+            raise MissingError(f"{variable} is {named!r}, which is not one program alone", remedy)
     path = Path(words[0]) if "/" in words[0] else find_program(words[0])
     if path and path.is_dir():
         path = path / "g++"
     if path and (c := re.fullmatch(r"(.*-)?(gcc|clang)(-[\d.]+)?", path.name)):  # links no C++
         path = path.with_name(f"{c[1] or ''}{_OF_C[c[2]]}{c[3] or ''}")
     if path is None or not is_file(path):
-        raise MissingError(f"{variable} is {said!r}, and there is no such compiler", remedy)
+        raise MissingError(f"{variable} is {named!r}, and there is no such compiler", remedy)
     return path.absolute()
 
 
@@ -293,10 +293,10 @@ def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, s
     try:
         version = version_of(path, "-dumpfullversion")
     except ToolchainError as error:
-        told = ""
+        text = ""
         with suppress(ToolchainError):
-            told = answer(path, "--version").stdout
-        clang = re.search(r"clang version (\d[\d.]*)", told)
+            text = answer(path, "--version").stdout
+        clang = re.search(r"clang version (\d[\d.]*)", text)
         if clang is None:
             what = f"{shown(path)} is no g++, nor clang++ ({error})"
             raise MissingError(what, remedy) from None
@@ -342,8 +342,10 @@ def find_cutlass() -> tuple[Path, str]:
         header = include / "cutlass/version.h"
         if is_file(header) and is_file(include / "cute/tensor.hpp"):
             refuse_for_a_shell(include)
-            told = re.findall(r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d{1,6})\b", beginning(header))
-            version = ".".join(dict(told).get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
+            parts = re.findall(
+                r"#define CUTLASS_(MAJOR|MINOR|PATCH) (\d{1,6})\b", beginning(header)
+            )
+            version = ".".join(dict(parts).get(part, "0") for part in ("MAJOR", "MINOR", "PATCH"))
             if numbers(version) < CUTLASS_SINCE:
                 raise MissingError(too_old("CUTLASS", version, include, CUTLASS_SINCE), remedy)
             return include, version
@@ -403,8 +405,10 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
     # nvcc on PATH may be a wrapper or a link: a dry run tells where the toolkit really is.
     dry = run([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull], timeout=60, only=stated)
     top = re.search(r"^#\$ TOP=(.*)$", dry.stdout + dry.stderr, re.MULTILINE)
-    said = Path(top[1].strip()) if top else None
-    root = said.resolve() if said and said.is_dir() else nvcc.resolve().parent.parent
+    top_folder = Path(top[1].strip()) if top else None
+    root = (
+        top_folder.resolve() if top_folder and top_folder.is_dir() else nvcc.resolve().parent.parent
+    )
     roots = [*sorted(root.glob("targets/*-linux")), root]
     include = next((r / "include" for r in roots if (r / "include/cuda_runtime.h").is_file()), None)
     folders = [r / lib for r in roots for lib in ("lib", "lib64")]  # a wheel has lib alone

@@ -140,13 +140,13 @@ def build(
     library = None
     if torch:
         inside = folder / f"torch-{_binding_key(source, tools, torch)}"
-        bound, found = place(
+        bound, was_bound = place(
             inside,
             f"{source.slug}_torch.so",
             lambda making: _make_binding(making, inside, source, tools, torch, say),
             lock=lock_of(folder),
         )
-        cached = cached and found
+        cached = cached and was_bound
         cost += bound.cpu_seconds
         library = inside / f"{source.slug}_torch.so"
     return Binary(

@@ -22,18 +22,18 @@ _TOLD_BY = 1 << 16  # bytes at the beginning of a program, and its length, tell 
 def digests(tools: Toolchain) -> dict[str, str]:
     """Return the sha256 of what tells programs and headers apart that have the same version."""
     programs = {"nvcc": tools.nvcc, "nvcc.profile": tools.profile}
-    found = {name: _digest(file) for name, file in programs.items() if file}
+    sums = {name: _digest(file) for name, file in programs.items() if file}
     if environment("FAGEN_CUTLASS"):  # of an installed package the version is enough
-        found["CUTLASS"] = _digest_of(tuple(_headers(tools.cutlass)), str(tools.cutlass))
-    return {**found, **host_digests(tools.gxx)}
+        sums["CUTLASS"] = _digest_of(tuple(_headers(tools.cutlass)), str(tools.cutlass))
+    return {**sums, **host_digests(tools.gxx)}
 
 
 def host_digests(gxx: Path) -> dict[str, str]:
     """Return those of g++, and of the assembler and linker that it may take from PATH."""
     path = compiler_environment()["PATH"]
     beside = {name: shutil.which(name, path=path) for name in ("as", "ld")}
-    found = {name: _digest(Path(file)) for name, file in beside.items() if file}
-    return {"g++": _digest(gxx), **found}
+    sums = {name: _digest(Path(file)) for name, file in beside.items() if file}
+    return {"g++": _digest(gxx), **sums}
 
 
 def _digest(program: Path) -> str:
@@ -53,9 +53,9 @@ def _headers(include: Path) -> Iterator[tuple[str, int, int]]:
             folders.sort()  # in the same order everywhere
             for name in sorted(files):
                 with suppress(OSError):  # a compiler that needs it says so
-                    found = os.stat(path := f"{around}/{name}")  # noqa: PTH116 - Paths take 20 ms
-                    if stat.S_ISREG(found.st_mode):
-                        yield path, found.st_size, found.st_mtime_ns
+                    status = os.stat(path := f"{around}/{name}")  # noqa: PTH116 - Paths take 20 ms
+                    if stat.S_ISREG(status.st_mode):
+                        yield path, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=1)  # what a stat cannot tell is read once

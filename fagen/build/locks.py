@@ -129,17 +129,17 @@ def is_abandoned(making: Path) -> bool:
 @cache
 def _machine() -> str:
     """Tell this machine, since it was started, and its space of processes from all others."""
-    said = [os.uname().nodename]
+    names = [os.uname().nodename]
     with suppress(OSError):
-        said.append(Path("/proc/sys/kernel/random/boot_id").read_text())
-        said.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115 - it is no path
-    return hashlib.sha256("\0".join(said).encode(errors="surrogateescape")).hexdigest()[:12]
+        names.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        names.append(os.readlink("/proc/self/ns/pid"))  # noqa: PTH115 - it is no path
+    return hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def _started(process: int) -> int | None:
     """When a process was started, in the system's ticks; None where there is none, or one dead."""
     try:
-        said = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if said[0] in (b"Z", b"X") else int(said[19])
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -71,7 +71,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 def stated_environment() -> dict[str, str]:
     """Return the environment of compilers, as a record has it."""
-    return {name: printable(said) for name, said in compiler_environment().items()}
+    return {name: printable(value) for name, value in compiler_environment().items()}
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -80,8 +80,8 @@ def _opened(path: Path) -> BufferedReader:
     Raises OSError, ValueError.
     """
     file = os.fdopen(os.open(path, _ONLY_REGULAR), "rb")
-    found = os.fstat(file.fileno())
-    if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_FILE_BYTES:
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_FILE_BYTES:
         return file
     file.close()
     raise ValueError(f"{path} is no file, or a huge one")

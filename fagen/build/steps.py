@@ -39,24 +39,24 @@ def run_steps(making: Path, kept: Path, ninja: Path, steps: Sequence[tuple[str, 
     compiler's own lines and the command that repeats it, OSError where the disk is full.
     """
     rules, before = [_NINJA], ""
-    for made, command in steps:
-        (making / f"{made}.sh").write_bytes(os.fsencode(f"{quoted(command)}\n"))
-        rules.append(f"build {made}: step {before}".rstrip() + "\n")
-        before = made
+    for file, command in steps:
+        (making / f"{file}.sh").write_bytes(os.fsencode(f"{quoted(command)}\n"))
+        rules.append(f"build {file}: step {before}".rstrip() + "\n")
+        before = file
     (making / "build.ninja").write_text("".join(rules), encoding="ascii")
     # What compilers say comes by ninja and not by a file: where a disk is full it would be lost.
     result = run([ninja], cwd=making, only=compiler_environment())
     lines = (result.stdout + result.stderr).splitlines()
-    said = [line for line in lines if not _NOT_THE_COMPILERS.match(line)]
-    (making / LOG).write_text("".join(f"{line}\n" for line in said), encoding="utf-8")
+    output = [line for line in lines if not _NOT_THE_COMPILERS.match(line)]
+    (making / LOG).write_text("".join(f"{line}\n" for line in output), encoding="utf-8")
     if result.returncode:
         free = shutil.disk_usage(making).free
-        if free < _FULL_BYTES or any(word in line for line in said for word in _FULL):
+        if free < _FULL_BYTES or any(word in line for line in output for word in _FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(making.parent))
-        command = next((c for made, c in steps if not (making / made).exists()), steps[-1][1])
-        raise BuildError(refusal(said or ["the compiler said nothing"], kept, command))
-    for made, _ in steps[:-1]:
-        (making / made).unlink()
+        command = next((c for file, c in steps if not (making / file).exists()), steps[-1][1])
+        raise BuildError(refusal(output or ["the compiler said nothing"], kept, command))
+    for file, _ in steps[:-1]:
+        (making / file).unlink()
     return result.cpu_seconds
 
 
@@ -64,7 +64,7 @@ def refusal(lines: Sequence[str], folder: Path, command: Command) -> str:
     """Return what went wrong in a folder, and the command that repeats it there."""
     cut = len(lines) - _SHOWN_LINES
     more = [f"… {cut} lines more in {folder / LOG}"] if cut > 0 else []
-    stated = ["env", "-i", *(f"{name}={said}" for name, said in compiler_environment().items())]
+    stated = ["env", "-i", *(f"{name}={value}" for name, value in compiler_environment().items())]
     return "\n".join(
         (
             f"{command[-1]} was not built:",

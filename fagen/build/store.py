@@ -86,8 +86,8 @@ def check_own(path: Path) -> None:
 
 def _refuse_foreign(places: Iterable[Path]) -> None:
     for place in places:
-        if found := foreign(place):
-            what, ways = map(printable, found)
+        if fault := foreign(place):
+            what, ways = map(printable, fault)
             raise CacheError(
                 f"the cache is not yours alone: {what}\n"
                 f"  what others put there would run as you; {ways}"
@@ -301,14 +301,14 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _entry(folder: Path) -> CacheEntry:
-    found = folder.lstat()
-    inside = list(all_inside(folder)) if stat.S_ISDIR(found.st_mode) else []
+    status = folder.lstat()
+    inside = list(all_inside(folder)) if stat.S_ISDIR(status.st_mode) else []
     size = 0
     for path in inside:
         with suppress(OSError):
             size += path.lstat().st_size if path.is_file() else 0
     return CacheEntry(
-        folder.name, folder, _state(folder, inside), size, time.time() - found.st_mtime
+        folder.name, folder, _state(folder, inside), size, time.time() - status.st_mtime
     )
 
 
@@ -316,8 +316,8 @@ def all_inside(folder: Path) -> Iterator[Path]:
     """Yield what lies in a folder, however deep: no link is followed, what cannot be read left."""
     ahead = [folder]
     while ahead:
-        with suppress(OSError), os.scandir(ahead.pop()) as found:
-            for one in found:
+        with suppress(OSError), os.scandir(ahead.pop()) as entries:
+            for one in entries:
                 yield Path(one.path)
                 if one.is_dir(follow_symlinks=False):
                     ahead.append(Path(one.path))

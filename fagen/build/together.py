@@ -58,8 +58,8 @@ def build_together(slugs: Sequence[str], *, binding: bool | None = None) -> dict
             env={**variables, "NINJA_STATUS": _STATUS},
             shown=True,
         )
-        found = {slug: _failure(slug, folder / f"{n}.json") for n, slug in enumerate(slugs)}
-    failed = {slug: error for slug, error in found.items() if error}
+        outcomes = {slug: _failure(slug, folder / f"{n}.json") for n, slug in enumerate(slugs)}
+    failed = {slug: error for slug, error in outcomes.items() if error}
     built, seconds = len(slugs) - len(failed), time.monotonic() - began
     logger.info("built %d of %d kernels in %.1f s", built, len(slugs), seconds)
     return failed
@@ -68,12 +68,12 @@ def build_together(slugs: Sequence[str], *, binding: bool | None = None) -> dict
 def _failure(slug: str, answer: Path) -> FagenError | None:
     """What went wrong with a kernel, as its own process tells it; None where it was built."""
     try:
-        told = json.loads(answer.read_text())
+        record = json.loads(answer.read_text())
     except (OSError, ValueError):
         why = f"was it killed, or is {answer.parent.parent} full?"
         return BuildError(f"{slug}: the process that was to build it gave no answer: {why}")
-    if isinstance(told, list):
+    if isinstance(record, list):
         return None
-    error = _ERRORS.get(told["error"], FagenError)(told["message"])
-    error.exit_code = told["exit_code"]
+    error = _ERRORS.get(record["error"], FagenError)(record["message"])
+    error.exit_code = record["exit_code"]
     return error

@@ -42,10 +42,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}  # 
 class Failure(click.ClickException):
     """An error on its way out."""
 
-    def __init__(self, context: click.Context, error: Exception, told: str, code: int) -> None:
-        super().__init__(told)
+    def __init__(self, context: click.Context, error: Exception, message: str, code: int) -> None:
+        super().__init__(message)
         self.exit_code = code  # type: ignore[misc]
-        self._record: dict[str, Any] = _recorded(error, code, told)
+        self._record: dict[str, Any] = _recorded(error, code, message)
         if isinstance(error, FagenError) and error.failed:
             self._record["failed"] = [
                 {"schedule": name, **_recorded(one, one.exit_code, str(one))}
@@ -62,8 +62,8 @@ class Failure(click.ClickException):
         _echo(self.message, err=True)
 
 
-def _recorded(error: Exception, code: int, told: str) -> dict[str, Any]:
-    return {"error": type(error).__name__, "exit_code": code, "message": told}
+def _recorded(error: Exception, code: int, message: str) -> dict[str, Any]:
+    return {"error": type(error).__name__, "exit_code": code, "message": message}
 
 
 def _echo(text: str, *, err: bool = False, dim: bool = False) -> None:
@@ -124,30 +124,30 @@ def _failing(ctx: click.Context) -> Iterator[None]:
         raise
     except OSError as error:
         _let_go(sys.stdout)
-        of = error.filename or (OUTPUT if error.errno in _NO_ROOM else "")
-        told = ": ".join(filter(None, [printable(str(of)), error.strerror or str(error)]))
-        raise Failure(ctx, error, told, 1) from error
+        where = error.filename or (OUTPUT if error.errno in _NO_ROOM else "")
+        message = ": ".join(filter(None, [printable(str(where)), error.strerror or str(error)]))
+        raise Failure(ctx, error, message, 1) from error
     except ModuleNotFoundError as error:
-        told = f"{error.name} is not installed: python -m pip install {error.name}"
-        raise Failure(ctx, error, told, ToolchainError.exit_code) from error
+        message = f"{error.name} is not installed: python -m pip install {error.name}"
+        raise Failure(ctx, error, message, ToolchainError.exit_code) from error
     except Exception as error:
         if ctx.params.get("debug"):
             raise
-        told = (
+        message = (
             f"fagen itself is at fault: {type(error).__name__}: {printable(str(error))}\n"
             "  `fagen --debug` before the command shows where; please report it, with what "
             "`fagen doctor` says"
         )
-        raise Failure(ctx, error, told, INTERNAL) from error
+        raise Failure(ctx, error, message, INTERNAL) from error
 
 
 def _misused(context: click.Context, error: click.UsageError) -> click.ClickException:
     """Return how an error of usage leaves: as click shows it, unless JSON is wanted."""
-    said = error.format_message()
-    told = "\n".join(printable(line.expandtabs()) for line in said.split("\n"))
+    usage = error.format_message()
+    message = "\n".join(printable(line.expandtabs()) for line in usage.split("\n"))
     if context.meta.get(AS_JSON):
-        return Failure(context, error, told, error.exit_code)
-    return error if told == said else click.UsageError(told, error.ctx)
+        return Failure(context, error, message, error.exit_code)
+    return error if message == usage else click.UsageError(message, error.ctx)
 
 
 class ScheduleArgument(click.ParamType):  # type: ignore[type-arg]
@@ -210,8 +210,8 @@ class ShapeOption(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not five numbers, as 4,16,16,4096,4096 is", param, ctx)
         sizes = (batch, heads, kv_heads, seqlen_q, seqlen_k)
         if min(sizes) < 1 or max(sizes) > LARGEST or heads % kv_heads:
-            said = f"all must be from 1 to {LARGEST:,}, and H a multiple of Hk"
-            self.fail(f"{value!r}: {said}", param, ctx)
+            rule = f"all must be from 1 to {LARGEST:,}, and H a multiple of Hk"
+            self.fail(f"{value!r}: {rule}", param, ctx)
         return Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
 
 
@@ -282,10 +282,10 @@ def answer(
     if wrong and as_json:
         click.get_current_context().meta[ANSWER] = value
     else:
-        said = as_text(value) if as_json else "\n".join(lines)
-        if said or not wrong:
+        text = as_text(value) if as_json else "\n".join(lines)
+        if text or not wrong:
             with naming(OUTPUT):
-                click.echo(sayable(said))
+                click.echo(sayable(text))
     if wrong:
         raise wrong
 
@@ -325,13 +325,13 @@ def raced(schedules: "tuple[Schedule, ...]", every: bool) -> "tuple[Schedule, ..
     """Return the schedules whose kernels have peers; others are there because of `every` alone."""
     from fagen.vocab import CALLED
 
-    found = tuple(s for s in schedules if s.kind in CALLED)
-    if not every and len(found) < len(schedules):
+    racing = tuple(s for s in schedules if s.kind in CALLED)
+    if not every and len(racing) < len(schedules):
         raise click.UsageError(
             "only attention and its gradients are timed so; `fagen verify` times others, "
             "of decoding beside cuDNN, else beside a copy"
         )
-    return found
+    return racing
 
 
 def each(
@@ -359,7 +359,7 @@ def in_one(failed: Sequence[tuple[str, FagenError]]) -> FagenError | None:
     if not failed:
         return None
     _, first = failed[0]
-    told = "\n\n".join(dict.fromkeys(str(error) for _, error in failed))
-    joined = first if len(failed) == 1 else type(first)(told)
+    message = "\n\n".join(dict.fromkeys(str(error) for _, error in failed))
+    joined = first if len(failed) == 1 else type(first)(message)
     joined.exit_code, joined.failed = first.exit_code, tuple(failed)
     return joined

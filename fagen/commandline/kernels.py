@@ -46,9 +46,9 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
       fagen check --explain fwd_fp16_d128_full_m128n128_vspace
     """
     plan = registry.plan(schedule)
-    told = plan.explained() if explain else plan.ledger
-    record = {**plan.record(), **({"explanation": told} if explain else {})}
-    answer(as_json, record, [f"{plan.slug} fits", "", told])
+    ledger = plan.explained() if explain else plan.ledger
+    record = {**plan.record(), **({"explanation": ledger} if explain else {})}
+    answer(as_json, record, [f"{plan.slug} fits", "", ledger])
 
 
 @click.command()
@@ -132,13 +132,13 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json:
 
     named = chosen(schedules, every)
     readable = [schedule for schedule in named if not isinstance(schedule, Unread)]
-    made, wrong = each(
+    kernels, wrong = each(
         "building" if len(readable) < 2 else "",  # of several the builder tells its progress itself
         named,
         flow.maker(readable, binding=binding, progress=say),
     )
-    records = [asdict(binary) for _, binary in made]
-    answer(as_json, records, (report.built(*one) for one in made), wrong)
+    records = [asdict(binary) for _, binary in kernels]
+    answer(as_json, records, (report.built(*one) for one in kernels), wrong)
 
 
 @click.command()
@@ -181,10 +181,10 @@ def verify(
 
     def prove(schedule: "Schedule") -> Any:
         flow.need_place(schedule, output)
-        made = make(schedule)
+        kernel = make(schedule)
         if same_code:
-            return flow.renewed(*made, output, progress=keep_saying)
-        return flow.verified(*made, output, progress=say)
+            return flow.renewed(*kernel, output, progress=keep_saying)
+        return flow.verified(*kernel, output, progress=say)
 
     found, wrong = each("verifying", named, prove)
     answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found), wrong)
@@ -232,14 +232,14 @@ def bench(
 
     raced_ones = raced(chosen(schedules, every), every)
     flow.need_gpu()
-    made, wrong = each("building", raced_ones, lambda one: flow.built(one, progress=say))
+    kernels, wrong = each("building", raced_ones, lambda one: flow.built(one, progress=say))
     if wrong:  # a table would be of other kernels than were asked for
         raise wrong
     head_dim = raced_ones[0].values()["head_dim"]
     standard = [standard_sizes(head_dim, seqlen) for seqlen in seqlens]
     beside_fa3 = measure.installed("fa3") if fa3 is None else fa3
     rows = measure.bench(
-        made,
+        kernels,
         [*shapes, *standard] or [standard_sizes(head_dim)],
         peers=["cudnn", "fa2", *["fa3"] * beside_fa3, *["flex"] * flex],
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
@@ -276,5 +276,5 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
         return {"schedule": plan.slug, "runs": runs}
 
     made, wrong = each("simulating", chosen(schedules, every), run)
-    told = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
-    answer(as_json, made, told, wrong)
+    lines = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
+    answer(as_json, made, lines, wrong)

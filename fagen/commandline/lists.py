@@ -79,8 +79,8 @@ def pick(as_json: bool, **call: Any) -> None:
     """
     from fagen.dispatch.pick import pick as picked
 
-    found = picked(**call)
-    answer(as_json, found.record(), [str(found)])
+    choice = picked(**call)
+    answer(as_json, choice.record(), [str(choice)])
 
 
 @click.command("list")
@@ -111,21 +111,21 @@ def list_(
     """
     from fagen.commandline import report
 
-    wanted = {"dtype": dtype, "head_dim": head_dim, "mask": mask}
-    said = {name: str(value) for name, value in wanted.items() if value is not None}
+    options = {"dtype": dtype, "head_dim": head_dim, "mask": mask}
+    words = {name: str(value) for name, value in options.items() if value is not None}
 
     def is_meant(schedule: "Schedule") -> bool:
         columns = schedule.columns()
         return (
             kind in (None, schedule.kind)
-            and all(columns[name] == value for name, value in said.items())
+            and all(columns[name] == value for name, value in words.items())
             and verified in (None, report.is_verified(schedule))
         )
 
-    meant = tuple(filter(is_meant, chosen((), every=True)))
-    listed, wrong = each("looking at", meant, report.listed)
+    schedules = tuple(filter(is_meant, chosen((), every=True)))
+    listed, wrong = each("looking at", schedules, report.listed)
     listed += report.listed_of_users(is_meant)
-    none = ["no schedule is so"] if kind or said or verified is not None else []
+    none = ["no schedule is so"] if kind or words or verified is not None else []
     answer(as_json, listed, report.columns(listed) if listed else none, wrong)
 
 

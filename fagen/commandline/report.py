@@ -15,16 +15,20 @@ from fagen.schedule import Schedule
 from fagen.toml_lines import printable
 
 
-def built(of: Plan, binary: Binary) -> str:
+def built(plan: Plan, binary: Binary) -> str:
     """What the compiler said of a kernel, beside what its Plan allows."""
-    made = ", ".join(f"{name} {version}" for name, version in binary.made_with.items())
+    tools = ", ".join(f"{name} {version}" for name, version in binary.made_with.items())
     lines = [
         f"{binary.slug}",
         f"  {'from the cache; it took' if binary.cached else 'took'} {binary.cpu_seconds:.1f} "
-        f"CPU-seconds with {made}",
+        f"CPU-seconds with {tools}",
         f"  {'':<32}{'compiler':>8}{'plan':>8}",
-        *(f"  {name:<32}{said:>8}{most:>8}" for name, said, most in _rows(of, binary)),
-        *([f"  the model says {of.modelled_registers} registers"] if of.modelled_registers else []),
+        *(f"  {name:<32}{figure:>8}{most:>8}" for name, figure, most in _rows(plan, binary)),
+        *(
+            [f"  the model says {plan.modelled_registers} registers"]
+            if plan.modelled_registers
+            else []
+        ),
         *(
             [f"  machine code {binary.report.machine_note}"]
             if binary.report.machine is None
@@ -36,27 +40,27 @@ def built(of: Plan, binary: Binary) -> str:
     return "\n".join(lines)
 
 
-def _rows(of: Plan, binary: Binary) -> Iterator[tuple[str, int, int]]:
+def _rows(plan: Plan, binary: Binary) -> Iterator[tuple[str, int, int]]:
     """What is measured, the compiler's figure and the Plan's; of several kernels the largest."""
     report, machine = binary.report, binary.report.machine
-    yield "registers per thread at launch", report.registers, of.launch_registers
+    yield "registers per thread at launch", report.registers, plan.launch_registers
     if machine:
         used = (machine.consumer_registers, machine.producer_registers)
-        for roles, figure in zip((of.roles[:-1], of.roles[-1:]), used, strict=True):
+        for roles, figure in zip((plan.roles[:-1], plan.roles[-1:]), used, strict=True):
             if roles and figure is not None:
                 name = roles[0].name if len(roles) == 1 else "consumers"
                 yield f"  of the {name}, in use", figure, max(role.registers for role in roles)
-        if not of.roles:
-            yield "  in use", machine.registers, of.launch_registers
-    yield "spilled bytes per thread", report.spill_store_bytes, of.max_spill_bytes
+        if not plan.roles:
+            yield "  in use", machine.registers, plan.launch_registers
+    yield "spilled bytes per thread", report.spill_store_bytes, plan.max_spill_bytes
 
 
-def proved(of: Evidence) -> str:
+def proved(evidence: Evidence) -> str:
     """What a verification found, in a line per matter."""
-    lines = [f"{of.slug}: {len(of.errors)} shapes on {of.card}, {of.date}"]
-    if of.errors:
-        lines.append(f"  {type(of.errors[0]).told(of.errors)}")
-    return "\n".join([*lines, *(f"  {said}" for said in of.speeds_in_words())])
+    lines = [f"{evidence.slug}: {len(evidence.errors)} shapes on {evidence.card}, {evidence.date}"]
+    if evidence.errors:
+        lines.append(f"  {type(evidence.errors[0]).told(evidence.errors)}")
+    return "\n".join([*lines, *(f"  {speed}" for speed in evidence.speeds_in_words())])
 
 
 def listed(schedule: Schedule) -> dict[str, Any]:
@@ -107,13 +111,13 @@ def _known(schedule: Schedule) -> tuple[str, str, str, bool]:
         return f"unverified since {excuse.date}", "", excuse.reason, False
     if line is None or line.evidence is None:
         return "none", "", "", False
-    found = line.evidence
-    figures = [speed.figure for speed in found.speeds if speed.figure]  # of long runs first
+    known = line.evidence
+    figures = [speed.figure for speed in known.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
     # what today's templates would make of it takes seconds for all: `generate --check` says that
     current = evidence.is_current(line)
-    told = f"{'' if current else 'stale, '}{found.card}, {found.date}"
-    return told, fast, "", current and all(error.ok for error in found.errors)
+    where = f"{'' if current else 'stale, '}{known.card}, {known.date}"
+    return where, fast, "", current and all(error.ok for error in known.errors)
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def search_run(
         searching.need_room(store, page=page, folder=folder, read=spaces, recorded=recorded)
     declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
-        found = list(searching.surveys(declared))
-        answer(as_json, found, (line for one in found for line in searching.surveyed(one)))
+        surveys = list(searching.surveys(declared))
+        answer(as_json, surveys, (line for one in surveys for line in searching.surveyed(one)))
         return
     outcome = searching.search(
         declared,

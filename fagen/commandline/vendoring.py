@@ -74,14 +74,14 @@ def vendor(
     written = vendoring.vendor(asked, output, force=force)
     wrong = FagenError(written.fault) if written.fault else None
     counts = {"new": written.new, "updated": written.updated, "removed": written.removed}
-    told = [f"{what} {path}" for what, paths in counts.items() for path in paths]
-    told += [f"edited {path}, left as it is" for path in written.edited]
+    lines = [f"{what} {path}" for what, paths in counts.items() for path in paths]
+    lines += [f"edited {path}, left as it is" for path in written.edited]
     changed = sum(map(len, counts.values()))
-    told.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
+    lines.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
     if written.unverified:
-        told.append(
+        lines.append(
             f"NEVER VERIFIED: {', '.join(written.unverified)}: it is not on record that exactly "
             "this source ever ran; `fagen verify SLUG` tries it on a Hopper GPU, and so does the "
             "folder's own test"
         )
-    answer(as_json, asdict(written), told, wrong)
+    answer(as_json, asdict(written), lines, wrong)

@@ -196,7 +196,7 @@ def _row(cell: Cell, who: Implementation, regime: Regime, timing: Timing) -> Row
 
 def speeds(rows: Sequence[Row]) -> tuple[Speed, ...]:
     """Per regime, fagen's TFLOP/s and cuDNN's beside it (None where cuDNN refused)."""
-    found = []
+    figures = []
     for row in rows:
         if row.implementation not in OURS:
             continue
@@ -205,7 +205,7 @@ def speeds(rows: Sequence[Row]) -> tuple[Speed, ...]:
             for other in rows
             if other.implementation == YARDSTICK and other.regime == row.regime
         ]
-        found.append(
+        figures.append(
             Speed(
                 regime=row.regime,
                 batch=row.batch,
@@ -217,7 +217,7 @@ def speeds(rows: Sequence[Row]) -> tuple[Speed, ...]:
                 cudnn_tflops=beside[0] if beside else None,
             )
         )
-    return tuple(found)
+    return tuple(figures)
 
 
 def _line(row: Row) -> str:

@@ -205,8 +205,8 @@ class Errors:
     @property
     def share(self) -> float:
         """The larger share of what is allowed; infinite of what is no number."""
-        found = self.error / self.allowed, self.lse_error / self.lse_allowed
-        return max(math.inf if math.isnan(one) else one for one in found)
+        shares = self.error / self.allowed, self.lse_error / self.lse_allowed
+        return max(math.inf if math.isnan(one) else one for one in shares)
 
     def __str__(self) -> str:
         return (
@@ -250,14 +250,14 @@ def errors(
             if family.wide and plan.dtype.narrow:
                 continue
             q, k, v, scale = made(family, one, plan.head_dim, plan.head_dim_v, dtype, device)
-            found, right = kernel(q, k, v, scale), exact(q, k, v, scale)
-            yield _errors(family, one, v, found, right)
+            outputs, right = kernel(q, k, v, scale), exact(q, k, v, scale)
+            yield _errors(family, one, v, outputs, right)
 
 
-def worst(found: Iterable[Errors]) -> list[Errors]:
+def worst(errors: Iterable[Errors]) -> list[Errors]:
     """Return of each size what came nearest to its bound."""
     by_size: dict[Sizes, Errors] = {}
-    for one in found:
+    for one in errors:
         by_size[one.sizes] = max(one, by_size.get(one.sizes, one), key=lambda each: each.share)
     return list(by_size.values())
 

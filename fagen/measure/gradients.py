@@ -63,9 +63,9 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
     how = {"is_causal": causal, "scale": softmax_scale(q.shape[-1])}
     only = {"attn_bias": None, "compute_log_sumexp": True}
     known = {argument.name for argument in forward._schema.arguments}
-    found = forward(query, key, value, **how, **{n: x for n, x in only.items() if n in known})
+    results = forward(query, key, value, **how, **{n: x for n, x in only.items() if n in known})
     # by place: the random state's names differ from backend to backend, and between versions
-    out, lse, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset = found[:8]
+    out, lse, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset = results[:8]
     kept = dict(
         query=query,
         key=key,
@@ -125,8 +125,8 @@ def attended_packed(
     out, lse, state, unused, _ = aten._flash_attention_forward(q, k, v, *how, False, scale=scale)
 
     def back(dout: Tensor) -> Gradients:
-        given = dout, q, k, v, out, lse, *how, state, unused
-        dq, dk, dv = aten._flash_attention_backward(*given, scale=scale)
+        arguments = dout, q, k, v, out, lse, *how, state, unused
+        dq, dk, dv = aten._flash_attention_backward(*arguments, scale=scale)
         return dq, dk, dv
 
     return AttendedPacked(out, lse, back)

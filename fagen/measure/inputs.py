@@ -29,16 +29,16 @@ def inputs(
     sequences S is all of theirs, and B 1.
     """
     problem, sizes = cell.problem, cell.sizes
-    given = DTYPES[problem.dtype]
-    dtype = torch.float16 if given.fp8 else getattr(torch, given.torch)
+    kind = DTYPES[problem.dtype]
+    dtype = torch.float16 if kind.fp8 else getattr(torch, kind.torch)
     generator = torch.Generator(device=device).manual_seed(seed)
 
     batch = 1 if sizes.packed else sizes.batch
     queries, keys = sizes.total_q // batch, sizes.total_k // batch
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:
-        wanted = (batch, seqlen, heads, dim)
-        return torch.randn(wanted, generator=generator, device=device, dtype=dtype)
+        shape = (batch, seqlen, heads, dim)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
     return (
         normal(queries, sizes.heads, problem.head_dim) * sigma,

@@ -58,10 +58,10 @@ def launch_costs(plan: Plan, binary: Binary) -> dict[str, LaunchCost]:
     of it.
     """
     hopper()
-    of = PASSES[Problem.searched(plan.schedule).kind]
-    cell = cell_of(plan, SMALL_DECODING if of.computes else SMALL)
+    pass_ = PASSES[Problem.searched(plan.schedule).kind]
+    cell = cell_of(plan, SMALL_DECODING if pass_.computes else SMALL)
     q, k, v = inputs(cell)
-    make = _backward if of.gradients else _decoding if of.computes else _forward
+    make = _backward if pass_.gradients else _decoding if pass_.computes else _forward
     calls = make(plan, binary, cell, q, k, v)
     # the profiler comes last: what it leaves behind slows launches down
     times = {name: host_microseconds(call) for name, call in calls.items()}
@@ -85,13 +85,13 @@ def _forward(
 ) -> dict[str, Call]:
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
-    given = trial_of(plan).arguments(plan, q, k, v)
+    arguments = trial_of(plan).arguments(plan, q, k, v)
     problem, causal = Problem.of(plan.schedule), is_causal(cell)
     calls = {
-        "torch op": Call(lambda: kernel(*given)[0]),
-        "torch op without lse": Call(lambda: alone(*given)),
+        "torch op": Call(lambda: kernel(*arguments)[0]),
+        "torch op without lse": Call(lambda: alone(*arguments)),
     }
-    tensors, keys = as_called(plan, problem, given)
+    tensors, keys = as_called(plan, problem, arguments)
     if problem.varlen:
         packed = Call(lambda: attention_varlen(*tensors, causal=causal, **keys))
         calls["fagen.attention_varlen"] = packed
@@ -107,11 +107,11 @@ def _decoding(
     used = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
-    given = trial_of(plan).arguments(plan, q, k, v)
+    arguments = trial_of(plan).arguments(plan, q, k, v)
     torchs = _sdpa(q, k, v, enable_gqa=True)
     calls = {
-        "torch op": Call(lambda: kernel(*given, seqused_k=used)[0]),
-        "torch op without lse": Call(lambda: alone(*given, seqused_k=used)),
+        "torch op": Call(lambda: kernel(*arguments, seqused_k=used)[0]),
+        "torch op without lse": Call(lambda: alone(*arguments, seqused_k=used)),
         "fagen.attention_decode": Call(lambda: attention_decode(q, k, v, seqused_k=used)),
         "torch's attention": Call(torchs),
     }
@@ -132,17 +132,17 @@ def _cudnn(attend: Callable[[], Tensor]) -> dict[str, Call]:
 
 
 def as_called(
-    plan: Plan, problem: Problem, given: tuple[Any, ...]
+    plan: Plan, problem: Problem, arguments: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what the op takes as the call over it does: tensors by place, the rest by name."""
     by_place = 5 if problem.varlen else 3
-    rest = zip(plan.signature.arguments[by_place:], given[by_place:], strict=True)
+    rest = zip(plan.signature.arguments[by_place:], arguments[by_place:], strict=True)
     keys = {argument.name: one for argument, one in rest if argument.name != "scale"}
     if problem.v_layout:  # e4m3
         keys["out_dtype"] = dtype_of(problem.out_dtype or "")
         if not problem.varlen:
             keys |= {"v_layout": problem.v_layout, "scale_rows": problem.scale_rows}
-    return given[:by_place], keys
+    return arguments[:by_place], keys
 
 
 def host_microseconds(call: Call) -> float:

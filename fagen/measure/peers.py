@@ -79,33 +79,33 @@ def ours(binary: Binary) -> Implementation:
     quantise V that way instead of row-major.
     """
     kernel = op.load(binary)
-    of = plan_of(binary.slug)
+    plan = plan_of(binary.slug)
 
-    trial = trial_of(of)
+    trial = trial_of(plan)
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        given = trial.arguments(of, q, k, v)
+        arguments = trial.arguments(plan, q, k, v)
         if problem.varlen:
-            return Call(lambda: _unpacked(trial.compared(kernel(*given)), len(q)))
-        return Call(lambda: trial.compared(kernel(*given)))
+            return Call(lambda: _unpacked(trial.compared(kernel(*arguments)), len(q)))
+        return Call(lambda: trial.compared(kernel(*arguments)))
 
-    problem = Problem.of(of.schedule)
+    problem = Problem.of(plan.schedule)
     if problem.v_layout != "columns":
         name = DETERMINISTIC if problem.deterministic else "fagen"
         return Implementation(name, bind, binary.slug)
-    columns, rows = (_quantised_v(of, layout) for layout in ("columns", "rows"))
+    columns, rows = (_quantised_v(plan, layout) for layout in ("columns", "rows"))
     return Implementation(PREARRANGED, bind, binary.slug, charged=columns, credited=rows)
 
 
-def _unpacked(found: Any, batch: int) -> Any:
+def _unpacked(output: Any, batch: int) -> Any:
     """What a call gave of so many sequences of one length that were packed: (B, S, H, D)."""
-    if isinstance(found, tuple):
-        return tuple(_unpacked(one, batch) for one in found)
-    return found.unflatten(0, (batch, -1))
+    if isinstance(output, tuple):
+        return tuple(_unpacked(one, batch) for one in output)
+    return output.unflatten(0, (batch, -1))
 
 
-def _quantised_v(of: Plan, layout: str) -> Bind:
-    values = of.schedule.values()
+def _quantised_v(plan: Plan, layout: str) -> Bind:
+    values = plan.schedule.values()
     keys = {"scales": values["v_scales"]}
     if values["v_scales"] == "block":
         keys["scale_rows"] = values["scale_rows"]
@@ -185,18 +185,20 @@ def _fa2_packed(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 def _fa2_packed_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """Its backward pass, by itself."""
-    forward = _packed_pass(cell, q, k, v, lambda made: made)
-    made = tried(forward, "torch's FLASH_ATTENTION, called without autograd,").once()
+    forward = _packed_pass(cell, q, k, v, lambda result: result)
+    result = tried(forward, "torch's FLASH_ATTENTION, called without autograd,").once()
     dout = output_gradient(q, v)[0]
-    return tried(Call(lambda: made.backward(dout)), "the backward pass of torch's FLASH_ATTENTION")
+    return tried(
+        Call(lambda: result.backward(dout)), "the backward pass of torch's FLASH_ATTENTION"
+    )
 
 
 def _packed_pass(
-    cell: Cell, q: Tensor, k: Tensor, v: Tensor, wanted: Callable[[AttendedPacked], Any]
+    cell: Cell, q: Tensor, k: Tensor, v: Tensor, output: Callable[[AttendedPacked], Any]
 ) -> Call:
     query, key, value = (tensor[0] for tensor in (q, k, v))
     lengths, causal = packed_lengths(cell.sizes, q.device), is_causal(cell)
-    return Call(lambda: wanted(attended_packed(query, key, value, lengths, causal=causal)))
+    return Call(lambda: output(attended_packed(query, key, value, lengths, causal=causal)))
 
 
 def _efficient(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -288,7 +290,7 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     if ragged_causal(cell):
         raise DeviceError("its causal mask is aligned to the top left")
     cudnn = importlib.import_module("cudnn")
-    made = [rounded(x, "tensor") for x in (q, k, v)]
+    quantised = [rounded(x, "tensor") for x in (q, k, v)]
     e4m3, fp32 = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
     graph = cudnn.pygraph(io_data_type=e4m3, intermediate_data_type=fp32, compute_data_type=fp32)
 
@@ -298,10 +300,10 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     # P lies in [0, 1]: this takes it to the top of e4m3's range, as fagen's p_offset does
     p_scale = torch.full((1, 1, 1, 1), 256.0, device=q.device)
     one = torch.ones(1, 1, 1, 1, device=q.device)
-    inputs = {name: x.values.transpose(1, 2) for name, x in zip("qkv", made, strict=True)}
+    inputs = {name: x.values.transpose(1, 2) for name, x in zip("qkv", quantised, strict=True)}
     factors = {
         f"descale_{name}": x.descale[0, 0].view(1, 1, 1, 1).contiguous()
-        for name, x in zip("qkv", made, strict=True)
+        for name, x in zip("qkv", quantised, strict=True)
     }
     # the output has V's size: its scale is V's
     factors |= {"descale_s": 1 / p_scale, "scale_s": p_scale, "scale_o": 1 / factors["descale_v"]}
@@ -364,17 +366,17 @@ def tried(call: Call, who: str, name: str = "") -> Call:
         try:
             call.once()
         except Exception as error:  # each implementation refuses in its own class
-            said = [str(warning.message) for warning in caught] + [str(error)]
-            raise DeviceError(f"{who} refuses: {reason(said, name)}") from error
+            messages = [str(warning.message) for warning in caught] + [str(error)]
+            raise DeviceError(f"{who} refuses: {reason(messages, name)}") from error
     return call
 
 
-def reason(said: Sequence[str], name: str) -> str:
+def reason(messages: Sequence[str], name: str) -> str:
     """What torch says against one backend: the line below its heading, else the first line.
 
     It goes through all backends, each under "<name> attention kernel not used because:".
     """
-    lines = [" ".join(re.sub(r"\(Triggered internally.*", "", line).split()) for line in said]
+    lines = [" ".join(re.sub(r"\(Triggered internally.*", "", line).split()) for line in messages]
     heading = f"{name} attention kernel not used"
     for line, below in pairwise(lines):
         if name and line.lower().startswith(heading):

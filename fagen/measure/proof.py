@@ -93,16 +93,16 @@ def judged(
 
     Raises VerificationError after the last of them if any broke the rule: is not `ok`.
     """
-    found = []
+    records = []
     for error in errors:
-        found.append(error)
+        records.append(error)
         if progress:
             progress(line(error))
-    if wrong := [line(error) for error in found if not error.ok]:
+    if wrong := [line(error) for error in records if not error.ok]:
         raise VerificationError(
-            "\n".join([f"{plan.slug}: {len(wrong)} of {len(found)} {of} are wrong", *wrong])
+            "\n".join([f"{plan.slug}: {len(wrong)} of {len(records)} {of} are wrong", *wrong])
         )
-    return tuple(found)
+    return tuple(records)
 
 
 def trial_of(plan: Plan) -> Trial:
@@ -131,7 +131,7 @@ def verify(
     code = machine_code(binary)  # before the GPU works in vain
     proof: Proof = load_named(kind(plan.kind).proof)
     speeds: Any = kind(plan.kind).speeds  # whichever record: it names its peer
-    found = Evidence(
+    record = Evidence(
         slug=binary.slug,
         **vars(binary.hashes),
         machine_code=code,
@@ -146,8 +146,8 @@ def verify(
         errors=proof.errors(plan, binary, progress),
         speeds=proof.speeds(plan, binary, progress),
     )
-    evidence.write(found, folder)
-    return found
+    evidence.write(record, folder)
+    return record
 
 
 def machine_code(binary: Binary) -> str:

@@ -48,8 +48,8 @@ def cache_bytes(problem: Problem, sizes: Sizes) -> int:
 
 def buffers_for(problem: Problem, sizes: Sizes) -> int:
     """Return how many K and V there have to be, so that none is left in the L2 cache."""
-    wanted = -(-ROTATED_BYTES // max(1, cache_bytes(problem, sizes)))
-    return min(max(LEAST_BUFFERS, wanted), MOST_BUFFERS)
+    buffers = -(-ROTATED_BYTES // max(1, cache_bytes(problem, sizes)))
+    return min(max(LEAST_BUFFERS, buffers), MOST_BUFFERS)
 
 
 def rotated(
@@ -80,15 +80,15 @@ def rotated(
     out = torch.empty(*rows, problem.head_dim_v, device="cuda", dtype=dtype)
     scale = softmax_scale(problem.head_dim)
     calls = {}
-    for slug, (of, library) in kernels.items():
-        given = {"q": q, "scale": scale, "out": out, **more.get(slug, {})}
+    for slug, (plan, library) in kernels.items():
+        arguments = {"q": q, "scale": scale, "out": out, **more.get(slug, {})}
         # as an allocator does, which peers call and fagen's ops: calls in turn take the same memory
-        workspace = workspace_for(of, library, k=pairs[0][0], v=pairs[0][1], **given)
-        bound = (bind(of, library, workspace=workspace, k=k, v=v, **given) for k, v in pairs)
+        workspace = workspace_for(plan, library, k=pairs[0][0], v=pairs[0][1], **arguments)
+        bound = (bind(plan, library, workspace=workspace, k=k, v=v, **arguments) for k, v in pairs)
         calls[slug] = _rotating(bound, eager)
     for name, backend in peers.items():
-        if made := _peer(backend, q, pairs, eager):
-            calls[name] = made
+        if call := _peer(backend, q, pairs, eager):
+            calls[name] = call
     times = time_calls(calls, regime)
     return Rotated(
         {name: timing.seconds / buffers * 1e6 for name, timing in times.items()},
@@ -130,8 +130,8 @@ def _peer(
 
     try:
         calls = (partial(attend, k, v) for k, v in pairs)
-        made = _rotating(calls, eager, partial(sdpa_kernel, backend))
-        made.once()  # a refusal comes here
+        call = _rotating(calls, eager, partial(sdpa_kernel, backend))
+        call.once()  # a refusal comes here
     except RuntimeError:
         return None
-    return made
+    return call

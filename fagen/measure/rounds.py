@@ -66,14 +66,14 @@ class Lap:
 
 def cards() -> tuple[Card | None, ...]:
     """Every CUDA device, in order; None for one that is no Hopper GPU."""
-    found: list[Card | None] = []
+    hoppers: list[Card | None] = []
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):
             try:
-                found.append(hopper())
+                hoppers.append(hopper())
             except DeviceError:
-                found.append(None)
-    return tuple(found)
+                hoppers.append(None)
+    return tuple(hoppers)
 
 
 def use_card(index: int) -> Card:
@@ -95,23 +95,23 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
 
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
-    of = plan_of(kernel.slug)
-    trial = trial_of(of)
-    for number, sizes in enumerate(trial.quick(of, cell.sizes) if trial.quick else QUICK):
+    plan = plan_of(kernel.slug)
+    trial = trial_of(plan)
+    for number, sizes in enumerate(trial.quick(plan, cell.sizes) if trial.quick else QUICK):
         small = Cell(cell.problem, sizes)
-        error = trial.error(of, kernel.library, small, *inputs(small, seed=number))
+        error = trial.error(plan, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(f"{error.said} at {sizes}")
     if trial.rotates:
         return
-    given = _taken(cell, of, *_inputs(cell))
-    outputs = trial.outputs(of, given)
-    trial.launch(of, kernel.library, given, outputs)()
+    arguments = _taken(cell, plan, *_inputs(cell))
+    outputs = trial.outputs(plan, arguments)
+    trial.launch(plan, kernel.library, arguments, outputs)()
     if (expected := _expected(cell)) is None:
         return
     every = slice(None)
-    found = compared(trial.compared(outputs), every)
-    for ours, theirs in zip(found, compared(expected, every), strict=True):
+    output = compared(trial.compared(outputs), every)
+    for ours, theirs in zip(output, compared(expected, every), strict=True):
         worst, allowed = disagreement(cell, ours, theirs)
         if not worst <= allowed:
             raise VerificationError(f"differs from torch by {worst:.2e} at {cell.sizes}")
@@ -131,17 +131,18 @@ def side_by_side(
     """
     rotates = trial_of(plan_of(anchor.slug)).rotates
     turns = _turns(_unmasked(cell)) if rotates else (_inputs(cell),)
-    made: dict[Hashable, tuple[list[tuple[Any, ...]], tuple[Tensor, ...]]] = {}  # shared by alikes
+    # of kernels that are alike
+    shared: dict[Hashable, tuple[list[tuple[Any, ...]], tuple[Tensor, ...]]] = {}
 
     def call(kernel: Kernel) -> Call:
-        of = plan_of(kernel.slug)
-        trial = trial_of(of)
-        like = of.kind, trial.alike(of)
-        if like not in made:
-            given = [_taken(cell, of, *one) for one in turns]
-            made[like] = given, trial.outputs(of, given[0])
-        given, outputs = made[like]
-        launches = [trial.launch(of, kernel.library, one, outputs) for one in given]
+        plan = plan_of(kernel.slug)
+        trial = trial_of(plan)
+        like = plan.kind, trial.alike(plan)
+        if like not in shared:
+            arguments = [_taken(cell, plan, *one) for one in turns]
+            shared[like] = arguments, trial.outputs(plan, arguments[0])
+        arguments, outputs = shared[like]
+        launches = [trial.launch(plan, kernel.library, one, outputs) for one in arguments]
 
         def run() -> Tensor:
             for launch in launches:
@@ -198,10 +199,10 @@ def _one_round(
     return laps
 
 
-def _taken(cell: Cell, of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def _taken(cell: Cell, plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What a kernel's op takes of a cell's tensors, in its order."""
     sizes = (cell.sizes,) if cell.sizes.packed else ()
-    return trial_of(of).arguments(of, q, k, v, *sizes)
+    return trial_of(plan).arguments(plan, q, k, v, *sizes)
 
 
 @lru_cache(maxsize=12)

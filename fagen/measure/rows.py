@@ -131,7 +131,7 @@ def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     if not rows:
         return "nothing was measured\n"
     passes = [[row for row in rows if row.pass_ == one] for one in PASSES]
-    parts = ((problems(of, over=over), geomeans(of, over=over)) for of in passes if of)
+    parts = ((problems(some, over=over), geomeans(some, over=over)) for some in passes if some)
     return "\n".join(filter(None, (part for both in parts for part in both)))
 
 
@@ -221,11 +221,11 @@ def means(
     ]
     body = []
     for names, rows in groups.items():
-        found = [ratios(rows, regime, over=over, of=of).values() for regime in regimes]
+        quotients = [ratios(rows, regime, over=over, of=of).values() for regime in regimes]
         figures = []
-        for values in found:
+        for values in quotients:
             figures += [f"{geomean(values):.3f}", f"{min(values):.2f}"] if values else ["–", "–"]
-        if cells := max(map(len, found), default=0):
+        if cells := max(map(len, quotients), default=0):
             body.append([*names, str(cells), *figures])
     if not body:
         return ""

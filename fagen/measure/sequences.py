@@ -66,9 +66,9 @@ class Case:
 
     def __str__(self) -> str:
         queries, keys = (sum(one) for one in zip(*self.lengths, strict=True))
-        said = f"{len(self.lengths)} sequences of {queries} queries and {keys} keys"
+        text = f"{len(self.lengths)} sequences of {queries} queries and {keys} keys"
         heads = f"{self.heads}/{self.kv_heads}"
-        return f"{said} H={heads}{' used' * self.used}{' beside NaN' * self.poisoned}"
+        return f"{text} H={heads}{' used' * self.used}{' beside NaN' * self.poisoned}"
 
 
 def verification_cases(plan: Tiled) -> tuple[Case, ...]:
@@ -174,11 +174,11 @@ def noise(
     """
     rows = at[-1] + case.gap
     dtype = torch.float32 if plan.dtype.fp8 else getattr(torch, plan.dtype.torch)
-    made = torch.randn((rows, *shape), generator=dice, device=dice.device, dtype=dtype)
+    numbers = torch.randn((rows, *shape), generator=dice, device=dice.device, dtype=dtype)
     mine = torch.zeros(rows, dtype=torch.bool)
     for one in case.judged:
         mine[at[one] : at[one] + counts[one]] = True
-    return made.masked_fill_(~mine.to(dice.device).view(-1, *[1] * len(shape)), torch.nan)
+    return numbers.masked_fill_(~mine.to(dice.device).view(-1, *[1] * len(shape)), torch.nan)
 
 
 def empty_around(x: Tensor, at: Sequence[int], value: float = 0.0) -> bool:

@@ -109,12 +109,12 @@ def orders(names: Sequence[str], rounds: int, seed: int) -> list[list[str]]:
     chance alone gave the same order three times.)
     """
     dice = random.Random(seed)
-    found: list[list[str]] = []
-    while len(found) < rounds:
+    sequences: list[list[str]] = []
+    while len(sequences) < rounds:
         order = dice.sample(names, len(names))
-        if not found or len(names) < 2 or _neighbours(order) != _neighbours(found[-1]):
-            found.append(order)
-    return found
+        if not sequences or len(names) < 2 or _neighbours(order) != _neighbours(sequences[-1]):
+            sequences.append(order)
+    return sequences
 
 
 def _neighbours(order: Sequence[str]) -> set[tuple[str, str]]:

@@ -75,11 +75,11 @@ class Chooser:
     @property
     def correlation(self) -> float | None:
         """Rank correlation of prediction and measurement; None where too little is known."""
-        pairs = [(self._logs[keys], found) for keys, found in self._timed()]
+        pairs = [(self._logs[keys], seconds) for keys, seconds in self._timed()]
         return spearman(pairs) if len(pairs) >= ENOUGH else None
 
     def _timed(self) -> list[tuple[Cell, float]]:
-        return [(keys, found) for keys, found in self._found.items() if found is not None]
+        return [(keys, seconds) for keys, seconds in self._found.items() if seconds is not None]
 
     def _give(self, keys: Cell) -> None:
         self._given.add(keys)
@@ -91,9 +91,9 @@ class Chooser:
 
     def keys(self, schedule: Schedule) -> Cell:
         """A schedule's keys as its point has them: None where the space leaves a key out."""
-        values, said = schedule.values(), schedule.settings()
+        values, settings = schedule.values(), schedule.settings()
         return tuple(
-            None if name in self.survey.left_out and name not in said else values[name]
+            None if name in self.survey.left_out and name not in settings else values[name]
             for name in self.survey.names
         )
 
@@ -127,9 +127,9 @@ class Chooser:
         if not timed:
             return groups
         # measured times are relative to something: only how they differ from each other counts
-        level = sum(found - self._logs[keys] for keys, found in timed) / len(timed)
-        rest = {keys: found - self._logs[keys] - level for keys, found in timed}
-        rest |= {keys: SPOILT for keys, found in self._found.items() if found is None}
+        level = sum(seconds - self._logs[keys] for keys, seconds in timed) / len(timed)
+        rest = {keys: seconds - self._logs[keys] - level for keys, seconds in timed}
+        rest |= {keys: SPOILT for keys, seconds in self._found.items() if seconds is None}
         parts = {keys: self._parts(keys) for keys in rest}
         for _ in range(_SWEEPS):
             for at, group in enumerate(groups):

@@ -43,17 +43,17 @@ class ClusterExecutor:
 
     def _card(self) -> tuple[str, str]:
         """The GPUs' name and driver.  Raises FagenError where they are not all of one kind."""
-        found: dict[str, tuple[str, str]] = self._client.run(
+        cards: dict[str, tuple[str, str]] = self._client.run(
             self.work.card, 0, workers=self._having("GPU")
         )
-        kinds = sorted(set(found.values()))
+        kinds = sorted(set(cards.values()))
         if len(kinds) > 1:
             raise FagenError(f"GPUs of several kinds, search one at a time: {kinds}")
         return kinds[0]
 
     def _workers(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return found
+        workers: dict[str, dict[str, Any]] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return workers
 
     def _having(self, resource: str) -> list[str]:
         return [name for name, about in self._workers().items() if about["resources"].get(resource)]

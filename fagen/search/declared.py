@@ -89,14 +89,14 @@ class Declared:
     def targets(self) -> tuple[Problem, ...]:
         """What is to be computed fast: every combination of the keys that say it."""
         names = space_of(self.kind).problem_keys
-        found = []
+        problems = []
         for combination in product(*(self.values.get(key, (None,)) for key in names)):
             keys = dict(zip(names, combination, strict=True))
             for key in names:
                 if keys[key] is None:
                     keys[key] = keys_of(self.kind).default(key, keys)
-            found.append(Problem(**keys, kind=self.kind))
-        return tuple(found)
+            problems.append(Problem(**keys, kind=self.kind))
+        return tuple(problems)
 
     def sizes(self, target: Problem) -> tuple[Sizes, ...]:
         """The sizes at which a target is timed."""
@@ -120,8 +120,8 @@ def space_like(slug: str) -> Declared:
     values = {key: (value,) for key, value in schedule.values().items()}
     if unsearched := _unsearched(values, space_of(schedule.kind), schedule.keys):
         like = schedule.but(**{key: None for (_, key), _ in unsearched})
-        told = "; ".join(f"{'.'.join(path)} {said}" for path, said in unsearched)
-        raise ScheduleError(f"{slug}: {told}: `fagen search {like.slug}`")
+        reasons = "; ".join(f"{'.'.join(path)} {fault}" for path, fault in unsearched)
+        raise ScheduleError(f"{slug}: {reasons}: `fagen search {like.slug}`")
     without = {"out_dtype"} & schedule.keys.sections.keys()  # which has no part in the speed
     tried = {*space_of(schedule.kind).defaults, *without}
     tables: dict[str, list[str]] = {}
@@ -150,42 +150,42 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     kind = registry.named(tables, origin)
     space, keys = space_of(kind), keys_of(kind)
     own = {name: tables.pop(name) for name in _File.model_fields if name in tables}
-    found = list(missing_sizes(own.get("shapes"), space.shape_keys))
+    broken = list(missing_sizes(own.get("shapes"), space.shape_keys))
     if space.shapes:
         own.setdefault("shapes", [dict(shape) for shape in space.shapes])
     kind_of_file = _PackedFile if _packed(tables, space, keys) else _File
     file: _File | _PackedFile
     try:
         file = kind_of_file.model_validate(own)
-        found += packed_faults([one for one in file.shapes if isinstance(one, PackedShape)])
+        broken += packed_faults([one for one in file.shapes if isinstance(one, PackedShape)])
     except ValidationError as invalid:
         file = kind_of_file()
-        found += _own_faults(invalid, PackedShape if kind_of_file is _PackedFile else Shape)
+        broken += _own_faults(invalid, PackedShape if kind_of_file is _PackedFile else Shape)
     values = dict(space.defaults)
     for section, table in tables.items():
         if section not in keys.tables:
-            found.append(((section,), _unknown_table(section, keys) if len(found) < MOST else ""))
+            broken.append(((section,), _unknown_table(section, keys) if len(broken) < MOST else ""))
         elif not isinstance(table, dict):
-            found += _faults(section, table, keys)
+            broken += _faults(section, table, keys)
         else:
-            for key, said in table.items():
-                if key not in keys.tables[section].model_fields and len(found) >= MOST:
-                    found.append(((section, key), ""))
+            for key, value in table.items():
+                if key not in keys.tables[section].model_fields and len(broken) >= MOST:
+                    broken.append(((section, key), ""))
                     continue
-                values[key], wrong = _tried(section, key, said, space, keys)
-                found += wrong
-    found += _unsearched(values, space, keys)
+                values[key], wrong = _tried(section, key, value, space, keys)
+                broken += wrong
+    broken += _unsearched(values, space, keys)
     if len({*values.get("lengths", ())} & {*LENGTHS}) > 1:
-        said = "names both: their shapes are others, so make two spaces of it"
-        found.append(((keys.sections["lengths"], "lengths"), said))
+        why = "names both: their shapes are others, so make two spaces of it"
+        broken.append(((keys.sections["lengths"], "lengths"), why))
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
-        found.append(((keys.sections[key], key), "is missing: a value or a list"))
-    if found:
-        raise refusal(found, origin)
+        broken.append(((keys.sections[key], key), "is missing: a value or a list"))
+    if broken:
+        raise refusal(broken, origin)
     declared = Declared(origin.where, text, kind, values, tuple(file.shapes), file.search)
     _refuse_too_many(declared, origin)
-    if found := [*_head_faults(declared), *_anchor_faults(declared)]:
-        raise refusal(found, origin)
+    if broken := [*_head_faults(declared), *_anchor_faults(declared)]:
+        raise refusal(broken, origin)
     return declared
 
 
@@ -196,21 +196,21 @@ def _unknown_table(section: str, keys: Keys) -> str:
 
 
 def _tried(
-    section: str, key: str, said: Any, space: Space, keys: Keys
+    section: str, key: str, entry: Any, space: Space, keys: Keys
 ) -> tuple[tuple[Any, ...], list[Fault]]:
     """Return the values of a key, or what is wrong with the first of them that is wrong."""
-    meant, found = listed((section, key), said, MAX_POINTS)
-    if found:
-        return (), found
+    values, broken = listed((section, key), entry, MAX_POINTS)
+    if broken:
+        return (), broken
     beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
 
     def judged(value: Any) -> list[Fault]:
         return list(_faults(section, {**beside, key: value}, keys))
 
-    if isinstance(meant, range) and (found := judged(meant[0]) or judged(meant[-1])):
-        return (), found  # limits are at the ends: what is between is not looked at
+    if isinstance(values, range) and (broken := judged(values[0]) or judged(values[-1])):
+        return (), broken  # limits are at the ends: what is between is not looked at
     wrong: list[list[Fault]] = []
-    for value in _distinct(meant):
+    for value in _distinct(values):
         if faults := judged(value):
             wrong.append(faults)
         if len(wrong) > MOST:
@@ -218,10 +218,10 @@ def _tried(
     if wrong:
         many = f"{len(wrong)}" if len(wrong) <= MOST else f"more than {MOST}"
         return (), wrong[0] if len(wrong) == 1 else [
-            (path, f"{said} ({many} of its {len(meant):,} values are refused)")
-            for path, said in wrong[0]
+            (path, f"{why} ({many} of its {len(values):,} values are refused)")
+            for path, why in wrong[0]
         ]
-    return tuple(dict.fromkeys(meant)), []
+    return tuple(dict.fromkeys(values)), []
 
 
 def _distinct(values: Iterable[Any]) -> Iterator[Any]:
@@ -238,14 +238,14 @@ def _unsearched(
     values: Mapping[str, tuple[Any, ...]], space: Space, keys: Keys
 ) -> list[tuple[tuple[str, str], str]]:
     """Say which keys ask for another computation than any that a search can tell from others."""
-    found = []
+    broken = []
     for field in fields(Problem):
         name, only = field.name, field.default
         if name in keys.sections and name not in space.problem_keys and only is not None:
             others = [value for value in values.get(name, ()) if value != only]
-            said = f"is not searched yet, {shown(only)} is: leave it out"
-            found += [((keys.sections[name], name), f"= {shown(v)} {said}") for v in others]
-    return found
+            why = f"is not searched yet, {shown(only)} is: leave it out"
+            broken += [((keys.sections[name], name), f"= {shown(v)} {why}") for v in others]
+    return broken
 
 
 def _faults(section: str, table: Any, keys: Keys) -> Iterator[Fault]:
@@ -267,8 +267,8 @@ def _packed(tables: Mapping[str, Any], space: Space, keys: Keys) -> bool:
     if "lengths" not in space.problem_keys:
         return False
     table = tables.get(keys.sections["lengths"])
-    said = table.get("lengths") if isinstance(table, dict) else None
-    return said in (LENGTHS[1], [LENGTHS[1]])
+    lengths = table.get("lengths") if isinstance(table, dict) else None
+    return lengths in (LENGTHS[1], [LENGTHS[1]])
 
 
 def _own_faults(invalid: ValidationError, shape: type[Shape | PackedShape]) -> Iterator[Fault]:
@@ -281,7 +281,7 @@ def _judged(errors: Sequence[Any], shape: type[Shape | PackedShape]) -> Iterator
     for error in errors:
         kind, (table, *steps) = error["type"], map(str, error["loc"])
         path = (table, *(step for step in steps if step not in (LISTED, DRAWN)))
-        said = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+        message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
         if kind == "extra_forbidden":
             known: Any = (shape if table == "shapes" else Effort).model_fields
             if table == "shapes" and shape is Shape and path[-1] in PackedShape.model_fields:
@@ -293,7 +293,7 @@ def _judged(errors: Sequence[Any], shape: type[Shape | PackedShape]) -> Iterator
         elif kind == "missing":
             yield path, "is missing"
         else:
-            yield path, f"= {shown(error['input'])}: {said}"
+            yield path, f"= {shown(error['input'])}: {message}"
 
 
 def _refuse_too_many(declared: Declared, origin: Origin) -> None:
@@ -304,11 +304,11 @@ def _refuse_too_many(declared: Declared, origin: Origin) -> None:
         return
     product = " × ".join(f"{count:,} of {key}" for key, count in several.items())
     if points > MAX_POINTS:
-        said = f"{points:,} points ({product}), {MAX_POINTS:,} at most"
+        message = f"{points:,} points ({product}), {MAX_POINTS:,} at most"
     else:
-        said = f"{points:,} points ({product}) at {shapes:,} shapes, {MAX_TIMES:,} times at most"
+        message = f"{points:,} points ({product}) at {shapes:,} shapes, {MAX_TIMES:,} times at most"
     raise ScheduleError(
-        f"{printable(origin.where)}: {said}; say fewer values, or make several spaces of it"
+        f"{printable(origin.where)}: {message}; say fewer values, or make several spaces of it"
     )
 
 
@@ -320,10 +320,10 @@ def _head_faults(declared: Declared) -> Iterator[Fault]:
             heads, kv_heads = heads_of(shape, head_dim)
             if heads % kv_heads:
                 near = _divisor(heads, kv_heads)
-                given = "" if shape.heads else f", which goes with head_dim = {head_dim}"
+                source = "" if shape.heads else f", which goes with head_dim = {head_dim}"
                 yield (
                     ("shapes", str(number), "kv_heads"),
-                    f"= {kv_heads} does not divide heads = {heads}{given}: "
+                    f"= {kv_heads} does not divide heads = {heads}{source}: "
                     f"the nearest that does is {near}",
                 )
                 break

@@ -47,18 +47,18 @@ def parse_spaces(text: str, where: str) -> tuple[Declared, ...]:
         raise ScheduleError(
             f"{printable(where)}: {len(listed)} spaces; a file has 1 to {MAX_SPACES}"
         )
-    found = tuple(
+    spaces = tuple(
         declared_by(one, _within(origin, number), text) for number, one in enumerate(listed)
     )
-    points = sum(space.points for space in found)
-    times = sum(space.points * len(space.shapes) for space in found)
+    points = sum(space.points for space in spaces)
+    times = sum(space.points * len(space.shapes) for space in spaces)
     if points > MAX_POINTS or times > MANY_TIMES:
         raise ScheduleError(
-            f"{printable(where)}: {points:,} points in {len(found)} spaces, {times:,} times with "
+            f"{printable(where)}: {points:,} points in {len(spaces)} spaces, {times:,} times with "
             f"their shapes; {MAX_POINTS:,} and {MANY_TIMES:,} at most: make several files of it"
         )
-    refuse_twice(found)
-    return found
+    refuse_twice(spaces)
+    return spaces
 
 
 def refuse_twice(spaces: Sequence[Declared]) -> None:

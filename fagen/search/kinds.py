@@ -70,5 +70,5 @@ def space_of(kind: str) -> Space:
         raise ScheduleError(
             f"schedules of the kind {kind} are not searched; those of {searched} are"
         )
-    found: Space = load_named(name)
-    return found
+    space: Space = load_named(name)
+    return space

@@ -91,13 +91,13 @@ def read_recording(path: Path) -> Weights:
         return {}
     text = read_text(path, SPACE, MAX_BYTES)
     spaces = parse_spaces(text, str(path)) if text.strip() else ()
-    said = map(str.strip, comments(text))
-    if mine := [comment for comment in said if comment not in _COMMENTS]:
+    remarks = map(str.strip, comments(text))
+    if mine := [comment for comment in remarks if comment not in _COMMENTS]:
         raise ScheduleError(
             f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; take "
             "them out, or name another file"
         )
-    found: Weights = {}
+    weights: Weights = {}
     for space in spaces:
         targets = space.targets()
         sizes: dict[Sizes, float] = {}
@@ -108,14 +108,14 @@ def read_recording(path: Path) -> Weights:
                 lengths, at = at.sequences, PackedTotals.of(at)
                 more |= lengths != at.sequences  # which no call's host knows
             sizes[at] = _sum(sizes.get(at, 0.0), shape.weight)
-        found[_problem(space)] = sizes
+        weights[_problem(space)] = sizes
         if more or not _says_the_same(space, text_of({_problem(space): sizes})):
             raise ScheduleError(
                 f"{printable(str(path))}: the space of {targets[0].name} says more than "
                 "a recording does, whose calls cannot be added to it: name another file, or leave "
                 "out all but the problem and shapes"
             )
-    return found
+    return weights
 
 
 def _says_the_same(space: Declared, text: str) -> bool:
@@ -130,8 +130,8 @@ def _problem(space: Declared) -> Problem:
     if DTYPES[target.dtype].fp8:
         layout = space.values.get("v_layout", ("",))[0]
         rows = space.values.get("scale_rows", (0,))[0]
-    of = target.dtype, target.head_dim, target.head_dim_v, target.mask
-    return Problem(*of, None, layout, rows, space.kind, lengths=target.lengths)
+    keys = target.dtype, target.head_dim, target.head_dim_v, target.mask
+    return Problem(*keys, None, layout, rows, space.kind, lengths=target.lengths)
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -155,14 +155,14 @@ def _add(
     found = read_recording(path)
     dropped = Counter(left_out)
     for problem, sizes in calls.items():
-        of = found.setdefault(problem, {})
+        known = found.setdefault(problem, {})
         for size, count in sizes.items():
             if max(vars(size).values()) > MAX_SIZE:
                 dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
             elif size.packed and size.batch > MAX_SEQUENCES:
                 dropped[f"of more than {MAX_SEQUENCES:,} sequences, the most searched"] += count
             else:
-                of[size] = _sum(of.get(size, 0.0), count)
+                known[size] = _sum(known.get(size, 0.0), count)
     kept: Weights = {}
     for problem in sorted(
         (one for one in found if found[one]), key=lambda one: -_sum(*found[one].values())
@@ -179,10 +179,10 @@ def _add(
         text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
         parse_spaces(text, str(path))  # no file is left that cannot be read back
         outputs.write(path, text, outputs.anything, WHAT)
-    said = [f"not recorded: {count:,} calls {why}" for why, count in dropped.items()]
+    messages = [f"not recorded: {count:,} calls {why}" for why, count in dropped.items()]
     if not calls:
-        said += ["no call of fagen.attention or its like was recorded; nothing is written"]
-    return said
+        messages += ["no call of fagen.attention or its like was recorded; nothing is written"]
+    return messages
 
 
 def _fewer(weights: dict[Sizes, float], most: int) -> dict[Sizes, float]:
@@ -227,20 +227,20 @@ def text_of(weights: Weights) -> str:
 
 
 def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Iterator[str]:
-    said: dict[str, Any] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
+    keys: dict[str, Any] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
     if problem.head_dim_v != problem.head_dim:
-        said["head_dim_v"] = problem.head_dim_v
-    said["mask"] = problem.mask
+        keys["head_dim_v"] = problem.head_dim_v
+    keys["mask"] = problem.mask
     if problem.varlen:
-        said["lengths"] = problem.lengths
+        keys["lengths"] = problem.lengths
     if problem.v_layout:
-        said["v_layout"] = problem.v_layout
+        keys["v_layout"] = problem.v_layout
     if problem.scale_rows:
-        said |= {"scales": "block", "scale_rows": problem.scale_rows}
+        keys |= {"scales": "block", "scale_rows": problem.scale_rows}
     sections = kind(problem.kind).schedule.keys.sections
-    for section in dict.fromkeys(sections[key] for key in said):
+    for section in dict.fromkeys(sections[key] for key in keys):
         yield from ("", f"[{prefix}{section}]")
-        yield from (f"{key} = {shown(said[key])}" for key in said if sections[key] == section)
+        yield from (f"{key} = {shown(keys[key])}" for key in keys if sections[key] == section)
     always = space_of(problem.kind).shape_keys
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes
@@ -262,8 +262,8 @@ def _dense(sizes: Sizes, always: Sequence[str]) -> Iterator[str]:
 
 def _packed(sizes: PackedTotals) -> Iterator[str]:
     sides = ("", sizes.tokens_q, sizes.seqlen_q), ("_k", sizes.tokens_k, sizes.seqlen_k)
-    for of, tokens, longest in sides[: 2 - sizes.square]:
-        yield f"tokens{of} = {tokens}"
+    for side, tokens, longest in sides[: 2 - sizes.square]:
+        yield f"tokens{side} = {tokens}"
         if longest > -(-tokens // sizes.batch):  # than it is where they are even
-            yield f"longest{of} = {longest}"
+            yield f"longest{side} = {longest}"
     yield f"batch = {sizes.batch}"

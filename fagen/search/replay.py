@@ -32,7 +32,7 @@ class Recording:
 
     def slugs(self, target: str) -> set[str]:
         """The kernels of a target that were compiled, and timed if they were good."""
-        timed = {slug for slug, of in self.times if of == target}
+        timed = {slug for slug, other in self.times if other == target}
         return {
             slug
             for slug, made in self.compiled.items()
@@ -54,8 +54,8 @@ def recording(path: str) -> Recording:
         times: dict[tuple[str, str], dict[str, list[Time]]] = {}
         for _, row in store.timed():
             if (row.card, row.driver) == card:
-                of = times.setdefault((row.time.slug, row.target), {})
-                of.setdefault(str(row.time.size), []).append(row.time)
+                by_size = times.setdefault((row.time.slug, row.target), {})
+                by_size.setdefault(str(row.time.size), []).append(row.time)
         wrong = {row.slug: row.said for _, row in store.wrong()}
     compiler = next((made.compiler for made in compiled.values()), "")
     return Recording(card, compiler, compiled, targets, times, wrong)
@@ -66,15 +66,15 @@ def work(path: Path | str, pace: float = 0.0) -> Work:
 
     It takes `pace` seconds for each kernel that is compiled, and for each in a round.
     """
-    told = str(Path(path).absolute())
+    place = str(Path(path).absolute())
     return Work(
-        compile=partial(_compile, told, pace),
-        send=partial(_compile, told, pace),
-        time=partial(_time, told, pace),
-        source_hash=partial(_source_hash, told),
-        compiler=partial(_compiler, told),
+        compile=partial(_compile, place, pace),
+        send=partial(_compile, place, pace),
+        time=partial(_time, place, pace),
+        source_hash=partial(_source_hash, place),
+        compiler=partial(_compiler, place),
         cards=_cards,
-        card=partial(_card, told),
+        card=partial(_card, place),
     )
 
 

@@ -85,14 +85,14 @@ class Result:
 
         Of brief runs, which all of them have had.
         """
-        found, weights = [], self.marks.weights
+        kernels, weights = [], self.marks.weights
         predict = space_of(self.kind).predictor(self.sizes)
         for slug in self.marks.slugs():
             measured = [self.marks.seconds(slug, size, BRIEF) for size in self.sizes]
             known = [one for one in measured if one is not None]
             predicted = mean(predict(from_slug(slug).values()), weights)
-            found.append((slug, predicted, mean(known, weights)))
-        return found
+            kernels.append((slug, predicted, mean(known, weights)))
+        return kernels
 
     @property
     def by_groups(self) -> bool:
@@ -113,7 +113,7 @@ class Result:
             values = sized(slug, size).values()
             bits = tuple(values[key] for key in keys)
             calls.setdefault((values["rows"], values["chunks"], bits), []).append(size)
-        found: list[tuple[int, float, str]] = []
+        chosen: list[tuple[int, float, str]] = []
         for (rows, _, bits), sizes in sorted(calls.items()):
             like = [
                 one
@@ -121,8 +121,8 @@ class Result:
                 if bits == tuple(from_slug(one).values()[key] for key in keys)
             ]
             if like:
-                found += [(rows, most, one) for most, one in _ends(self._best_like(like, sizes))]
-        return found
+                chosen += [(rows, most, one) for most, one in _ends(self._best_like(like, sizes))]
+        return chosen
 
     def _best_like(self, slugs: Sequence[str], sizes: Sequence[Sizes]) -> list[tuple[int, str]]:
         """The kernel of these for the sizes of each number of query rows, which rise.
@@ -130,15 +130,15 @@ class Result:
         By brief runs, which all have had.
         """
         leader = min(slugs, key=lambda slug: self._mean_log(slug, sizes, BRIEF))
-        found = []
+        chosen = []
         for rows, group in groupby(sorted(sizes, key=_query_rows), key=_query_rows):
-            of = list(group)
-            best = min(slugs, key=lambda slug: self._mean_log(slug, of, BRIEF))
-            ahead = self._mean_log(leader, of, BRIEF) - self._mean_log(best, of, BRIEF)
-            leads = [self.marks.lead_at(size) for size in of]
+            alike = list(group)
+            best = min(slugs, key=lambda slug: self._mean_log(slug, alike, BRIEF))
+            ahead = self._mean_log(leader, alike, BRIEF) - self._mean_log(best, alike, BRIEF)
+            leads = [self.marks.lead_at(size) for size in alike]
             error = max((lead.error for lead in leads if lead), default=0.0)
-            found.append((rows, leader if ahead < max(WORTH, 2 * error) else best))
-        return found
+            chosen.append((rows, leader if ahead < max(WORTH, 2 * error) else best))
+        return chosen
 
     def _mean_log(self, slug: str, sizes: Sequence[Sizes], regime: str | None = None) -> float:
         """A kernel's weighted mean over some sizes, in the runs of a regime or in its longest."""
@@ -156,12 +156,12 @@ class Result:
             return []
         if self.target.varlen:  # no choice is by lengths
             return [(0, math.inf, self.lead.slug)] if self.lead else []
-        found: list[tuple[int, float, str]] = []
+        chosen: list[tuple[int, float, str]] = []
         least = 0
         for most, slug in _ends(self._chosen(self._many(), key=lambda size: size.seqlen_k)):
-            found.append((least, most, slug))
+            chosen.append((least, most, slug))
             least = int(most) + 1 if math.isfinite(most) else 0
-        return found
+        return chosen
 
     def few(self) -> list[tuple[int, str]]:
         """Which kernel is to be used up to how many query rows, whatever the number of keys.
@@ -187,12 +187,8 @@ class Result:
 
     def _best_of(self, sizes: Sequence[Sizes], leader: str) -> str:
         """The kernel for some sizes: `leader`, unless one that is worth it there is faster."""
-        found = dict.fromkeys(self.best_at(size, leader) for size in sizes)
-        return (
-            min(found, key=lambda slug: self._mean_log(slug, sizes))
-            if len(found) > 1
-            else next(iter(found))
-        )
+        candidates = dict.fromkeys(self.best_at(size, leader) for size in sizes)
+        return min(candidates, key=lambda slug: self._mean_log(slug, sizes))
 
     def best_at(self, size: Sizes, leader: str) -> str:
         """The kernel for one size: `leader`, unless another is worth it there."""
@@ -264,7 +260,7 @@ def results(store: Store) -> tuple[Result, ...]:
         target_by_slug[row.made.slug] = row.target
     timed = [row for _, row in store.timed()]
     dates = [session.date for session in store.sessions()]
-    found = []
+    targets = []
     for name, survey in store.surveys().items():
         counts = [dict(size) for size in survey["sizes"]]
         weights = normalised([size.pop("weight") for size in counts])
@@ -281,7 +277,7 @@ def results(store: Store) -> tuple[Result, ...]:
                 for _, row in store.wrong()
                 if (row.card, row.driver) == (card, driver) and target_by_slug.get(row.slug) == name
             }
-            found.append(
+            targets.append(
                 Result(
                     target=target_of_survey(survey),
                     card=card,
@@ -295,7 +291,7 @@ def results(store: Store) -> tuple[Result, ...]:
                     date=dates[-1] if dates else "",
                 )
             )
-    return tuple(sorted(found, key=_place))
+    return tuple(sorted(targets, key=_place))
 
 
 def target_of_survey(survey: Mapping[str, Any]) -> Problem:
@@ -320,21 +316,21 @@ def _place(result: Result) -> tuple[Any, ...]:
 # ---- writing ------------------------------------------------------------------------------------
 
 
-def write(found: Sequence[Result], folder: Path) -> list[Path]:
+def write(targets: Sequence[Result], folder: Path) -> list[Path]:
     """Write the best schedules as TOML, and the dispatch table with them; return the paths.
 
     Raises ScheduleError where there is a table that they cannot be added to, FagenError where its
     comments would be lost, or where a link leads out of the folder; nothing is written.
     """
     texts = {}
-    for result in found:
+    for result in targets:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
             schedule = from_slug(slug)
             texts[f"{schedule.kind}/{slug}.toml"] = toml(schedule, _why(result, slug))
     for path in texts:
         outputs.refuse_way(folder, path)
     table = folder / dispatch_table.NAME
-    dispatch_table.update(table, [row for result in found for row in result.rows()])
+    dispatch_table.update(table, [row for result in targets for row in result.rows()])
     fresh = [path for path in texts if not (folder / path).exists()]  # what is there is kept
     for path in fresh:
         make_folder((folder / path).parent)
@@ -353,9 +349,9 @@ def toml(schedule: Schedule, why: str) -> str:
     settings, sections = schedule.settings(), schedule.keys.sections
     lines = ["#:schema schedule.schema.json", f"# {why}"]
     for section in dict.fromkeys(sections.values()):
-        said = {key: value for key, value in settings.items() if sections[key] == section}
-        if said:
-            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in said.items())]
+        keys = {key: value for key, value in settings.items() if sections[key] == section}
+        if keys:
+            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -207,8 +207,8 @@ def compiled(values: Sequence[Any]) -> CompiledRow | None:
     row = _checked(_Compiled, values)
     if not _check_slug(row.slug, row.target):
         return None
-    made = {name: value for name, value in row if name != "target"}
-    return CompiledRow(row.target, Compiled(**made))
+    fields = {name: value for name, value in row if name != "target"}
+    return CompiledRow(row.target, Compiled(**fields))
 
 
 def wrong(values: Sequence[Any]) -> WrongRow | None:
@@ -237,11 +237,11 @@ def timed(values: Sequence[Any]) -> TimedRow | None:
 
 def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     """Return a target's name, and what was found in its space."""
-    name, found = values
-    if not isinstance(found, str):
+    name, text = values
+    if not isinstance(text, str):
         raise Damaged("it is no text")
     try:
-        row = _Survey.model_validate_json(found)
+        row = _Survey.model_validate_json(text)
     except ValidationError as invalid:
         raise Damaged(_first(invalid)) from None
     for size in row.sizes:
@@ -283,8 +283,8 @@ def _first(invalid: ValidationError) -> str:
         return "it is no JSON"
     if kind in ("extra_forbidden", "missing"):
         return f"{path} is {'not known' if kind == 'extra_forbidden' else 'missing'}"
-    said = error["msg"].removeprefix("Value error, ")
-    return f"{path} = {shown(error['input'])}: {said[0].lower()}{said[1:]}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{path} = {shown(error['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def sizes_from(
@@ -297,11 +297,11 @@ def sizes_from(
     plain = batch, heads, kv_heads, seqlen_q, seqlen_k
     if not lengths:
         return Sizes(*plain)
-    found = PackedSizes.of(_lengths(lengths), heads, kv_heads)
-    told = found.batch, found.heads, found.kv_heads, found.seqlen_q, found.seqlen_k
-    if told != plain or max(found.total_q, found.total_k) > MAX_SIZE:
+    sizes = PackedSizes.of(_lengths(lengths), heads, kv_heads)
+    counts = sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
+    if counts != plain or max(sizes.total_q, sizes.total_k) > MAX_SIZE:
         raise ValueError(f"{shown(lengths)} does not go with the sizes beside it")
-    return found
+    return sizes
 
 
 def _sizes_of(row: _Timed | _Weighed) -> Sizes:

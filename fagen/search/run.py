@@ -73,11 +73,11 @@ class Search:
         for space in spaces:
             store.put_space(space.name, space.text)
             for target in space.targets():
-                found = only(survey(space, target))
-                store.put_survey(target, summary(found, space))
-                first = anchors(found, space.effort)
-                now = serving(found, executor.card[0])
-                self._tournaments.append(Tournament(found, space.effort, first, now))
+                surveyed = only(survey(space, target))
+                store.put_survey(target, summary(surveyed, space))
+                first = anchors(surveyed, space.effort)
+                now = serving(surveyed, executor.card[0])
+                self._tournaments.append(Tournament(surveyed, space.effort, first, now))
         shares = [tournament.effort.share for tournament in self._tournaments]
         ready = self._deadline - LAST_MINUTE - self._began
         if minutes:
@@ -167,39 +167,39 @@ class Search:
 
     def _take_compiled(self, tournament: Tournament, slug: str, future: Future[Compiled]) -> None:
         try:
-            made = future.result()
+            compiled = future.result()
         except (ToolchainError, CacheError, DeviceError):
             raise
         except Exception as error:
             note = f"{type(error).__name__}: {error}"
-            made = Compiled(slug, self._hash(slug), self._compiler, FAILED, note)
-        self._hashes[slug] = made.source_hash
-        self._store.put_compiled(tournament.target, made, f"compile {slug}")
-        tournament.add_compiled(made, ready=True)
+            compiled = Compiled(slug, self._hash(slug), self._compiler, FAILED, note)
+        self._hashes[slug] = compiled.source_hash
+        self._store.put_compiled(tournament.target, compiled, f"compile {slug}")
+        tournament.add_compiled(compiled, ready=True)
 
     def _take_timed(self, tournament: Tournament, task: Round, future: Future[Timed]) -> None:
         hashes = {made.slug: made.source_hash for made in task.kernels}
         try:
-            found = future.result()
+            timed = future.result()
         except BuildError:
             raise  # the kernel is gone: that is no fault of its own
         except Exception as error:
             if len(task.kernels) > 1:  # which one was it?
                 self._alone += [(tournament, one) for one in tournament.one_by_one(task)]
                 return
-            said = ((task.kernels[0].slug, f"{type(error).__name__}: {error}"),)
-            found = Timed(*self._executor.card, (), said)
-        card = (found.card, found.driver)
+            why = ((task.kernels[0].slug, f"{type(error).__name__}: {error}"),)
+            timed = Timed(*self._executor.card, (), why)
+        card = (timed.card, timed.driver)
         if card != self._executor.card:
             raise FagenError(
                 f"a GPU is {' with driver '.join(card)}, another "
                 f"{' with driver '.join(self._executor.card)}: search one kind at a time"
             )
-        wrong = {**_untimed(task, found), **dict(found.wrong)}
+        wrong = {**_untimed(task, timed), **dict(timed.wrong)}
         self._store.put_timed(
-            tournament.target, card, hashes, found.times, wrong.items(), jobs_of(task)
+            tournament.target, card, hashes, timed.times, wrong.items(), jobs_of(task)
         )
-        if task.anchor.slug in hashes and found.times:
+        if task.anchor.slug in hashes and timed.times:
             kept = self._store.put_anchor(tournament.target, card, task.anchor.slug)
             tournament.fix_anchor(kept)
 
@@ -251,9 +251,9 @@ class Search:
                     break
 
 
-def _untimed(task: Round, found: Timed) -> dict[str, str]:
+def _untimed(task: Round, timed: Timed) -> dict[str, str]:
     """The kernels of which a time is missing: to ask again would not bring it."""
-    there = {(one.slug, one.size, one.repeat) for one in found.times}
+    there = {(one.slug, one.size, one.repeat) for one in timed.times}
     return {
         made.slug: f"no time came back at {size}"
         for made in task.kernels
@@ -288,48 +288,48 @@ def _left(seconds: float) -> str:
     return f"; {int(max(0, seconds)) // 60}:{int(max(0, seconds)) % 60:02} left"
 
 
-def anchors(found: Survey, effort: Effort) -> list[str]:
+def anchors(survey: Survey, effort: Effort) -> list[str]:
     """The kernels to measure others by, first choice first."""
     slugs = [effort.anchor] if effort.anchor else []
     slugs += sorted(
-        (s.slug for s in map(read, schedules(found.kind)) if solves(s, found.target)), key=len
+        (s.slug for s in map(read, schedules(survey.kind)) if solves(s, survey.target)), key=len
     )
-    slugs += [found.schedule(point).slug for point in found.best[:3]]
-    fitting = (slug for slug in slugs if solves(from_slug(slug), found.target))
+    slugs += [survey.schedule(point).slug for point in survey.best[:3]]
+    fitting = (slug for slug in slugs if solves(from_slug(slug), survey.target))
     return list(dict.fromkeys(fitting))
 
 
-def serving(found: Survey, card: str) -> list[str]:
+def serving(survey: Survey, card: str) -> list[str]:
     """The kernels that calls of these sizes get today, by dispatch tables or by default."""
-    if not found.points:
+    if not survey.points:
         return []
-    any_of = found.schedule(found.points[0])
-    if PASSES[found.kind].computes:  # by a rule and rows of its own
-        slugs = (sized(any_of.slug, size, card).slug for size in found.sizes)
+    any_of = survey.schedule(survey.points[0])
+    if PASSES[survey.kind].computes:  # by a rule and rows of its own
+        slugs = (sized(any_of.slug, size, card).slug for size in survey.sizes)
         return list(dict.fromkeys(slugs))
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
     problem = replace(Problem.of(any_of), out_dtype=None)
-    served = (serve(problem, size, card).schedule for size in found.sizes)
-    return list(dict.fromkeys(one.slug for one in served if one.kind == found.kind))
+    served = (serve(problem, size, card).schedule for size in survey.sizes)
+    return list(dict.fromkeys(one.slug for one in served if one.kind == survey.kind))
 
 
-def summary(found: Survey, declared: Declared) -> dict[str, Any]:
+def summary(survey: Survey, declared: Declared) -> dict[str, Any]:
     """What a store keeps of a survey: counts, reasons, the predicted best."""
     return {
         "space": declared.name,
-        "kind": found.kind,
-        "target": {key: getattr(found.target, key) for key in space_of(found.kind).problem_keys},
-        "total": found.total,
-        "fit": len(found.points),
-        "refused": [[r.reason, r.points, r.example] for r in found.refusals],
-        "tiles": [[m, n, why] for (m, n), why in sorted(found.reasons.items())],
-        "cells": [[m, n] for m, n in sorted(found.cells)],
+        "kind": survey.kind,
+        "target": {key: getattr(survey.target, key) for key in space_of(survey.kind).problem_keys},
+        "total": survey.total,
+        "fit": len(survey.points),
+        "refused": [[r.reason, r.points, r.example] for r in survey.refusals],
+        "tiles": [[m, n, why] for (m, n), why in sorted(survey.reasons.items())],
+        "cells": [[m, n] for m, n in sorted(survey.cells)],
         "sizes": [
             _said(size) | {"weight": weight}
-            for size, weight in zip(found.sizes, found.weights, strict=True)
+            for size, weight in zip(survey.sizes, survey.weights, strict=True)
         ],
         "predicted": [
-            [found.schedule(point).slug, found.predicted(point)] for point in found.best[:10]
+            [survey.schedule(point).slug, survey.predicted(point)] for point in survey.best[:10]
         ],
     }
 
@@ -337,5 +337,5 @@ def summary(found: Survey, declared: Declared) -> dict[str, Any]:
 def _said(size: Sizes) -> dict[str, Any]:
     """Sizes as a store keeps them: lengths of packed sequences in words."""
     names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-    said = {name: getattr(size, name) for name in names}
-    return said | ({"lengths": lengths_in_words(size.sequences)} if size.packed else {})
+    counts = {name: getattr(size, name) for name in names}
+    return counts | ({"lengths": lengths_in_words(size.sequences)} if size.packed else {})

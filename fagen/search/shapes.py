@@ -127,11 +127,11 @@ class PackedShape(Strict):
         dice = random.Random(0)
         ends = math.log(lengths.least), math.log(lengths.most)
         left = math.inf if self.batch else self.tokens or DRAWN_TOKENS
-        found: list[int] = []
-        while left > 0 and len(found) < (self.batch or MAX_SEQUENCES + 1):
-            found.append(int(min(left, round(math.exp(dice.uniform(*ends))))))
-            left -= found[-1]
-        return found
+        numbers: list[int] = []
+        while left > 0 and len(numbers) < (self.batch or MAX_SEQUENCES + 1):
+            numbers.append(int(min(left, round(math.exp(dice.uniform(*ends))))))
+            left -= numbers[-1]
+        return numbers
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """Yield what does not go together, by key."""
@@ -149,10 +149,10 @@ class PackedShape(Strict):
         if self.seqlen is not None and self.seqlens is not None:
             yield "seqlens", "goes without seqlen: of one length, or of lengths of their own"
             return
-        for key, wanted in (("seqlen_k", "seqlen"), ("seqlens_k", "a list of seqlens")):
+        for key, other in (("seqlen_k", "seqlen"), ("seqlens_k", "a list of seqlens")):
             there = self.seqlen is not None if key == "seqlen_k" else listed
             if getattr(self, key) is not None and not there:
-                yield key, f"goes with {wanted}"
+                yield key, f"goes with {other}"
         if self.batch is not None and listed:
             yield "batch", "goes without a list of seqlens, which says how many there are"
         if self.tokens is not None and not totals and (not drawn or self.batch is not None):
@@ -168,15 +168,15 @@ class PackedShape(Strict):
     def _total_faults(self) -> Iterator[tuple[str, str]]:
         """Yield which side has no such lengths, each of one token at least."""
         assert self.batch
-        for of, (tokens, longest) in zip(("", "_k"), self._totals(), strict=True):
+        for side, (tokens, longest) in zip(("", "_k"), self._totals(), strict=True):
             least, most = -(-tokens // self.batch), tokens - self.batch + 1
             if tokens < self.batch:
-                if getattr(self, f"tokens{of}"):  # else they are those of queries
-                    said = f"= {tokens} leaves some of batch = {self.batch} without any"
-                    yield f"tokens{of}", said
-            elif getattr(self, f"longest{of}") and not least <= longest <= most:
-                said = f"of {tokens} tokens in {self.batch} sequences it is {least} … {most}"
-                yield f"longest{of}", f"= {longest}: {said}"
+                if getattr(self, f"tokens{side}"):  # else they are those of queries
+                    why = f"= {tokens} leaves some of batch = {self.batch} without any"
+                    yield f"tokens{side}", why
+            elif getattr(self, f"longest{side}") and not least <= longest <= most:
+                why = f"of {tokens} tokens in {self.batch} sequences it is {least} … {most}"
+                yield f"longest{side}", f"= {longest}: {why}"
 
 
 # Sequences of one length, beside which the dense kernel may be seen; mixed ones; very many tiny.
@@ -198,8 +198,8 @@ def packed_faults(shapes: Sequence[PackedShape]) -> Iterator[Fault]:
     drawn = 0
     for number, shape in enumerate(shapes):
         place = ("shapes", str(number))
-        if found := [*shape.faults()]:
-            yield from (((*place, key), said) for key, said in found)
+        if wrong := [*shape.faults()]:
+            yield from (((*place, key), why) for key, why in wrong)
             continue
         if shape.totals:  # which have been judged, and may be of very many sequences
             continue

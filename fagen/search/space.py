@@ -59,8 +59,8 @@ class Survey:
 
     def schedule(self, point: Point) -> Schedule:
         """The schedule that a point is."""
-        said = {key: value for key, value in self.keys(point).items() if value is not None}
-        return registry.kind(self.kind).schedule.make(**said)
+        keys = {key: value for key, value in self.keys(point).items() if value is not None}
+        return registry.kind(self.kind).schedule.make(**keys)
 
     @cached_property
     def best(self) -> tuple[Point, ...]:
@@ -92,11 +92,13 @@ def mean(values: Sequence[float], weights: Sequence[float]) -> float:
 def survey(declared: Declared, target: Problem) -> Survey:
     """Look at every point of a target."""
     space, keys = space_of(declared.kind), keys_of(declared.kind)
-    tried = {key: said for key, said in declared.values.items() if key not in space.problem_keys}
+    tried = {
+        key: values for key, values in declared.values.items() if key not in space.problem_keys
+    }
     names, sizes = tuple(tried), declared.sizes(target)
     base, predict = _base(target, space, keys), space.predictor(sizes)
-    said = {*space.problem_keys, *(name for name in names if None not in tried[name])}
-    base, derived = _derived_once(base, tried, keys, said)
+    stated = {*space.problem_keys, *(name for name in names if None not in tried[name])}
+    base, derived = _derived_once(base, tried, keys, stated)
     m_at, n_at = map(names.index, space.tile_keys)
 
     sized_by = itemgetter(*space.summed_keys)
@@ -158,13 +160,16 @@ def _base(target: Problem, space: Space, keys: Keys) -> dict[str, Any]:
 
 
 def _derived_once(
-    base: Mapping[str, Any], tried: Mapping[str, Sequence[Any]], keys: Keys, said: Container[str]
+    base: Mapping[str, Any],
+    tried: Mapping[str, Sequence[Any]],
+    keys: Keys,
+    stated: Container[str],
 ) -> tuple[dict[str, Any], list[tuple[str, Derive]]]:
     """Derive what is the same for every point; return base with it, and what is left to derive."""
     same = {key: value for key, value in base.items() if key not in tried}
     left = []
     for key, derive in keys.derived.items():
-        if key not in said:
+        if key not in stated:
             if key not in tried:
                 with suppress(KeyError):  # it follows from what points differ in
                     same[key] = derive(same)
@@ -182,10 +187,10 @@ def _example(
 ) -> str:
     """Say which point is refused, by its keys that are not at their default, and why."""
     reason, what, limit = refused
-    said = f"{what:,} > {limit:,}" if reason in space.budgets else f"{what} {limit}"
-    told = [
+    limit_text = f"{what:,} > {limit:,}" if reason in space.budgets else f"{what} {limit}"
+    settings = [
         f"{name} = {values[name]}"
         for name in names
         if name in keys.required or values[name] != keys.default(name, values)
     ]
-    return f"{', '.join(told)}: {said}"
+    return f"{', '.join(settings)}: {limit_text}"

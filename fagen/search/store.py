@@ -84,8 +84,8 @@ class Store:
                 _make_ready(self._base)
                 self._check_layout()
         except _ERRORS as error:
-            told = f"this is no file of search results: {printable(str(error))}"
-            raise FagenError(f"{self._named}: {told}") from None
+            message = f"this is no file of search results: {printable(str(error))}"
+            raise FagenError(f"{self._named}: {message}") from None
         if not read_only:
             self._lock = os.open(self._runner_file(self._token), os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -111,17 +111,17 @@ class Store:
 
     def _check_layout(self, *, empty: bool = False) -> None:
         """Refuse a file that is not of these tables alone, or `empty` where that is not meant."""
-        found = self._base.execute("PRAGMA user_version").fetchone()[0]
+        layout = self._base.execute("PRAGMA user_version").fetchone()[0]
         there = self._base.execute(_DECLARED).fetchall()
-        if not found and not there:
+        if not layout and not there:
             if empty:
                 return
             raise FagenError(f"{self._named}: nothing is in this file yet")
-        if found not in (LAYOUT, *_OLDER):
-            told = f"results of layout {found}, not {LAYOUT}"
-            raise FagenError(f"{self._named}: {told}: use a new file")
-        self._layout = found
-        if sorted(map(str, there)) != _declared(found):
+        if layout not in (LAYOUT, *_OLDER):
+            message = f"results of layout {layout}, not {LAYOUT}"
+            raise FagenError(f"{self._named}: {message}: use a new file")
+        self._layout = layout
+        if sorted(map(str, there)) != _declared(layout):
             raise FagenError(f"{self._named}: its tables are not those of search results")
 
     @contextmanager
@@ -141,24 +141,24 @@ class Store:
         return FagenError(f"{self._named}: {printable(str(error))}")
 
     def _rows(
-        self, of: str, read: Callable[[Sequence[Any]], Row], select: str, *values: Any
+        self, table: str, read: Callable[[Sequence[Any]], Row], select: str, *values: Any
     ) -> list[Row]:
         """Select and check rows.  Raises FagenError for one that no search has written."""
         try:
             return [read(row) for row in self._base.execute(select, values)]
         except rows.Damaged as damaged:
             raise FagenError(
-                f"{self._named}: no search has written all of its table {of}: {damaged}; "
+                f"{self._named}: no search has written all of its table {table}: {damaged}; "
                 "use another file"
             ) from None
         except _ERRORS as error:
             raise self._failed(error) from None
 
     def _numbered(
-        self, of: str, read: Callable[[Sequence[Any]], Row | None], select: str, since: int
+        self, table: str, read: Callable[[Sequence[Any]], Row | None], select: str, since: int
     ) -> Iterator[tuple[int, Row]]:
         """Yield rows and their numbers; those are left out whose slug is no schedule's any more."""
-        for number, row in self._rows(of, lambda row: (row[0], read(row[1:])), select, since):
+        for number, row in self._rows(table, lambda row: (row[0], read(row[1:])), select, since):
             if row is not None:
                 yield number, row
 
@@ -219,9 +219,9 @@ class Store:
         with self._change():
             self._base.execute("INSERT OR REPLACE INTO space VALUES (?, ?)", (name, text))
 
-    def put_survey(self, target: Problem, found: Mapping[str, Any]) -> None:
+    def put_survey(self, target: Problem, survey: Mapping[str, Any]) -> None:
         """Keep how many points a target has, and why others are none."""
-        row = (target.name, json.dumps(found))
+        row = (target.name, json.dumps(survey))
         with self._change():
             self._base.execute("INSERT OR REPLACE INTO survey VALUES (?, ?)", row)
 
@@ -267,9 +267,9 @@ class Store:
                 self._base.execute(
                     "INSERT OR IGNORE INTO timed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
                 )
-            for slug, said in wrong:
+            for slug, why in wrong:
                 kernel = self._kernel(target.name, slug, hashes[slug])
-                told = (kernel, on, said[:500])
+                told = (kernel, on, why[:500])
                 self._base.execute("INSERT OR IGNORE INTO wrong VALUES (?, ?, ?)", told)
             self._unclaim(jobs)
 
@@ -280,16 +280,16 @@ class Store:
             "INSERT OR IGNORE INTO kernel (target, slug, source_hash) VALUES (?, ?, ?)",
             (target, slug, source_hash),
         )
-        asked = "SELECT id FROM kernel WHERE slug = ? AND source_hash = ?"
-        return int(self._one(asked, slug, source_hash))
+        select = "SELECT id FROM kernel WHERE slug = ? AND source_hash = ?"
+        return int(self._one(select, slug, source_hash))
 
     def _size(self, size: Sizes) -> int:
         lengths = lengths_in_words(size.sequences) if size.packed else ""
         row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads, lengths)
         names = "batch, seqlen_q, seqlen_k, heads, kv_heads, lengths"
         self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
-        asked = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?, ?)"
-        return int(self._one(asked, *row))
+        select = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?, ?)"
+        return int(self._one(select, *row))
 
     # ---- reading
 
@@ -409,9 +409,9 @@ def _make_ready(base: sqlite3.Connection) -> None:
 def _declared(layout: int) -> list[str]:
     base = sqlite3.connect(":memory:")
     _create(base, layout)
-    found = sorted(map(str, base.execute(_DECLARED)))
+    statements = sorted(map(str, base.execute(_DECLARED)))
     base.close()
-    return found
+    return statements
 
 
 def _create(base: sqlite3.Connection, layout: int = LAYOUT) -> None:

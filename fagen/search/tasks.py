@@ -105,8 +105,8 @@ def compile_kernel(slug: str) -> Compiled:
         raise  # that is no fault of the kernel's
     except BuildError as error:
         note = _without_places(str(error))
-        found = (name for sign, name in _OUTCOMES.items() if sign in note)
-        return Compiled(slug, source.hash, compiler(), next(found, FAILED), note)
+        outcomes = (name for sign, name in _OUTCOMES.items() if sign in note)
+        return Compiled(slug, source.hash, compiler(), next(outcomes, FAILED), note)
     report = binary.report
     return Compiled(
         slug=slug,
@@ -199,18 +199,18 @@ def find_cards() -> tuple[int, ...]:
     from fagen import measure
     from fagen.measure import rounds
 
-    found = tuple(index for index, card in enumerate(rounds.cards()) if card)
-    if not found:
+    numbers = tuple(index for index, card in enumerate(rounds.cards()) if card)
+    if not numbers:
         measure.hopper()  # says why
-    return found
+    return numbers
 
 
 def card(device: int) -> tuple[str, str]:
     """The name and the driver of a GPU."""
     from fagen.measure import rounds
 
-    found = rounds.use_card(device)
-    return found.name, found.driver
+    hopper = rounds.use_card(device)
+    return hopper.name, hopper.driver
 
 
 def _library(made: Compiled) -> Path:

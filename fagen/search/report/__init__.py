@@ -107,8 +107,8 @@ def write_report(store: Path, path: Path) -> None:
 def page(store: Path) -> str:
     """Return the page about a store as HTML."""
     with Store(store, read_only=True) as kept:
-        found, sessions = results(kept), kept.sessions()
-    return rendered(view(found, sessions, store.name))
+        targets, sessions = results(kept), kept.sessions()
+    return rendered(view(targets, sessions, store.name))
 
 
 def rendered(report: Report) -> str:
@@ -117,30 +117,30 @@ def rendered(report: Report) -> str:
     return outputs.stamped(template.render(report=report), "<!-- {} -->")
 
 
-def view(found: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
+def view(targets: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
     """Work out all that the page shows."""
-    shared = scale(found)
-    peers = {PEERS[one.target.lengths].title for one in found} or {PEERS[LENGTHS[0]].title}
+    shared = scale(targets)
+    peers = {PEERS[one.target.lengths].title for one in targets} or {PEERS[LENGTHS[0]].title}
     return Report(
         title="fagen search",
         store=name(printable(store)),
         sessions=tuple(sessions),
-        cards=tuple(dict.fromkeys(f"{one.card}, driver {one.driver}" for one in found)),
+        cards=tuple(dict.fromkeys(f"{one.card}, driver {one.driver}" for one in targets)),
         peer=next(iter(peers)) if len(peers) == 1 else "the peer",
         scale=shared,
-        targets=tuple(_target(one, shared) for one in found),
+        targets=tuple(_target(one, shared) for one in targets),
     )
 
 
 def _target(result: Result, shared: Scale) -> TargetView:
     t, r = result.target, result.correlation
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
-    of = f", {t.kind}" if PASSES[t.kind].said else ""
-    of += ", packed sequences" if t.varlen else ""
+    kind = f", {t.kind}" if PASSES[t.kind].said else ""
+    kind += ", packed sequences" if t.varlen else ""
     table = tuple(served(result))
     return TargetView(
         name=t.name,
-        title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}{of}",
+        title=f"{t.dtype}, head dim {t.head_dim}{v}, {t.mask}{kind}",
         card=f"{result.card}, driver {result.driver}",
         peer=t.peer.title,
         axis="lengths" if t.varlen else "keys",
@@ -221,8 +221,8 @@ def _untimed(result: Result) -> str:
 def _agrees(result: Result, table: Sequence[Served]) -> str:
     if not table or result.lead is None:
         return "–"
-    told = {row.same for row in table if row.same is not None}
-    return "the same" if told == {True} else "another slug" if told else "–"
+    answers = {row.same for row in table if row.same is not None}
+    return "the same" if answers == {True} else "another slug" if answers else "–"
 
 
 def _outcomes(result: Result) -> Iterator[Line]:
@@ -231,5 +231,5 @@ def _outcomes(result: Result) -> Iterator[Line]:
         example = next(made for made in result.compiled if made.outcome == outcome)
         note = next(iter(example.note.splitlines()), "")
         yield Line(outcome, f"{count:,}", note, name(example.slug) if note else ())
-    for slug, said in result.wrong.items():
-        yield Line("wrong results", "1", said, name(slug))
+    for slug, why in result.wrong.items():
+        yield Line("wrong results", "1", why, name(slug))
