@@ -314,6 +314,7 @@ def test_a_recording_of_very_many_problems_can_be_read_back(tmp_path: Path) -> N
 # ---- files of several spaces ---------------------------------------------------------------------
 
 SPACE = '[[space]]\n[space.attention]\ndtype = "fp16"\nhead_dim = {}\nmask = "full"\n'
+MORE = "[space.build]\nmax_spill_bytes = {{ from = 0, to = 3 }}\n"  # times as many points
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ SPACE = '[[space]]\n[space.attention]\ndtype = "fp16"\nhead_dim = {}\nmask = "fu
         ("space = 3\n", r"x\.toml:1: several spaces are \[\[space\]\] tables"),
         ("space = [1]\n", r"x\.toml:1: several spaces are"),
         ("space = []\n", "0 spaces; a file has 1 to 64"),
-        ("".join(map(SPACE.format, range(16, 256, 8))), "points in 30 spaces"),
+        ("".join(map((SPACE + MORE).format, range(16, 256, 8))), "points in 30 spaces"),
     ],
 )
 def test_a_file_of_several_spaces_is_refused_where_it_is_wrong(

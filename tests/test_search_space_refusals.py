@@ -112,6 +112,7 @@ def test_products_beyond_a_million_points_are_refused_with_their_count():
 
     assert least_seconds(refuse, 2) <= 2
     said = TEXT.replace("64", "{ from = 16, to = 256, step = 8 }")
+    said += "[build]\nmax_spill_bytes = { from = 0, to = 3 }\n"
     with pytest.raises(ScheduleError, match="1,523,712 points"):
         parse_space(said)
     declared = parse_space(TEXT)
@@ -119,9 +120,9 @@ def test_products_beyond_a_million_points_are_refused_with_their_count():
 
 
 def test_so_are_points_times_shapes():
-    shapes = "".join(f"[[shapes]]\nseqlen = {n}\n" for n in range(1, 401))
+    shapes = "".join(f"[[shapes]]\nseqlen = {n}\n" for n in range(1, 1_001))
     (line,) = refusal(shapes)
-    assert "49,152 points" in line and "at 400 shapes, 10,000,000 times at most" in line
+    assert "12,288 points" in line and "at 1,000 shapes, 10,000,000 times at most" in line
 
 
 # ---- shapes, weights, the search -----------------------------------------------------------------
