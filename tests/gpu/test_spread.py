@@ -78,19 +78,10 @@ SIZES = (
 )
 
 
-@pytest.fixture(scope="module")
-def chosen(hopper, built_together, request):
-    """Those that this run has not deselected, built in parallel."""
-    here = (item for item in request.session.items if item.module is request.module)
-    return built_together(
-        item.callspec.params["slug"] for item in here if "slug" in item.fixturenames
-    )
-
-
 @pytest.mark.parametrize("slug", [*HEAD_DIMS, *UNEVEN, *KNOBS])
-def test_any_schedule_that_fits_is_within_bounds(slug, chosen):
-    kernel = chosen(slug)
+def test_any_schedule_that_fits_is_within_bounds(slug, pair_of):
+    plan, binary = pair_of(slug)
     for sizes in SIZES:
-        case = cell_of(kernel.plan, sizes)
-        error = shape_error(case, poisoned(kernel.binary), *inputs(case))
+        case = cell_of(plan, sizes)
+        error = shape_error(case, poisoned(binary), *inputs(case))
         assert error.ok, error
