@@ -255,6 +255,16 @@ def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
         renewed("fwd_new", launcher="0")
 
 
+def test_a_schedule_that_has_another_slug_and_the_same_source_has_its_evidence(generated):
+    lost, slug = "fwd_fp16_d128_full_m128n128_s2", f"{SLUG}_eachmax"
+    write(evidence_of(lost))
+    other = dataclasses.replace(EVIDENCE.hashes, constants="d")
+    note([RENDERING, Rendering(slug, other)])
+    assert read(lost) and not read(slug), "it is of other numbers"
+    note([RENDERING, Rendering(slug, EVIDENCE.hashes)])
+    assert read(slug) == evidence_of(slug) and not read(lost) and read(SLUG)
+
+
 def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(generated, tmp_path):
     """In a user's folder no schedule at all, in a ledger none that is committed."""
     lost = "fwd_e4m3_d128_full_m128n128_sblock_sr64"  # as it was called under other defaults

@@ -68,7 +68,7 @@ def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
         ("forward", "#include <cuda_fp16.h>", "#include <cuda_bf16.h>", {"device"}),
         ("forward", "__launch_bounds__(kThreads", "__launch_bounds__(384", {"device"}),
         ("forward", "constexpr int kSpreadKeys = ", "constexpr int kSpreadKeys = 1 + ", {"device"}),
-        ("forward", "wgmma_commit", "wgmma_end", {"device"}),
+        ("forward", "wgmma.commit_group", "wgmma.end_group", {"device"}),
         # what machine code need not show
         ("backward", "kL2Share = ", "kL2Share = 2 * ", {"device", "constants"}),
         ("varlen", "{ kRagged = 1 << ", "{ kRagged = 2 << ", {"device", "constants"}),
@@ -86,8 +86,10 @@ def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
         ("combine", "std::min(a.splits, kStages)", "a.splits", {"launcher", "constants"}),
         ("quantize", "if (!a.descale_given)", "if (a.descale_given)", {"launcher"}),
         # a name that the text itself gives
-        ("forward", "kBlockM", "kRowsOfATile", {"device"}),
-        ("decode", "kChunks", "kSplits", {"device"}),
+        ("forward", "kBlockM", "kRowsOfATile", set()),
+        ("decode", "merge", "combine", set()),
+        ("decode", "kChunks", "kBlockN", {"device", "launcher"}),  # two in one
+        ("backward", "params.group", "params.heads", {"device", "launcher"}),
     ],
 )
 def test_what_runs_is_in_the_hash_of_where_it_runs(kernel, old, new, hashed):

@@ -332,7 +332,8 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
 
     Kernels that are committed as text are written, and the ledgers say what all render to. A
     launcher that ran with another kernel of the kind by now is entered as this one's, where nothing
-    else differs. Else what ran stays as it is, and beside it what is rendered.
+    else differs; so is all evidence of a slug that has no schedule any more: only the name is
+    another. Else what ran stays as it is, and beside it what is rendered.
     """
     of_kinds: dict[str, list[Rendering]] = {}
     for rendering in renderings:
@@ -342,7 +343,14 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
         ran = launchers(of_kind[0].slug)
         with editing(kind) as texts:
             before = dict(texts)
-            texts |= {one.slug: str(_noted(one, ran)) for one in of_kind}
+            lost = {evidence.device: evidence for evidence in outlived(None, of_kind[0].slug)}
+            for one in of_kind:
+                old = read(one.slug) or lost.get(one.hashes.device)
+                new = _renamed(old, one, ran) if old else None
+                if old and new and old.slug != one.slug:
+                    del texts[old.slug]
+                kept = old if old and old.slug == one.slug else None
+                texts[one.slug] = str(Line(one.slug, one.hashes, new or kept))
         written.append(_ledger(kind) if texts != before else None)
         for one in of_kind:
             written.append(_put(one.slug, ".cu", one.kernel) if one.kernel else None)
@@ -350,12 +358,11 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
     return [path for path in written if path]
 
 
-def _noted(rendering: Rendering, ran: Collection[str]) -> Line:
-    evidence, hashes = read(rendering.slug), rendering.hashes
-    if evidence and hashes.launcher in ran:
-        elsewhere = dataclasses.replace(evidence, launcher=hashes.launcher)
-        evidence = elsewhere if elsewhere.hashes == hashes else evidence
-    return Line(rendering.slug, hashes, evidence)
+def _renamed(old: Evidence, rendering: Rendering, ran: Collection[str]) -> Evidence | None:
+    """Evidence as that of a rendering from which it differs by name, or launcher; else None."""
+    hashes = rendering.hashes
+    new = dataclasses.replace(old, slug=rendering.slug, launcher=hashes.launcher)
+    return new if new.hashes == hashes and hashes.launcher in {old.launcher, *ran} else None
 
 
 def _is_of_a_schedule(slug: str, *, committed: bool) -> bool:

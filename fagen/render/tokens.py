@@ -5,7 +5,7 @@ Three parts of a kernel can each be wrong by themselves, and each has a hash of 
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 INTERFACE_MARK = "---- The C interface"  # from here on structs and prototypes, to the namespace
@@ -29,7 +29,7 @@ class Hashes:
     CPU once a call is found good: all that its C functions reach, numbers of the head by name only.
     `constants` is of these numbers and of the workspace's formula, of which machine code need not
     show anything. In none are the slug, the C structs, the checks of arguments and the texts of
-    messages: tests prove those on a CPU.
+    messages: tests prove those on a CPU; and the names of what the text itself declares.
     """
 
     device: str
@@ -42,8 +42,14 @@ def hashes_of(kernel: str, slug: str) -> Hashes:
     top, rest = _cut(kernel.replace(slug, _SLUG), INTERFACE_MARK)
     device, host = _cut(rest, HOST_MARK)
     own = [*tokens(device[device.index(f"namespace fagen_{_SLUG}_kernel") :])]
-    launcher, constants = _launched(own, [*tokens(host)])
-    return Hashes(_digest([*tokens(top), *own]), _digest(launcher), _digest(constants))
+    declared = [*_declarations(own)]
+    names = dict.fromkeys(one.name for one in declared)
+    launcher, constants = _launched([*declared, *_declarations([*tokens(host)])])
+    return Hashes(
+        device=_digest([*tokens(top), *_unnamed(own, _numbered(names))]),
+        launcher=_digest(launcher),
+        constants=_digest(constants),
+    )
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:
@@ -115,29 +121,45 @@ class _Declaration:
         return "__global__" in head or ("__device__" in head and "__host__" not in head)
 
 
-def _launched(device: Sequence[str], host: Sequence[str]) -> tuple[list[str], list[str]]:
+def _launched(declared: Sequence[_Declaration]) -> tuple[list[str], list[str]]:
     """Return the tokens of what a call runs on the CPU, and those of the numbers that it reads.
 
-    Both are in the order in which the C functions reach them, in which the names that the text
-    itself declares are numbered: to rename a constant everywhere changes nothing.
+    The former are in the order in which the C functions reach them, the latter in that of the text.
     """
     named: dict[str, list[_Declaration]] = {}
-    for one in (*_declarations(device), *_declarations(host)):
+    for one in declared:
         named.setdefault(one.name, []).append(one)
-    numbers = {name: name for name in _ENTRIES}
     reached = [one for name in _ENTRIES for one in named[name]]
+    seen = dict.fromkeys(_ENTRIES)
     for one in reached:  # which grows meanwhile
         for word in one.tokens:
-            if word in named and word not in numbers:
-                numbers[word] = f"#{len(numbers)}"
+            if word in named and word not in seen:
+                seen[word] = None
                 if word not in _NOT_FOLLOWED:
                     reached += [new for new in named[word] if not new.is_device_code]
     numeric = [one for one in reached if one.value or one.name == _WORKSPACE]
-    texts = [one.tokens for one in reached if one not in numeric]
-    return (
-        [numbers.get(word, _without_message(word)) for text in texts for word in text],
-        [numbers.get(word, word) for one in numeric for word in one.value or one.tokens],
-    )
+    launcher = [word for one in reached if one not in numeric for word in one.tokens]
+    in_order = sorted(numeric, key=declared.index)
+    names = dict.fromkeys(named, "#") | _numbered(one.name for one in in_order)
+    constants = [word for one in in_order for word in one.value or one.tokens]
+    texts = map(_without_message, _unnamed(launcher, _numbered(seen)))
+    return [*texts], [*_unnamed(constants, names)]
+
+
+def _numbered(names: Iterable[str]) -> dict[str, str]:
+    return {name: f"#{number}" for number, name in enumerate(names)}
+
+
+def _unnamed(words: Iterable[str], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield words, those in `names` as what these say: names that a text declares itself.
+
+    So to rename a constant, a function or a type everywhere changes nothing. What stands behind a
+    dot, an arrow or a scope is the member of something, and stays as it is.
+    """
+    before = ""
+    for word in words:
+        yield word if before in (".", "->", "::") else names.get(word, word)
+        before = word
 
 
 def _without_message(token: str) -> str:
