@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from fagen.dispatch import select
+from fagen.dispatch.select import buildable
 from fagen.e4m3 import by_columns, rounded
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
+from fagen.runtime.attention import ATTENTION, key_asked
 from tests.tensors import normal
 
 # a table may name each for other sizes; they differ in the tile alone
@@ -31,6 +33,25 @@ def qkv(
         normal(2, keys, 2, head_dim, seed=1, dtype=dtype),
         normal(2, keys, 2, head_dim_v or head_dim, seed=2, dtype=dtype),
     )
+
+
+def picked(
+    *,
+    dtype: torch.dtype | str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    seqlen: int,
+    rows: int | None = None,
+    device: str | None = None,
+    **e4m3: Any,
+) -> Schedule:
+    """The schedule that fagen.attention takes for so many keys and query rows; many if left out."""
+    key = key_asked(dtype, head_dim, head_dim_v, causal, device, None, **e4m3)
+    table = ATTENTION.rows(key)
+    assert table is not None and key.problem is not None
+    found: Schedule = buildable(key.problem, table.slugs(rows, seqlen)[-1]).schedules[0]
+    return found
 
 
 def computed(slug: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ def least_seconds(work: Callable[[], float | None], wanted: float) -> float:
     return least
 
 
-def seconds_of_recording(module: Any, call: Callable[[], object]) -> float:
-    """CPU-seconds that a call of a module's takes longer because its `note` is set, at the least.
+def seconds_of_recording(door: Any, call: Callable[[], object]) -> float:
+    """CPU-seconds that a call of a door takes longer because its `note` is set, at the least.
 
     What `note` counted are multiples of 30,000 calls.
     """
@@ -31,11 +31,11 @@ def seconds_of_recording(module: Any, call: Callable[[], object]) -> float:
         return timeit.Timer(call, timer=time.process_time).timeit(500) / 500
 
     def cost() -> float:
-        note, without, noted = module.note, [], []
+        note, without, noted = door.note, [], []
         for _ in range(60):  # in turns: a core is not always equally fast
-            module.note = None
+            door.note = None
             without.append(calls())
-            module.note = note
+            door.note = note
             noted.append(calls())
         return min(noted) - min(without)
 

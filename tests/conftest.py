@@ -138,11 +138,9 @@ def fresh_dynamo() -> Iterator[None]:
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """fagen.attention as in a new process: it has found and readied no kernel."""
     from fagen.dispatch import select
-    from fagen.runtime import attention as dispatch  # torch, which takes seconds
-    from fagen.runtime import backward, ready, varlen
-    from tests.fresh import forget
+    from tests.fresh import forget  # torch, which takes seconds
 
-    forget(monkeypatch, dispatch, ready, varlen, backward)
+    forget(monkeypatch)
     select.committed.cache_clear()
     yield
     select.committed.cache_clear()

@@ -1,28 +1,28 @@
-"""Modules as they are in a new process."""
+"""Calls as they are in a new process."""
 
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-from fagen.runtime.once import Once
-
-# What modules of fagen.runtime keep of the calls before: all of it or none, since one such table
-# answers for another.
-_KEPT = (
-    *("_ready", "_served", "_suited", "_called", "_tables"),
-    *("_differentiable", "_gradients"),
-)
+from fagen.runtime import call, op
 
 
-def forget(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-    """Let modules know of no kernel, until what was patched is as before."""
-    for module in modules:
-        kept = [name for name in _KEPT if hasattr(module, name)]
-        assert kept, f"{module.__name__} keeps nothing"
-        for name in kept:
-            cache = getattr(module, name)
-            if isinstance(cache, Once):  # what makes its values may be patched
-                make = getattr(module, cache.make.__name__)
-                patch.setattr(module, name, Once(make))
-            else:
-                patch.setattr(module, name, {})
+def forget(patch: pytest.MonkeyPatch) -> None:
+    """Let calls know of no kernel, now and again once what was patched is as before."""
+    call.reset()
+    for door in call.DOORS.values():
+        patch.setattr(door, "known", {})
+    for name in ("_ready", "_rows"):
+        patch.setattr(call, name, {})
+
+
+def asked_for(kind: str = "forward") -> set[Any]:
+    """The slugs, None the usual one, that tables or callers chose of what is ready of a kind."""
+    return {slug for key, slug in call._ready if key.problem and key.problem.kind == kind}
+
+
+def without_kernels(patch: pytest.MonkeyPatch) -> None:
+    """Let what stands in for every kernel return q at once."""
+    forget(patch)
+    kernel = op.Kernel("slug", *[lambda q, *_: q] * 4, 1.0, "")
+    patch.setattr(op, "ready", lambda *_, **__: kernel)

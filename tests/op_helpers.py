@@ -1,7 +1,8 @@
 """What the ops of stubs are called with: slugs and tensors, of 16 bits and of e4m3."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from fagen.e4m3 import Quantized, by_columns, rounded
 from fagen.kinds.forward.plan import Plan
+from fagen.runtime import op
+from fagen.schedule import Schedule
 from tests.tensors import normal
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name
@@ -26,6 +29,16 @@ def qkv(
         normal(batch, seqlen_k, kv_heads, 64, seed=2, dtype=torch.bfloat16),
         normal(batch, seqlen_k, kv_heads, 32, seed=3, dtype=torch.bfloat16),
     )
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls on CPU tensors go by ops that are loaded, where there are some, as on a GPU."""
+
+    def ready(schedules: Sequence[Schedule], *_: Any, **__: Any) -> op.Kernel:
+        slug = schedules[0].slug
+        return op.kernel_of(slug, "cuda" if hasattr(torch.ops.fagen, slug) else "cpu")
+
+    monkeypatch.setattr(op, "ready", ready)
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -16,9 +16,8 @@ from fagen.kinds.forward.reference import reference
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.registry import read as read_schedule
-from fagen.runtime import attention as dispatch
 from fagen.runtime.arguments import dtype_of
-from tests.attention_helpers import QUERY_ROWS, qkv, write_toml
+from tests.attention_helpers import QUERY_ROWS, picked, qkv, write_toml
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -92,7 +91,7 @@ def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path: Path) -> None:
 def test_every_supported_problem_has_a_schedule_that_fits(
     dtype: str, causal: bool, head_dim: int, head_dim_v: int
 ) -> None:
-    found = dispatch.picked(
+    found = picked(
         dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, seqlen=1_000
     )
     mask = "causal" if causal else "full"

@@ -11,8 +11,7 @@ from torch.utils._sympy.numbers import int_oo
 import fagen
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row
-from fagen.runtime.attention import picked
-from tests.attention_helpers import FEW, LONG, MANY, QUERY_ROWS, computed, qkv, quantised
+from tests.attention_helpers import FEW, LONG, MANY, QUERY_ROWS, computed, picked, qkv, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen.runtime import attention as dispatch
 from fagen.runtime import op
-from tests.op_helpers import SLUG, qkv, refusal
+from tests.op_helpers import SLUG, loaded, qkv, refusal
 from tests.stubs import StubOp
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -19,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 @pytest.fixture
 def attend(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """attention(q, k, v) by a schedule whose op is loaded, readied."""
-    one = stub_op(SLUG)
-    monkeypatch.setattr(dispatch, "first_ready", lambda found, *_, **__: (found[0], one.op))
+    stub_op(SLUG)
+    loaded(monkeypatch)
     fagen.prepare(dtype="bf16", head_dim=64, head_dim_v=32, causal=True, schedule=SLUG)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, **keys: Any) -> Any:
@@ -31,7 +30,8 @@ def attend(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_is_what_the_op_gives(attend: Callable[..., Any], stub_op: Any) -> None:
     one = stub_op(SLUG)
-    assert op.direct(one.op) is not op.alone(one.op)
+    kernel = op.kernel_of(SLUG, "cuda")
+    assert kernel.direct is not kernel.alone is op.alone(one.op)
     out, lse = one.op(*qkv(), 0.1)
     assert torch.equal(attend(*qkv()), out)
     again = attend(*qkv(), return_lse=True)

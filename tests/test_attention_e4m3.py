@@ -15,9 +15,10 @@ from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.reference import reference
 from fagen.problem import Problem
-from fagen.runtime import attention as dispatch
-from fagen.runtime.ready import run_once
-from tests.attention_helpers import computed_fp8, qkv, quantised
+from fagen.runtime import op
+from fagen.runtime.attention import ATTENTION, key_asked
+from fagen.runtime.call import CallKey
+from tests.attention_helpers import computed_fp8, picked, qkv, quantised
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -32,7 +33,7 @@ def test_e4m3_tensors_run_the_kernel_of_their_layout_and_scales(
     schedules_folder: Path, causal: bool, layout: str, scale_rows: int
 ) -> None:
     tensors, how = quantised(scale_rows, layout)
-    slug = dispatch.picked(
+    slug = picked(
         dtype="e4m3",
         head_dim=64,
         causal=causal,
@@ -125,14 +126,13 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(
 ) -> None:
     seen: list[Any] = []
 
-    def run(kind: dispatch.Kind, choice: str | None = None) -> None:
-        kernel = dispatch._make_ready(kind, choice)[0]
-        slug = dispatch.choose(dispatch.problem_of(kind), choice).slug
-        run_once(lambda **given: seen.append(kernel(**given)), slug, kind[0])
+    def run(key: CallKey) -> None:
+        kernel = ATTENTION.find(key, slug=key.schedule)
+        emulated = op.emulated(kernel.slug)
+        op.run_once(kernel.slug, key.device, lambda **given: seen.append(emulated(**given)))
 
-    run(dispatch._kind("e4m3", 64, 32, True, "cpu", (None, layout, scale_rows)))
-    fp16 = dispatch._kind("fp16", 64, 32, True, "cpu", (None, None, None))
-    run(fp16, "fwd_fp16_d64v32_causal_m64n64")
+    run(key_asked("e4m3", 64, 32, True, "cpu", None, None, layout, scale_rows))
+    run(key_asked("fp16", 64, 32, True, "cpu", "fwd_fp16_d64v32_causal_m64n64"))
     assert [out.shape for out, _ in seen] == [(1, 1, 1, 32)] * 2
 
 

@@ -14,13 +14,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import fagen
+from fagen.dispatch.select import buildable
 from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.backward.reference import gradients
 from fagen.problem import Problem
 from fagen.registry import plan_of
-from fagen.runtime import attention as calls
-from fagen.runtime import backward
+from fagen.runtime import backward, call
 from fagen.vocab import MASKS
+from tests.attention_helpers import picked
 from tests.fresh import forget
 from tests.training import Layer, losses, process_group
 
@@ -126,8 +127,8 @@ def test_a_call_that_needs_none_never_asks_for_the_kernels(monkeypatch: pytest.M
     def asked(*_: Any, **__: Any) -> Any:
         raise AssertionError("no gradient is needed")
 
-    monkeypatch.setattr(calls, "with_gradient", asked)
-    forget(monkeypatch, calls)
+    forget(monkeypatch)
+    monkeypatch.setattr(backward, "kernel_of_gradients", asked)
     tensors = qkv()
     with torch.no_grad():
         assert not fagen.attention(*tensors).requires_grad
@@ -204,7 +205,7 @@ def test_a_layer_trains_under_ddp_and_autocast(tmp_path: Path) -> None:
 def test_opcheck() -> None:
     tensors = qkv()
     fagen.attention(*tensors)
-    slug = calls.picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
+    slug = picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
     checked = torch.library.opcheck(
         getattr(torch.ops.fagen, f"{slug}_with_grad").default, (*tensors, SCALE)
     )
@@ -272,35 +273,32 @@ def test_what_has_no_gradients_at_all_names_nobody() -> None:
     )
 
 
-def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that() -> None:
     """By a kernel of its own, told when the backward pass runs; on a CPU there is one order."""
-    forget(monkeypatch, backward)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    key_of = call.DOORS["gradients"].key_of
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
-    found = backward._gradients_of(slug, gpu, asked=False)
+    any_order = key_of(slug, gpu, False)
     torch.use_deterministic_algorithms(True)
     try:
-        again = backward._gradients_of(slug, gpu, asked=False)
-        on_a_cpu = backward._gradients_of(slug, torch.device("cpu"), asked=True)
+        in_order = key_of(slug, gpu, False)
+        on_a_cpu = key_of(slug, torch.device("cpu"), True)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [one.of.deterministic for one in (found, again, on_a_cpu)] == [False, True, False]
-    assert backward._gradients_of(slug, gpu, asked=False) is found
-    assert backward._gradients_of(slug, gpu, asked=True) is again
+    keys = any_order, in_order, on_a_cpu
+    assert [key.problem.deterministic for key in keys] == [False, True, False]
+    assert key_of(slug, gpu, True) == in_order
 
-    def usual(of: Problem) -> str:
-        return backward.candidates_for(of).schedules[0].slug
+    def usual(key: Any) -> str:
+        return buildable(key.problem).schedules[0].slug
 
-    assert usual(found.of) == "bwd_fp16_d64_full_m128n128"
-    assert usual(again.of) == "bwd_fp16_d64_full_m128n128_det"
+    assert usual(any_order) == "bwd_fp16_d64_full_m128n128"
+    assert usual(in_order) == "bwd_fp16_d64_full_m128n128_det"
 
 
 def test_the_usual_tile_comes_first() -> None:
     def slugs(head_dim: int) -> list[str]:
         problem = Problem("bf16", head_dim, head_dim, "causal", "bf16", "", 0, "backward")
-        return [schedule.slug for schedule in backward.candidates_for(problem).schedules]
+        return [schedule.slug for schedule in buildable(problem).schedules]
 
     assert slugs(64) == ["bwd_bf16_d64_causal_m128n128"]
     assert slugs(128) == ["bwd_bf16_d128_causal_m64n128"]

@@ -17,8 +17,8 @@ from fagen.dispatch.rows import Row
 from fagen.dispatch.tables import table_at, update
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.problem import Problem, Sizes
-from fagen.runtime import backward
 from tests.cli_helpers import fagen as command
+from tests.fresh import asked_for
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -51,11 +51,6 @@ def differentiated(queries: int, keys: int, heads: int = 4) -> list[Tensor]:
     q, k, v = (torch.randn(1, s, heads, 64).half().requires_grad_() for s in (queries, keys, keys))
     fagen.attention(q, k, v, causal=True).float().sum().backward()
     return [q, k, v]
-
-
-def ready() -> set[str | None]:
-    """The choices of tables whose kernels are ready."""
-    return {choice for of in backward._gradients.values() for choice in of.ready}
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -128,49 +123,42 @@ def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
 
 def test_gradients_come_from_the_row_for_the_calls_sizes(table):
     differentiated(70, 60)
-    assert ready() == {SMALL}
+    assert asked_for("backward") == {SMALL}
     differentiated(70, 90)
-    assert ready() == {SMALL, DEEP}
+    assert asked_for("backward") == {SMALL, DEEP}
     differentiated(20, 90)  # 80 query rows
-    assert ready() == {SMALL, DEEP, FEW}
+    assert asked_for("backward") == {SMALL, DEEP, FEW}
 
 
 def test_a_kernel_is_readied_before_the_backward_pass_of_the_first_call(table):
     q, k, v = (torch.randn(1, 80, 4, 64).half().requires_grad_() for _ in range(3))
     fagen.attention(q, k, v, causal=True)
-    assert ready() == {DEEP}
+    assert asked_for("backward") == {DEEP}
 
 
 def test_all_of_a_tables_kernels_are_prepared_unless_sizes_are_named(table):
     how = dict(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
     fagen.prepare(**how, seqlen=64, rows=400)
-    assert ready() == {SMALL}
+    assert asked_for("backward") == {SMALL}
     fagen.prepare(**how)
-    assert ready() == {SMALL, DEEP, FEW, LONG}
+    assert asked_for("backward") == {SMALL, DEEP, FEW, LONG}
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_traced_with_sizes_left_open_it_is_the_kernel_of_many_keys(table):
     fagen.prepare(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
-    asked = []
-    for found in backward._gradients.values():  # of each forward kernel
-        for slug, (op, _) in list(found.ready.items()):
-
-            def noted(slug=slug, op=op, **given):
-                asked.append(slug)
-                return op(**given)
-
-            found.ready[slug] = noted, slug
 
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return fagen.attention(q, k, v, causal=True).float().sum()
 
-    for keys in (70, 90):
-        q, k, v = (torch.randn(1, keys, 4, 64).half().requires_grad_() for _ in range(3))
-        loss(q, k, v).backward()
-        assert q.grad is not None
-    assert set(asked) == {LONG}, "one kernel, chosen when it was traced"
+    with torch.profiler.profile() as profile:
+        for keys in (70, 90):
+            q, k, v = (torch.randn(1, keys, 4, 64).half().requires_grad_() for _ in range(3))
+            loss(q, k, v).backward()
+            assert q.grad is not None
+    called = {event.name for event in profile.events() if event.name.startswith("fagen::bwd")}
+    assert called == {f"fagen::{LONG}_emulated"}, "one kernel, chosen when it was traced"
 
 
 def test_a_derived_kernel_is_said_to_be_one_once():

@@ -16,8 +16,8 @@ from fagen.paths import locate
 from fagen.problem import Cell, Problem, Sizes
 from fagen.process import run
 from fagen.render import environment
-from fagen.runtime import attention as dispatch
 from fagen.toolchain import find_gxx
+from tests.attention_helpers import picked
 from tests.benchmark_helpers import BENCHMARKS, FIELDS, RESULTS, refused_without_a_gpu
 from tests.tensors import normal
 
@@ -172,8 +172,8 @@ def test_the_schedules_of_the_ablation_are_committed_and_never_the_usual_choice(
         path = locate("schedules") / "forward" / f"{schedule.slug}.toml"
         shutil.copy(path, schedules_folder / "forward")
     keys = ablation.WHOLE.attention
-    picked = dispatch.picked(dtype=keys.dtype, head_dim=keys.head_dim, seqlen=16_384)
-    assert picked.slug == ablation.WHOLE.slug
+    chosen = picked(dtype=keys.dtype, head_dim=keys.head_dim, seqlen=16_384)
+    assert chosen.slug == ablation.WHOLE.slug
 
 
 def test_the_figures_are_of_90_shapes_and_as_far_from_flashattention_3_as_was_found(script):

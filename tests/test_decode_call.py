@@ -13,7 +13,7 @@ from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.decode.reference import attend
 from fagen.problem import Sizes
-from fagen.runtime import decode
+from fagen.runtime import call, decode, op
 from fagen.runtime.op import emulated
 from fagen.vocab import MASKS
 from tests.fresh import forget
@@ -24,7 +24,7 @@ HALF = torch.float16
 
 @pytest.fixture(autouse=True)
 def nothing_ready(monkeypatch):
-    forget(monkeypatch, decode)
+    forget(monkeypatch)
 
 
 def tensors(batch=2, queries=1, heads=8, kv_heads=8, keys=70, head_dim=64, head_dim_v=64):
@@ -87,11 +87,11 @@ def test_of_nothing_there_is_nothing_or_zeros(shape):
 
 def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
-        decode._ready.clear()
-        decode._called.clear()
+        call.reset()
         fagen.attention_decode(*tensors(**sizes))
-        ((*_, mask, rows, chunks, by, _, _),) = decode._ready
-        return mask, rows, chunks, by
+        ((key, _),) = call._ready
+        values = key.derived[0].values()
+        return tuple(values[name] for name in ("mask", "rows", "chunks", "by"))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
@@ -108,7 +108,7 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
 
 def test_a_schedule_that_nobody_measured_is_said_once():
     q, k, v = tensors(heads=4, kv_heads=4)
-    with pytest.warns(UntunedWarning, match="32 chunks by turn: dec_fp16_d64_causal_r8n128_c32 is"):
+    with pytest.warns(UntunedWarning, match="decoding of .*: dec_fp16_d64_causal_r8n128_c32 is"):
         fagen.attention_decode(q, k, v)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -222,7 +222,7 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     slug = fagen.prepare_decode(**of)
     assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("unified" in slug)
     assert fagen.prepare_decode(**of) == slug
-    monkeypatch.setattr(decode._ready, "make", None)  # nothing is readied any more
+    monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
     found = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
     assert torch.equal(found, fagen.attention_decode(q, k, v, **how))
@@ -232,13 +232,13 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
 def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monkeypatch):
     of = dict(batch=33, heads=8, kv_heads=8)
     slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **of)
-    taken = {key[7]: name for key, (*_, name) in decode._ready.items()}
+    taken = {key.derived[0].values()["by"]: kernel.slug for (key, _), kernel in call._ready.items()}
     assert taken == {"turn": slug, "run": f"{slug}_runs"}
-    monkeypatch.setattr(decode._ready, "make", None)
+    monkeypatch.setattr(op, "ready", None)
     q, k, v = tensors(**of, keys=20)
     given = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
     assert torch.equal(fagen.attention_decode(q, k, v), given)
-    assert {key[7] for key in decode._called} == {False, True}
+    assert {at_hand[7] for at_hand in decode.DECODING.known} == {False, True}
 
 
 @pytest.mark.parametrize(
@@ -283,13 +283,12 @@ def users_table(tmp_path, monkeypatch):
 
 def chosen(**sizes) -> str | None:
     """The slug that a table has for a call; None where the rule decides."""
-    decode._ready.clear()
-    decode._called.clear()
+    call.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
         fagen.attention_decode(*tensors(**sizes))
-    ((*_, choice),) = decode._ready
-    return choice
+    ((_, slug),) = call._ready
+    return slug
 
 
 def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
@@ -316,10 +315,9 @@ def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
     q, k, v = tensors(queries=2, heads=16, keys=500)
     by_rule = fagen.attention_decode(q, k, v)
     tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
-    decode._tables.clear()
-    decode._called.clear()
+    call.reset()
     assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
-    assert any(WIDE in key for key in decode._ready)
+    assert [slug for _, slug in call._ready] == [WIDE]
 
 
 def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):

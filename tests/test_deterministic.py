@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import fagen
 from fagen.errors import UntunedWarning
 from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
-from fagen.runtime import attention as calls
-from fagen.runtime import backward, varlen
-from tests.attention_helpers import qkv
+from fagen.runtime import backward, op
+from fagen.runtime import call as calls
+from tests.attention_helpers import picked, qkv
 from tests.varlen_helpers import packed
 
 pytestmark = [
@@ -32,16 +32,32 @@ PREPARED: dict[str, Any] = dict(dtype="fp16", head_dim=64, causal=True, device="
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each backward pass so far, whether its kernel is deterministic."""
-    monkeypatch.setattr(backward, "_sums_in_any_order", lambda device: True)
+    monkeypatch.setattr(backward, "_has_an_order", lambda device: False)
     found: list[bool] = []
-    usual = backward._Gradients.op_for
+    ready = op.ready
 
-    def op_for(of: Any, q: Tensor, k: Tensor) -> Any:
-        found.append(of.of.deterministic)
-        return usual(of, q, k)
+    def noted(*given: Any, **named: Any) -> op.Kernel:
+        kernel = ready(*given, **named)
 
-    monkeypatch.setattr(backward._Gradients, "op_for", op_for)
+        def noting(of: op.Op) -> op.Op:
+            def call(*tensors: Any) -> Any:
+                found.append("_det" in kernel.slug)
+                return of(*tensors)
+
+            return call
+
+        if not kernel.slug.startswith("bwd_"):
+            return kernel
+        return kernel._replace(op=noting(kernel.op), below=noting(kernel.below))
+
+    monkeypatch.setattr(op, "ready", noted)
     return found
+
+
+def in_order() -> set[bool]:
+    """Whether the kernels of gradients that are ready are deterministic."""
+    problems = (key.problem for key, _ in calls._ready)
+    return {of.deterministic for of in problems if of and of.kind == "backward"}
 
 
 @contextmanager
@@ -140,8 +156,7 @@ def test_a_call_that_needs_no_gradient_asks_nobody(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("no gradient is needed")
 
-    for module in (calls, varlen):
-        monkeypatch.setattr(module, "with_gradient", never)
+    monkeypatch.setattr(backward, "kernel_of_gradients", never)
     with torch.no_grad():
         assert torch.equal(call(deterministic=True), call())
     with pytest.raises(AssertionError, match="no gradient"):
@@ -153,8 +168,7 @@ def test_a_call_that_needs_no_gradient_asks_nobody(
 
 def test_its_kernel_is_ready_before_the_backward_pass(asked: list[bool]) -> None:
     dense(fagen.attention, deterministic=True)
-    (found,) = backward._gradients.values()
-    assert found.of.deterministic and found.ready and not asked
+    assert in_order() == {True} and not asked
 
 
 def test_of_packed_sequences_it_is_derived_and_said_to_be(asked: list[bool]) -> None:
@@ -165,10 +179,10 @@ def test_of_packed_sequences_it_is_derived_and_said_to_be(asked: list[bool]) -> 
 
 def test_prepared_it_need_not_be_readied(asked: list[bool]) -> None:
     fagen.prepare(**PREPARED, deterministic=True)
-    assert {of.of.deterministic for of in backward._gradients.values()} == {True}
-    backward._gradients.clear()
+    assert in_order() == {True}
+    calls.reset()
     fagen.prepare_varlen(**PREPARED, deterministic=True)
-    assert {of.of.deterministic for of in backward._gradients.values()} == {True}
+    assert in_order() == {True}
 
 
 def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic() -> None:
@@ -248,7 +262,7 @@ def test_exported_it_stands_in_the_program(
 def test_opcheck(asked: list[bool]) -> None:
     tensors = leaves(*qkv(queries=20, keys=40))
     fagen.attention(*tensors, deterministic=True)
-    slug = calls.picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
+    slug = picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
     op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
     found = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
     assert set(found.values()) == {"SUCCESS"} and set(asked) == {True}

@@ -15,8 +15,9 @@ from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.problem import Problem
-from fagen.runtime import attention as dispatch
-from tests.attention_helpers import FEW, FEWER, LONG, MANY, QUERY_ROWS, computed, fill, qkv
+from fagen.runtime import call
+from tests.attention_helpers import FEW, FEWER, LONG, MANY, QUERY_ROWS, computed, fill, picked, qkv
+from tests.fresh import asked_for
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -29,9 +30,9 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
     odd = (schedules_folder / "forward" / "0.toml").read_text() + "[pipeline]\nstages = 3\n"
     (schedules_folder / "forward" / ".toml").write_text(odd)  # the first of the two by name
     assert len(select.committed("forward")) == 2
-    assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
+    assert picked(dtype="fp16", head_dim=64, seqlen=512).slug == plain
     assert fagen.prepare(dtype="fp16", head_dim=64) == plain
-    other = dispatch.picked(dtype="fp16", head_dim=96, seqlen=512)  # of which there is none
+    other = picked(dtype="fp16", head_dim=96, seqlen=512)  # of which there is none
     assert other == derived_schedules(Problem("fp16", 96, 96, "full"))[0]
 
 
@@ -54,8 +55,8 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folde
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64) == many
     assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=89) == few
-    assert dispatch.picked(dtype="fp16", head_dim=64, seqlen=89, device="cpu").slug == few
-    assert dispatch.picked(dtype=torch.float16, head_dim=64, seqlen=90).slug == many
+    assert picked(dtype="fp16", head_dim=64, seqlen=89, device="cpu").slug == few
+    assert picked(dtype=torch.float16, head_dim=64, seqlen=90).slug == many
     q, k, v = qkv()
     for keys, slug in ((90, many), (89, few), (1, few)):
         expected = emulate(plan(Schedule.from_slug(slug)), q, k[:, :keys], v[:, :keys], 0.125)[0]
@@ -87,9 +88,9 @@ def test_a_bounded_row_of_a_user_serves_its_calls_and_leaves_the_others(
     assert served(150) == {MANY}
     assert served(151) == served(89) == {"fwd_fp16_d64_full_m128n128"}
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu") == "fwd_fp16_d64_full_m128n128"
-    assert ready() == {None, MANY}
+    assert asked_for() == {None, MANY}
     dispatch_table.update(schedules_folder / dispatch_table.NAME, [Row("NVIDIA H200", FEW)])
-    dispatch._served.clear()
+    call.reset()
     assert served(150) == {MANY}
     assert served(151) == served(89) == {FEW}
 
@@ -144,14 +145,10 @@ def by_rows(schedules_folder: Path) -> None:
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
 
 
-def ready() -> set[object]:
-    return {choice for kernels in dispatch._ready.values() for choice in kernels}
-
-
 def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
     by_rows: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "surely", None)  # which a call of known sizes has no need of
+    monkeypatch.setattr(call, "surely", None)  # which a call of known sizes has no need of
     q, k, v = qkv()
     more = torch.cat([q, q[:, :1]], 1)
     for queries, slug in ((q, FEW), (q[:, :13], FEW), (q[:, :12], FEWER), (more, MANY)):
@@ -161,7 +158,7 @@ def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
     # batch, heads and queries count alike
     grouped = q[:1, :2].repeat(1, 1, 20, 1), k[:1], v[:1]
     assert torch.equal(fagen.attention(*grouped), computed(FEW, *grouped))
-    assert ready() == {FEW, FEWER, MANY}
+    assert asked_for() == {FEW, FEWER, MANY}
 
 
 def test_rows_from_very_many_keys_go_before_those_for_few_query_rows(
@@ -174,10 +171,10 @@ def test_rows_from_very_many_keys_go_before_those_for_few_query_rows(
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu", rows=1) == LONG
-    assert ready() == {FEW, LONG}
+    assert asked_for() == {FEW, LONG}
     for keys, slug in ((OPEN_KEYS, FEW), (OPEN_KEYS + 1, LONG)):
         sizes = dict(seqlen=keys, rows=1)
-        assert dispatch.picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
+        assert picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
     q, k, v = (x[:1, :, :1] for x in qkv(queries=1, keys=OPEN_KEYS + 1))
     assert torch.equal(fagen.attention(q, k, v), computed(LONG, q, k, v))
     fewer = q, k[:, :300], v[:, :300]
@@ -200,9 +197,9 @@ def test_prepare_readies_every_kernel_that_the_sizes_leave_open(
     by_rows: None, sizes: dict[str, int], slug: str, readied: set[str]
 ) -> None:
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu", **sizes) == slug  # type: ignore[arg-type]
-    assert ready() == readied
+    assert asked_for() == readied
     sizes = {"seqlen": 10_000} | sizes
-    assert dispatch.picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
+    assert picked(dtype="fp16", head_dim=64, device="cpu", **sizes).slug == slug  # type: ignore[arg-type]
 
 
 def test_the_slug_is_that_for_the_most_keys_also_where_fewer_share_it(
@@ -214,7 +211,7 @@ def test_the_slug_is_that_for_the_most_keys_also_where_fewer_share_it(
     ]
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     assert fagen.prepare(dtype="fp16", head_dim=64, device="cpu") == MANY
-    assert ready() == {FEW, MANY}
+    assert asked_for() == {FEW, MANY}
 
 
 def test_no_call_but_the_first_looks_at_a_disk(
@@ -226,8 +223,8 @@ def test_no_call_but_the_first_looks_at_a_disk(
     dispatch_table.update(schedules_folder / dispatch_table.NAME, rows)
     q, k, v = qkv()
     first = fagen.attention(q, k, v)
-    for name in ("serving", "choose", "problem_of"):
-        monkeypatch.setattr(dispatch, name, None)
+    for name in ("select", "buildable"):
+        monkeypatch.setattr(call, name, None)
     assert torch.equal(fagen.attention(q, k, v), first)
 
 

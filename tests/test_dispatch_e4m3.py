@@ -18,9 +18,8 @@ from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.textbook import textbook
 from fagen.measure.numerics import rms
 from fagen.problem import Problem
-from fagen.runtime import attention as dispatch
 from fagen.vocab import SCALE_ROWS_DEFAULT
-from tests.attention_helpers import computed_fp8, quantised
+from tests.attention_helpers import computed_fp8, picked, quantised
 from tests.tensors import normal
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -147,7 +146,7 @@ def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule
     sizes = {"head_dim": keys.head_dim, "head_dim_v": keys.head_dim_v}
     tensors, how = quantised(fp8.scale_rows, fp8.v_layout, **sizes)
     causal = keys.mask == "causal"
-    slug = dispatch.picked(
+    slug = picked(
         dtype="e4m3",
         **sizes,
         causal=causal,

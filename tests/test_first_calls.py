@@ -17,15 +17,15 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import Unsupported
 from torch.fx import GraphModule
 
+import fagen
 from fagen.dispatch import select
 from fagen.errors import UntunedWarning
 from fagen.process import run
-from fagen.runtime import attention, backward, combine, decode, quantize, ready, varlen
 from fagen.runtime.once import Once
+from tests.attention_helpers import picked
 from tests.doors import DOORS
 from tests.fresh import forget
 
-MODULES = attention, varlen, decode, quantize, combine, backward, ready
 THREADS = 8
 PACKAGED_LAYER = Path(__file__).with_name("packaged_layer.py")
 # calls of fagen's ops in a door's graph, where they are more than one
@@ -35,7 +35,7 @@ OPS = {"attention_e4m3": 4, "attention_fp8": 4, "flash_attn_forward_and_backward
 @pytest.fixture(autouse=True)
 def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every module as in a new process, where a warning is an error."""
-    forget(monkeypatch, *MODULES)
+    forget(monkeypatch)
     select.committed.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -118,10 +118,10 @@ def test_a_first_call_exports(strict: bool, fresh_dynamo: None) -> None:
 
 def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo: None) -> None:
     schedule = "fwd_bf16_d64_full_m64n48"
-    chosen = attention.picked(dtype="bf16", head_dim=64, seqlen=40)
+    chosen = picked(dtype="bf16", head_dim=64, seqlen=40)
     given = DOORS["attention"].made()
     for one, slug in ((schedule, schedule), (chosen, chosen.slug)):
-        call = partial(attention.attention, schedule=one)
+        call = partial(fagen.attention, schedule=one)
         backend = Recording()
         torch.compile(call, fullgraph=True, backend=backend)(*given)
         assert backend.called() == [f"fagen.{slug}_emulated.default"]
@@ -133,11 +133,11 @@ def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
     given = [x.double() for x in DOORS["attention"].made()]
     said = "q is float64; use fp16 or bf16"
     with pytest.raises(Unsupported, match="Observed exception") as refused:
-        torch.compile(attention.attention, fullgraph=True, backend="eager")(*given)
+        torch.compile(fagen.attention, fullgraph=True, backend="eager")(*given)
     assert said in str(refused.value)
     torch._dynamo.reset()
     with pytest.raises(ValueError, match=said):
-        torch.compile(attention.attention, backend="eager")(*given)
+        torch.compile(fagen.attention, backend="eager")(*given)
 
 
 @pytest.mark.long  # torch compiles two C++ libraries

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import fagen
 from fagen.huggingface import Mask, attend
 from fagen.huggingface import layer as layers
-from fagen.runtime import cache, decode
+from fagen.runtime import cache, call
 from tests.fresh import forget
 from tests.huggingface_helpers import (
     Layer,
@@ -152,11 +152,11 @@ def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget(monkeypatch, decode)
+    forget(monkeypatch)
     bounds = torch.stack((ints(3, 0), ints(140, 140)))[:, None, None]
     attend(Layer(True), *tensors(140, 150), bounds)
-    (key,) = decode._ready
-    assert key[5] == 8  # rows
+    (key,) = (key for key, _ in call._ready if key.problem.kind == "decode")
+    assert key.derived[0].values()["rows"] == 8
     compiled = torch.compile(
         lambda *given: attend(Layer(True), *given)[0], fullgraph=True, backend="eager"
     )

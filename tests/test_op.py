@@ -137,10 +137,10 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(
 
 def test_who_differentiates_a_call_computes_it_below_the_refusal(attend: op.Op) -> None:
     q, k, v = qkv()
-    below = op.below(attend)
-    assert below is not attend
+    kernel = op.kernel_of(SLUG, "cuda")
+    assert kernel.below is not attend
     expected = attend(q, k, v, 0.1)
-    found = _Eager.apply(below, None, False, q.requires_grad_(), k, v, 0.1)
+    found = _Eager.apply(kernel, kernel, False, q.requires_grad_(), k, v, 0.1)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
         assert mine.requires_grad and not theirs.requires_grad

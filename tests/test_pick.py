@@ -17,12 +17,11 @@ from fagen.errors import ScheduleError
 from fagen.paths import locate
 from fagen.process import run
 from fagen.render import Hashes
-from fagen.runtime import attention as calls
 from fagen.search.declared import parse_space
 from fagen.search.space import survey
 from tests import cli_helpers
-from tests.attention_helpers import FEW, FEWER, LONG, MANY, fill
-from tests.fresh import forget
+from tests.attention_helpers import FEW, FEWER, LONG, MANY, fill, picked
+from tests.fresh import asked_for, without_kernels
 
 CARD, OTHER = "NVIDIA H200", "NVIDIA H100"
 PLAIN = "fwd_fp16_d64_full_m128n128"
@@ -50,18 +49,12 @@ def tables(
 
 def taken(monkeypatch: pytest.MonkeyPatch, batch: int, queries: int, keys: int) -> str:
     """The slug of the kernel that fagen.attention asks for, none of which is then run."""
-    chosen = []
-
-    def note(kind: Any, choice: Any, progress: Any = None) -> Any:
-        chosen.append(choice or PLAIN)
-        return *(lambda *_: torch.empty(0),) * 3, PLAIN
-
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "_make_ready", note)
-        forget(patch, calls)
+        without_kernels(patch)
         q, k = torch.empty(batch, queries, 4, 64).half(), torch.empty(batch, keys, 2, 64).half()
         fagen.attention(q, k, k)
-    return chosen[0]
+        (slug,) = asked_for()
+    return slug or PLAIN
 
 
 OWN_ROWS = [Row(CARD, FEWER, rows_to=400), Row(CARD, LONG, 0, 300), Row(CARD, MANY, 301)]
@@ -157,7 +150,7 @@ def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
 def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
     found = fagen.pick(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300)
     assert found.derived and found.row is None and found.file is None
-    assert found.slug == calls.picked(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300).slug
+    assert found.slug == picked(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300).slug
     assert "derived" in found.why and f"fagen search {found.slug} " in found.search
 
 

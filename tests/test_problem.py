@@ -29,9 +29,8 @@ from fagen.problem import (
 )
 from fagen.process import run
 from fagen.registry import from_slug
-from fagen.runtime import attention
 from fagen.vocab import MASKS
-from tests.attention_helpers import computed, fill, qkv
+from tests.attention_helpers import computed, fill, picked, qkv
 
 # ---- what is computed ---------------------------------------------------------------------------
 
@@ -199,12 +198,12 @@ def test_what_is_picked_is_what_attention_takes() -> None:
         sizes = Sizes(2, 4, 2, 100, seqlen)
         how: dict[str, Any] = dict(causal=causal, head_dim=64, seqlen=seqlen, device="cpu")
         asked = Problem("e4m3", 64, 64, mask, "bf16", layout, 64)
-        taken = attention.picked(dtype="e4m3", v_layout=layout, scale_rows=64, rows=800, **how)
+        taken = picked(dtype="e4m3", v_layout=layout, scale_rows=64, rows=800, **how)
         assert select.serve(asked, sizes, "").schedule == taken
         asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
         # of so few tiles keys are split, by queries and heads that this function is not told
         sizes = Sizes(64, 32, 2, 100, seqlen)
-        taken = attention.picked(dtype="fp16", rows=64 * 32 * 100, **how)
+        taken = picked(dtype="fp16", rows=64 * 32 * 100, **how)
         assert select.serve(asked, sizes, "").schedule == taken
 
 

@@ -16,10 +16,10 @@ from fagen.e4m3 import Quantized, sign_words
 from fagen.errors import DeviceError, FagenError
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
-from fagen.runtime import c_interface, op, ready
-from fagen.runtime import quantize as quantize_call
+from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
 from fagen.runtime.checks import allocated, checked
+from fagen.runtime.quantize import QUANTIZE
 from tests.fresh import forget
 from tests.often import some
 from tests.op_helpers import refusal
@@ -228,25 +228,28 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
     """All but the launch: the device is said to be a GPU, the tensors are on the CPU."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
-    forget(monkeypatch, quantize_call, ready)
+    forget(monkeypatch)
     keys = of.schedule.quantize
-    asked = quantize_call.Key(
-        *(torch.device("cuda", 0), getattr(torch, of.dtype.torch), keys.head_dim, keys.rotate),
-        *(keys.center, keys.scales, keys.scale_rows or 128, keys.layout, keys.rotary),
-    )
-    kernel = quantize_call._make_ready(asked)
-    assert kernel is op.load(binary) is quantize_call._make_ready(asked)
-    assert kernel.name() == f"fagen::{of.slug}"
+    how = keys.center, keys.scales, keys.scale_rows or 128, keys.layout, keys.rotary
+    dtype = getattr(torch, of.dtype.torch)
+
+    def ready(device: int = 0) -> op.Kernel:
+        key = QUANTIZE.key_of(torch.device("cuda", device), dtype, keys.head_dim, keys.rotate, *how)
+        return QUANTIZE.find(key)
+
+    kernel = ready()
+    assert ready() is kernel and kernel.op is op.load(binary)
+    assert kernel.op.name() == f"fagen::{of.slug}"
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
-    assert quantize_call._make_ready(asked) is kernel
+    assert ready() is kernel
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
-        quantize_call._make_ready(asked._replace(device=torch.device("cuda", 1)))
+        ready(1)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
-    assert quantize_call._make_ready(asked._replace(device=torch.device("cuda", 1))) is kernel
+    assert ready(1).op is kernel.op
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(DeviceError, match=r"cuda:2 is a NVIDIA A100 of compute capability 8\.0"):
-        quantize_call._make_ready(asked._replace(device=torch.device("cuda", 2)))
+        ready(2)
 
 
 # ---- what the kernel is passed ------------------------------------------------------------------

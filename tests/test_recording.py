@@ -26,14 +26,14 @@ from fagen import flow, search
 from fagen.errors import FagenError, ScheduleError
 from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.runtime import attention
+from fagen.runtime.attention import ATTENTION
 from fagen.search.files import read_spaces
 from fagen.search.recording import MOST_SIZES, read_recording, text_of
 from fagen.search.store import Store
 from tests import cli_helpers
 from tests.attention_helpers import qkv, quantised
 from tests.clock import seconds_of_recording
-from tests.fresh import forget
+from tests.fresh import without_kernels
 from tests.recordings import CARD, AtOnce, record
 from tests.tensors import normal
 
@@ -84,7 +84,7 @@ def test_every_problem_and_size_that_was_called_is_written_with_how_often(
                 expected[one] += number * times
         assert counts(path) == expected
     call(*calls[0])  # which nobody records
-    assert counts(path) == expected and attention.note is None
+    assert counts(path) == expected and ATTENTION.note is None
     targets = [target for space in read_spaces(path) for target in space.targets()]
     assert len(targets) == len({one[:3] for one in calls})  # and nothing else is searched
 
@@ -94,7 +94,7 @@ def test_what_was_called_before_the_body_raised_is_written(tmp_path: Path) -> No
     with pytest.raises(ZeroDivisionError), fagen.recording(path):
         call(*CALLS[0])
         raise ZeroDivisionError
-    assert counts(path) == {CALLS[0]: 1} and attention.note is None
+    assert counts(path) == {CALLS[0]: 1} and ATTENTION.note is None
     with fagen.recording(path), pytest.raises(ValueError, match="head_dim 20"):
         call(torch.float16, 20, True, 1, 4, 2, 40, 40)
         call(*CALLS[0])
@@ -162,7 +162,7 @@ def test_a_file_that_no_recording_has_written_is_refused_before_the_run(tmp_path
         path.write_text(text)
         with pytest.raises(ScheduleError, match=said), fagen.recording(path):
             raise AssertionError("the run has begun")
-        assert path.read_text() == text and attention.note is None
+        assert path.read_text() == text and ATTENTION.note is None
     for where, said in [
         (tmp_path / "nowhere" / "mine.toml", "there is no folder"),
         (tmp_path, "is a folder"),
@@ -196,9 +196,7 @@ def test_without_a_call_nothing_is_written(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel: Any = *(lambda q, *_: q,) * 3, "slug"
-    monkeypatch.setattr(attention, "_make_ready", lambda *_: kernel)
-    forget(monkeypatch, attention)
+    without_kernels(monkeypatch)
 
 
 def test_recording_costs_a_call_at_most_a_microsecond(tmp_path: Path, no_kernels: None) -> None:
@@ -208,7 +206,7 @@ def test_recording_costs_a_call_at_most_a_microsecond(tmp_path: Path, no_kernels
         return fagen.attention(q, k, v)
 
     with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(attention, call) <= 1e-6
+        assert seconds_of_recording(ATTENTION, call) <= 1e-6
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == Problem("fp16", 64, 64, "full", None, "", 0)
     assert counts.keys() == {Sizes(2, 4, 2, 70, 200)}

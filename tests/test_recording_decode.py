@@ -10,12 +10,12 @@ from torch import Tensor
 import fagen
 from fagen.flash_attn_interface import flash_attn_with_kvcache
 from fagen.problem import Problem, Sizes
-from fagen.runtime import decode
+from fagen.runtime.decode import DECODING
 from fagen.search.files import read_spaces
 from fagen.search.recording import read_recording
 from tests import cli_helpers, tensors
 from tests.clock import seconds_of_recording
-from tests.fresh import forget
+from tests.fresh import without_kernels
 
 ONE = Problem("fp16", 64, 64, "causal", None, "", 0, "decode")
 FULL = Problem("fp16", 64, 64, "full", None, "", 0, "decode")
@@ -47,7 +47,7 @@ def test_calls_of_decoding_are_written_beside_others_and_added_to(tmp_path: Path
             Problem("fp16", 64, 64, "full", None, "", 0): {Sizes(1, 4, 4, 60, 60): times},
         }
     call()  # which nobody records
-    assert decode.note is None
+    assert DECODING.note is None
     names = [space.targets()[0].name for space in read_spaces(path)]
     assert names == ["dec_fp16_d64_causal", "dec_fp16_d64_full", "fp16_d64_full"]
     answer = cli_helpers.fagen("search", path, "--dry-run")
@@ -84,9 +84,7 @@ def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel: Any = *(lambda q, *_, **__: q,) * 3, 1.0, "slug"
-    monkeypatch.setattr(decode, "_make_ready", lambda *_: kernel)
-    forget(monkeypatch, decode)
+    without_kernels(monkeypatch)
 
 
 def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: None) -> None:
@@ -106,7 +104,7 @@ def test_recording_costs_a_call_of_decoding_at_most_a_microsecond(
         return fagen.attention_decode(q, k, k, seqused_k=USED)
 
     with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(decode, call) <= 1e-6
+        assert seconds_of_recording(DECODING, call) <= 1e-6
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == ONE and counts.keys() == {Sizes(2, 8, 2, 1, 100)}
 

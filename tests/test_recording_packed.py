@@ -20,7 +20,8 @@ from fagen.flash_attn_interface import flash_attn_varlen_func, flash_attn_with_k
 from fagen.paths import locate
 from fagen.problem import PackedSizes, PackedTotals, Problem, Sizes, spread
 from fagen.registry import from_slug
-from fagen.runtime import attention, varlen
+from fagen.runtime.attention import ATTENTION
+from fagen.runtime.varlen import VARLEN
 from fagen.search.files import read_spaces
 from fagen.search.kinds import space_of
 from fagen.search.recording import MOST_SIZES, _add, read_recording
@@ -28,7 +29,7 @@ from fagen.search.space import survey
 from fagen.search.store import Store
 from tests import cli_helpers, tensors
 from tests.clock import seconds_of_recording
-from tests.fresh import forget
+from tests.fresh import forget, without_kernels
 from tests.recordings import AtOnce, record
 
 PROBLEM = Problem("fp16", 64, 64, "causal", None, "", 0, lengths="varlen")
@@ -71,7 +72,7 @@ def test_packed_calls_are_written_beside_others_and_added_to(tmp_path: Path) -> 
             },
         }
     call()  # which nobody records
-    assert attention.note is varlen.note is None
+    assert ATTENTION.note is VARLEN.note is None
     spaces = {space.targets()[0].name: space for space in read_spaces(path)}
     of = spaces["fp16_d64_causal_varlen"]
     assert [shape.weight for shape in of.shapes] == [4, 2, 2]
@@ -150,9 +151,7 @@ def test_a_call_in_e4m3_is_of_its_layout(tmp_path: Path) -> None:
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
-    kernel: Any = *(lambda q, *_: q,) * 3, "slug"
-    monkeypatch.setattr(varlen, "_make_ready", lambda key: kernel)
-    forget(monkeypatch, varlen)
+    without_kernels(monkeypatch)
 
 
 def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path, no_kernels: None) -> None:
@@ -192,7 +191,7 @@ def test_recording_costs_a_packed_call_at_most_a_microsecond(
         return fagen.attention_varlen(q, k, k, OFFSETS, **said)
 
     with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(varlen, call) <= 1e-6
+        assert seconds_of_recording(VARLEN, call) <= 1e-6
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == PROBLEM and counts.keys() == {totals(4, 60, 30)}
     assert counts.popitem()[1] % 30_000 == 0
@@ -315,7 +314,7 @@ def test_a_file_that_says_lengths_is_refused_before_the_run(
     path.write_text(HEAD + shapes)
     with pytest.raises(ScheduleError, match=said), fagen.recording(path):
         raise AssertionError("the run has begun")
-    assert path.read_text() == HEAD + shapes and varlen.note is None
+    assert path.read_text() == HEAD + shapes and VARLEN.note is None
 
 
 def test_sequences_of_one_length_say_no_more_than_a_recording(tmp_path: Path) -> None:
@@ -351,7 +350,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(search, "LocalExecutor", AtOnce)
-    forget(monkeypatch, varlen)
+    forget(monkeypatch)
     path = tmp_path / "mine.toml"
     with fagen.recording(path):
         call(max_seqlen_q=30)
@@ -365,7 +364,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
     )
     assert answer.exit_code == 0, answer.output
     (row,) = tomllib.loads((tmp_path / "fagen" / "dispatch.toml").read_text())["kernel"]
-    forget(monkeypatch, varlen)
+    forget(monkeypatch)
     taken = fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
     assert taken == row["slug"] and "_varlen" in taken
     times = dict[str, list[float]]()

@@ -16,7 +16,6 @@ from fagen.dispatch.rows import MOST, Row
 from fagen.kinds.decode.space import SPACE as DECODE_SPACE
 from fagen.problem import PackedSizes, Sizes
 from fagen.registry import read
-from fagen.runtime import varlen
 from fagen.search.report.table import _beside
 from fagen.search.results import told
 from fagen.search.store import Store
@@ -224,7 +223,7 @@ def test_calls_take_the_row_of_packed_sequences_then(every, tmp_path, monkeypatc
     search.write(every["varlen"].found, tmp_path / "config" / "fagen")
     (row,) = dispatch_table.table_at(tmp_path / "config" / "fagen" / "dispatch.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    forget(monkeypatch, varlen)
+    forget(monkeypatch)
     for _ in range(2):
         taken = package.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
         assert taken == row.slug

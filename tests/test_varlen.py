@@ -18,8 +18,9 @@ from fagen.errors import UntunedWarning
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.runtime import backward, op, varlen
+from fagen.runtime import op
 from fagen.runtime.checks import checked
+from tests.fresh import asked_for
 from tests.op_helpers import refusal
 from tests.stubs import StubOp
 from tests.tensors import normal
@@ -253,8 +254,7 @@ def test_prepared_a_call_finds_its_kernels(
     of = dict(dtype=given[0].dtype, head_dim=64, causal=True, device="cpu")
     slug = fagen.prepare_varlen(**of, gradient=gradient)
     assert "_varlen" in slug and slug == fagen.prepare_varlen(**of)
-    for cache in (varlen._ready, varlen._differentiable):
-        monkeypatch.setattr(cache, "make", None)  # nothing is readied any more
+    monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     q, k, v, *offsets = given
     q.requires_grad_(gradient)
     compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")
@@ -299,8 +299,7 @@ def test_a_row_of_a_table_says_which_kernel_serves(table: None) -> None:
 def test_a_row_of_a_table_says_which_kernel_computes_gradients(table: None) -> None:
     q, *rest = packed(head_dim=64)
     fagen.attention_varlen(q.requires_grad_(), *rest, causal=True).sum().backward()
-    (found,) = backward._gradients.values()
-    assert [*found.ready] == [OTHER_BY] and q.grad is not None
+    assert asked_for("backward") == {OTHER_BY} and q.grad is not None
     kind: dict[str, Any] = {"lengths": "varlen", "kind": "backward", "causal": True}
     for deterministic, slug in ((False, OTHER_BY), (True, f"{OTHER_BY}_det")):
         more = kind | {"deterministic": deterministic}

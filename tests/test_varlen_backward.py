@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fagen
+from fagen.dispatch.select import buildable
 from fagen.errors import UntunedWarning
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.problem import Problem
-from fagen.runtime import backward, op, varlen
+from fagen.runtime import backward, op
 from tests.varlen_helpers import packed
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -216,7 +217,7 @@ def test_a_call_that_needs_none_never_asks_for_the_kernels(monkeypatch: pytest.M
     def asked(*_: Any, **__: Any) -> Any:
         raise AssertionError("no gradient is needed")
 
-    monkeypatch.setattr(varlen, "with_gradient", asked)
+    monkeypatch.setattr(backward, "kernel_of_gradients", asked)
     *qkv, at_q, at_k = packed()
     tensors = leaves(*qkv)
     with torch.no_grad():
@@ -281,7 +282,7 @@ def test_the_committed_kernels_serve_and_deterministic_ones_are_derived() -> Non
         problem = Problem(
             "bf16", 128, 128, "causal", "bf16", "", 0, "backward", deterministic, "varlen"
         )
-        found = backward.candidates_for(problem)
+        found = buildable(problem)
         return found.schedules[0].slug, found.derived
 
     assert usual(False) == ("bwd_bf16_d128_causal_m64n128_varlen", False)

@@ -16,7 +16,6 @@ from fagen import registry
 from fagen.dispatch import tables
 from fagen.dispatch.rows import Row
 from fagen.problem import Problem, Sizes
-from fagen.runtime import decode
 from fagen.vendor.table import table_of
 from fagen.vocab import DECODE, DTYPES
 from tests.fresh import forget
@@ -76,7 +75,7 @@ MISSING = "dec_fp16_d128_causal_r8n64_s3"
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's table with what a search has found, of which one kernel is in no folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    forget(monkeypatch, decode)
+    forget(monkeypatch)
     (tmp_path / "config/fagen").mkdir(parents=True)
     of = [
         Row("NVIDIA H200", FOUND[0], group_rows=8, rows_to=500),

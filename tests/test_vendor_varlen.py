@@ -19,7 +19,6 @@ from fagen.dispatch import tables
 from fagen.dispatch.rows import Row
 from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.runtime import varlen
 from fagen.vendor.gradients import problem_of
 from fagen.vendor.table import PACKED, table_of
 from fagen.vocab import DTYPES, OUT_DTYPES
@@ -73,7 +72,7 @@ def fagens(problem: Problem) -> str:
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A user's table with what a search has found, of which one kernel is in no folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    forget(monkeypatch, varlen)
+    forget(monkeypatch)
     (tmp_path / "config/fagen").mkdir(parents=True)
     rows = [Row("NVIDIA H200", slug) for slug in (*FOUND, MISSING)]
     tables.update(tmp_path / "config/fagen" / tables.NAME, rows)

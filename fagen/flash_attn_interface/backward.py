@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.dispatch.choice import candidates
+from fagen.dispatch.select import buildable
 from fagen.flash_attn_interface.arguments import (
     mask_of,
     refuse_others,
@@ -13,13 +13,14 @@ from fagen.flash_attn_interface.arguments import (
     scale_of,
 )
 from fagen.flash_attn_interface.layout import packed_keys, packed_queries
-from fagen.runtime import attention, varlen
 from fagen.runtime.argument_types import flag
 from fagen.runtime.arguments import E4M3, refuse_rank, settled
+from fagen.runtime.attention import ATTENTION
 from fagen.runtime.backward import gradients
+from fagen.runtime.call import untraced
 from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import used_queries
-from fagen.runtime.once import untraced
+from fagen.runtime.varlen import VARLEN, refuse_wrong_lengths
 
 _CALLED = "_flash_attn_backward"
 
@@ -83,7 +84,7 @@ def gradients_of(
             k, v, cu_seqlens_k, seqused_k = packed_keys(k, v, seqused_k, batch)
         at = cu_seqlens_q, cu_seqlens_k, seqused_k
         if seqused_q is not None:
-            varlen.refuse_wrong_lengths(seqused_q, *at)
+            refuse_wrong_lengths(seqused_q, *at)
             at = used_queries(seqused_q, *at)
         given |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
     slug = _forward_of(kind, dense=dense)
@@ -98,5 +99,6 @@ def gradients_of(
 @untraced
 def _forward_of(kind: Any, *, dense: bool) -> str:
     """The slug of a kernel whose gradients these are.  Raises ValueError where there is none."""
-    problem = attention.problem_of(kind) if dense else varlen.problem_of((*kind, None, None))
-    return candidates(problem).schedules[0].slug
+    key = (ATTENTION if dense else VARLEN).key_of(*kind)
+    assert key.problem
+    return buildable(key.problem).schedules[0].slug

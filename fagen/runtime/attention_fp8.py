@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fagen.dispatch.choice import Choice
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import refuse_unquantisable
 from fagen.runtime.attention import attention
+from fagen.runtime.call import Choice
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
 

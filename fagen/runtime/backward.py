@@ -1,207 +1,261 @@
-"""Gradients of attention(…): an op with a forward kernel's outputs, whose backward is a kernel's.
+"""A kernel and a call's arguments in, its results out: with gradients where they are asked for.
 
-`torch.ops.fagen.<slug>_with_grad` calls the forward kernel, keeps q, k, v, out and the log-sum-exp,
-of packed sequences also their offsets, and nothing else, and is registered with Autograd: so
-torch.compile traces both passes as one op each. A call that torch does not trace goes by an
-autograd.Function that does the same, in less of the host's time. One that needs no gradient never
-comes here.
+A call that torch does not trace goes by an autograd.Function that keeps q, k, v, out and the
+log-sum-exp, of packed sequences also their offsets, and nothing else. For torch.compile there is
+`torch.ops.fagen.<slug>_with_grad`, which does the same and is registered with Autograd: it traces
+both passes as one op each.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
-sizes of q and k when the backward pass runs, and by whether the call wanted it deterministic, or
-torch does then.
+sizes of q and k, and by whether the call wanted it deterministic, or torch does when the backward
+pass runs.
 """
 
-import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch._C import _is_tracing
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fagen.arch import SM90
-from fagen.dispatch.choice import (
-    Candidates,
-    Served,
-    candidates,
-    for_few,
-    for_keys,
-    serving,
-    slugs_for,
-)
-from fagen.errors import ScheduleError, UntunedWarning
-from fagen.picking import search_command
+from fagen.errors import ScheduleError
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
-from fagen.runtime.arguments import surely
-from fagen.runtime.once import Once, untraced
-from fagen.runtime.ready import first_ready
+from fagen.runtime.argument_types import flag, refuse_tangents
+from fagen.runtime.call import CallKey, Door, Sizes, traced, untraced
+from fagen.runtime.once import Once
+from fagen.runtime.op import Kernel, Named
 from fagen.vocab import BACKWARD
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
 
 
-class _Gradients:
-    """The kernels of the gradients of a problem on a device: what tables have, what is ready."""
+def results(
+    call: str,
+    kernel: Kernel,
+    arguments: tuple[Any, ...],
+    return_lse: bool,
+    deterministic: bool = False,
+    named: Named | None = None,
+) -> Any:
+    """Return out, with return_lse (out, lse), of a public call: by what torch can trace if `named`.
 
-    def __init__(self, of: Problem, device: torch.device, served: Served) -> None:
-        self.of, self.device, self.served = of, device, served
-        # ops and their slugs by the slug of a table, None for the usual one
-        self.ready: Once[str | None, tuple[op.Op, str]] = Once(self._make_ready)
-
-    def op_for(self, q: Tensor, k: Tensor) -> op.Op:
-        """The op for tensors of these sizes, readied if need be."""
-        slug = _slug_for(self.served, q, k)
-        found, _ = self.ready.get(slug) or self.ready.made(slug)
-        return found
-
-    def _make_ready(self, slug: str | None) -> tuple[op.Op, str]:
-        said = not_ready(self.of.deterministic, packed=self.of.varlen)
-        schedules, derived = candidates_for(self.of, slug)
-        chosen, made = first_ready(schedules, self.device, not_ready=said)
-        if derived:
-            call = "fagen.attention_varlen" if self.of.varlen else "fagen.attention"
-            warnings.warn(
-                f"no schedule was tuned for the gradients of {self.of}: {chosen.slug} is "
-                f"derived. To search for a faster one, which {call} then takes: "
-                f"{search_command(chosen.slug)}",
-                UntunedWarning,
-                stacklevel=6,
-            )
-        return made, chosen.slug
-
-
-def _slug_for(served: Served, q: Tensor, k: Tensor) -> str | None:
-    """The slug that tables have for tensors of these sizes; None is the usual one."""
-    slug = served.always
-    if served.by_keys:
-        slug = for_keys(served.by_keys, k.shape[1], surely)
-        if served.few and slug not in served.long:
-            slug = for_few(served.few, q.numel(), surely) or slug
-    return slug
+    `arguments` are the op's, the first three q, k and v. Raises ValueError where a gradient would
+    be needed that no kernel computes, and what readying one of gradients raises.
+    """
+    q, k, v, *_ = arguments
+    if deterministic is not False:
+        deterministic = flag("deterministic", deterministic)
+    if forward_ad._current_level >= 0:
+        refuse_tangents(q, k, v)
+    plain = named is None and not (_is_tracing() or peek_interpreter_stack())
+    if (
+        is_grad_enabled()
+        and (q.requires_grad or k.requires_grad or v.requires_grad)
+        and kernel.gradients_by == call
+        and (plain or named)
+    ):
+        if named:
+            both = _with_gradient_by_name(named, q, k, deterministic)(*arguments)
+        else:
+            both = _with_gradient(kernel, q, k, deterministic, arguments)
+        return both if return_lse else both[0]
+    if plain:
+        if return_lse:
+            both = kernel.below(*arguments)
+            if not both[0].requires_grad:
+                return both
+        else:
+            out = kernel.direct(*arguments)
+            if not out.requires_grad:
+                return out
+    return (kernel.op if return_lse else kernel.alone)(*arguments)  # refuses a gradient
 
 
-def not_ready(deterministic: bool, *, packed: bool) -> str:
-    """Return how a refusal begins where kernels of gradients would have to be built."""
-    more = ", deterministic=True" if deterministic else ""
-    prepare, call, of = "prepare", "attention", "dtype, head dim, device and size"
-    if packed:  # lengths do not choose
-        prepare, call, of = "prepare_varlen", "attention_varlen", "dtype, head dim and device"
-    return (
-        f"the kernels of the backward pass are not ready: call fagen.{prepare}(…, gradient=True"
-        f"{more}) first, or fagen.{call}(…) once with tensors of this {of} that require a "
-        "gradient; "
+# ---- which kernel --------------------------------------------------------------------------------
+
+
+def _key(slug: str, device: torch.device, deterministic: bool) -> CallKey:
+    """The key of gradients of what a forward kernel computes: in order if torch now wants that."""
+    problem = Problem.of(plan_of(slug).schedule)
+    return CallKey(
+        device, replace(problem, kind=BACKWARD, deterministic=_in_order(device, deterministic))
     )
 
 
-def with_gradient(
-    slug: str,
-    forward: op.Op,
+def _in_order(device: torch.device, asked: bool) -> bool:
+    """Whether sums are to have one order, where a usual kernel's dq has not."""
+    wanted = bool(asked or torch.are_deterministic_algorithms_enabled())
+    return wanted and not _has_an_order(device)
+
+
+def _has_an_order(device: torch.device) -> bool:
+    """Whether a usual kernel's dq is the same from call to call: on a GPU it is not."""
+    return bool(device.type == "cpu")
+
+
+def _door(name: str, call: str, prepare: str, of: str) -> Door:
+    not_ready = (
+        f"the kernels of the backward pass are not ready: call {prepare}(…, gradient=True{{more}}) "
+        f"first, or {call}(…) once with tensors of this {of} that require a gradient; "
+    )
+    return Door(name, _key, not_ready, "the gradients of {}", call)
+
+
+_DENSE = _door("gradients", "fagen.attention", "fagen.prepare", "dtype, head dim, device and size")
+_PACKED = _door(  # lengths do not choose
+    "gradients_varlen",
+    "fagen.attention_varlen",
+    "fagen.prepare_varlen",
+    "dtype, head dim and device",
+)
+
+
+def _sizes(q: Tensor, k: Tensor) -> Sizes:
+    if q.dim() == 3:
+        return 1, q.shape[1], k.shape[1], q.shape[0], k.shape[0]
+    return q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+
+
+def kernel_of_gradients(
+    slug: str, device: torch.device, q: Tensor, k: Tensor, deterministic: bool
+) -> Kernel:
+    """Return the kernel of the gradients of a forward kernel, for such q and k, readied if need be.
+
+    Raises ValueError where none computes them, ScheduleError where a dispatch table is wrong, and
+    what readying a kernel raises.
+    """
+    door, shape = (_DENSE if q.dim() == 4 else _PACKED), q.shape
+    call = slug, device, shape, k.shape, _in_order(device, deterministic)
+    try:
+        if kernel := door.known.get(call):
+            return kernel
+    except TypeError:  # sizes that are left open are no keys
+        pass
+    return _ready(door, _key(slug, device, deterministic), _sizes(q, k), call, slug)
+
+
+def _ready(
+    door: Door, key: CallKey, sizes: Sizes | None, call: tuple[Any, ...], forward: str, **of: Any
+) -> Kernel:
+    door.rows(key)
+    _registered.made((forward, key.device.type))  # for programs that were exported elsewhere
+    try:
+        return door.find(key, sizes, call, **of)
+    except ScheduleError:
+        raise ValueError(
+            f"q, k or v requires a gradient, and no kernel computes those of {key.problem}: none "
+            "fits a multiprocessor; call it under torch.no_grad(), or "
+            "torch.nn.functional.scaled_dot_product_attention"
+        ) from None
+
+
+def prepare_gradients(
+    kernel: Kernel,
     device: torch.device,
-    *,
-    deterministic: bool = False,
+    deterministic: bool,
+    rows: int | None = None,
     keys: int | None = None,
-    elements: int | None = None,
-) -> op.Op:
-    """Return what gives (out, lse) as the op `forward` of this slug does, and has gradients.
-
-    With `deterministic` their sums have one order, else where torch asks for that. Their kernels
-    for so many keys and elements of q are ready then, where None is any number; those for others
-    are readied when a backward pass needs them. Raises ValueError where no kernel computes the
-    gradients of this problem, ScheduleError where a dispatch table is wrong, and what readying a
-    kernel raises.
-    """
-    found = _gradients_of(slug, device, deterministic)
-    for choice in slugs_for(found.served, keys, elements):
-        found.ready.made(choice)
-    _registered.made((slug, device.type))  # for programs that were exported elsewhere
-    eager = op.below(forward if device.type == "cuda" else op.emulated(slug))
-    backward = _backward(slug)
-
-    def differentiable(*given: Any) -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor] = _Eager.apply(eager, backward, deterministic, *given)
-        return made
-
-    return differentiable
+) -> None:
+    """Ready the kernels of a kernel's gradients, for so many query rows and keys; None is any."""
+    key = _key(kernel.slug, device, deterministic)
+    door = _PACKED if key.problem and key.problem.varlen else _DENSE
+    table = door.rows(key)
+    for slug in table.slugs(rows, keys) if table else (None,):
+        _ready(door, key, None, (), kernel.slug, slug=slug)
 
 
-def with_gradient_by_name(found: op.Named, q: Tensor, k: Tensor, *, deterministic: bool) -> op.Op:
-    """Return the same for q and k of these sizes, as torch.compile can trace it, of a ready kernel.
-
-    It is torch.ops.fagen.<slug>_with_grad.
-    """
-    slug = found[0]
-    _named(slug, q.device, deterministic, _traced_slug(slug, q, k, deterministic))
-    name = _registered_for(slug, q.device.type)
-    return partial(getattr(torch.ops.fagen, name).default, deterministic=deterministic)
+# ---- eager ---------------------------------------------------------------------------------------
 
 
-def _traced_slug(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> str | None:
-    return _slug_for(Served(*_told(slug, q.device, deterministic)), q, k)
+def _with_gradient(
+    kernel: Kernel, q: Tensor, k: Tensor, deterministic: bool, arguments: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse, which have gradients; the kernel of these is ready then."""
+    gradients = kernel_of_gradients(kernel.slug, q.device, q, k, deterministic)
+    both: tuple[Tensor, Tensor] = _apply(kernel, gradients, deterministic, *arguments)
+    return both
 
 
-@untraced
-def _told(slug: str, device: torch.device, deterministic: bool) -> Any:
-    return tuple(_gradients_of(slug, device, deterministic).served)
+class _Eager(torch.autograd.Function):  # type: ignore[misc]
+    """The registered op for what torch does not trace, without torch.library's detours."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Kernel, gradients: Kernel, deterministic: bool, *arguments: Any
+    ) -> tuple[Tensor, Tensor]:
+        both: tuple[Tensor, Tensor] = kernel.below(*arguments)
+        scale_at = 3 if len(arguments) == 4 else 5
+        ctx.scale = arguments[scale_at]
+        ctx.save_for_backward(*arguments[:scale_at], *arguments[scale_at + 1 :], *both)
+        ctx.kernels = kernel.slug, gradients, deterministic
+        ctx.in_order = torch.are_deterministic_algorithms_enabled()
+        ctx.set_materialize_grads(False)
+        return both
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        slug, gradients, deterministic = ctx.kernels
+        q, k, v, *at, out, lse = ctx.saved_tensors
+        if torch.are_deterministic_algorithms_enabled() is not ctx.in_order:
+            gradients = kernel_of_gradients(slug, q.device, q, k, deterministic)
+        dout = torch.zeros_like(out) if dout is None else _laid_out(dout)
+        if dlse is not None:
+            dlse = dlse.contiguous()
+        # with create_graph that which refuses second derivatives
+        run = gradients.op if is_grad_enabled() else gradients.below
+        if not at:
+            dq, dk, dv = run(dout, q, k, v, out, lse, ctx.scale, dlse)
+        else:
+            cu_q, cu_k, used = at
+            dq, dk, dv = run(dout, q, k, v, cu_q, cu_k, out, lse, ctx.scale, dlse, used)
+        _, _, _, of_q, of_k, of_v, *others = ctx.needs_input_grad
+        return (
+            *(None, None, None),
+            dq if of_q else None,
+            dk if of_k else None,
+            dv if of_v else None,
+            *[None] * len(others),
+        )
 
 
-@untraced
-def _named(slug: str, device: torch.device, deterministic: bool, choice: str | None) -> op.Named:
-    """Ready a kernel of gradients, and tell of it by name."""
-    _, found = _gradients_of(slug, device, deterministic).ready.made(choice)
-    return op.named(found, device.type)
+_apply = _Eager.apply
+
+
+def _laid_out(dout: Tensor) -> Tensor:
+    """dout as kernels take it: its last dimension contiguous, all else in whole pieces of TMA."""
+    step = SM90.tma_alignment // dout.element_size()
+    *strides, last = dout.stride()
+    # where it begins in its storage, since what torch traces has no address
+    if last == 1 and all(along % step == 0 for along in (*strides, dout.storage_offset())):
+        return dout
+    return dout.clone(memory_format=torch.contiguous_format)
+
+
+# ---- by name, as torch.compile traces it ---------------------------------------------------------
+
+
+def _with_gradient_by_name(name: Named, q: Tensor, k: Tensor, deterministic: bool) -> op.Op:
+    """Return torch.ops.fagen.<slug>_with_grad of a ready kernel; its gradients' is ready then."""
+    _traced(name.slug, q, k, deterministic)
+    registered = _registered_for(name.slug, q.device.type)
+    return partial(getattr(torch.ops.fagen, registered).default, deterministic=deterministic)
+
+
+def _traced(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> Kernel:
+    door = "gradients" if q.dim() == 4 else "gradients_varlen"
+    return traced(door, _sizes(q, k), slug, q.device, deterministic)[1]
 
 
 @untraced
 def _registered_for(slug: str, place: str) -> str:
     """Ready the op that has gradients, and return its name."""
     return _registered.made((slug, place))
-
-
-def _gradients_of(slug: str, device: torch.device, asked: bool) -> _Gradients:
-    """What tables have for the gradients of what a kernel computes.
-
-    They are deterministic where the call asked for it, or torch does now.
-    """
-    wanted = asked or torch.are_deterministic_algorithms_enabled()
-    of = slug, device, wanted and _sums_in_any_order(device)
-    return _gradients.get(of) or _gradients.made(of)
-
-
-def _look_up(of: tuple[str, torch.device, bool]) -> _Gradients:
-    slug, device, deterministic = of
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    problem = Problem.of(plan_of(slug).schedule)
-    problem = replace(problem, kind=BACKWARD, deterministic=deterministic)
-    return _Gradients(problem, device, serving(problem, card))
-
-
-# by the forward kernel's slug, and whether they are deterministic
-_gradients: Once[tuple[str, torch.device, bool], _Gradients] = Once(_look_up)
-
-
-def _sums_in_any_order(device: torch.device) -> bool:
-    """Whether a usual kernel's dq may differ from call to call; on a CPU it never does."""
-    return bool(device.type == "cuda")
-
-
-def candidates_for(problem: Problem, slug: str | None = None) -> Candidates:
-    """Return the schedules for gradients: that of a slug, or the usual ones.
-
-    Raises ValueError where no kernel computes them.
-    """
-    try:
-        return candidates(problem, slug)
-    except ScheduleError:
-        if slug is not None:
-            raise
-        raise ValueError(
-            f"q, k or v requires a gradient, and no kernel computes those of {problem}: none "
-            "fits a multiprocessor; call it under torch.no_grad(), or "
-            "torch.nn.functional.scaled_dot_product_attention"
-        ) from None
 
 
 def _register(of: tuple[str, str]) -> str:
@@ -220,7 +274,7 @@ def _define(slug: str) -> str:
     fake = _as_registered(op.fakes(plan_of(slug))[""])
     torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
     torch.library.register_autograd(
-        f"fagen::{name}", _backward(slug), setup_context=_keep_traced, lib=_ops
+        f"fagen::{name}", _backward(slug), setup_context=_keep, lib=_ops
     )
     return name
 
@@ -232,44 +286,20 @@ _registered: Once[tuple[str, str], str] = Once(_register, op.REGISTERING)
 def _as_registered(forward: op.Op) -> op.Op:
     """A forward pass that takes what the registered op does, of which the last is for gradients."""
 
-    def run(*given: Any, deterministic: bool = False) -> Any:
-        return forward(*given)
+    def run(*arguments: Any, deterministic: bool = False) -> Any:
+        return forward(*arguments)
 
     return run
 
 
-class _Eager(torch.autograd.Function):  # type: ignore[misc]
-    """The registered op for what torch does not trace, without torch.library's detours."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, forward: op.Op, backward: op.Op, deterministic: bool, *given: Any
-    ) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = forward(*given)
-        ctx.gradients = backward
-        _keep(ctx, given, output, deterministic)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return None, None, None, *ctx.gradients(ctx, dout, dlse)
-
-
-def _keep_traced(
+def _keep(
     ctx: Any,
     inputs: tuple[Any, ...],
     keyword_only_inputs: dict[str, bool],
     output: tuple[Tensor, Tensor],
 ) -> None:
-    """Keep what the backward pass needs, of arguments as torch.library names them."""
-    _keep(ctx, inputs, output, keyword_only_inputs["deterministic"])
-
-
-def _keep(
-    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor], deterministic: bool
-) -> None:
     """Keep all tensors, of the numbers the scale, and whether dq is to be deterministic."""
-    ctx.deterministic = deterministic
+    ctx.deterministic = keyword_only_inputs["deterministic"]
     tensors = [x if isinstance(x, Tensor) else None for x in inputs]
     (ctx.scale,) = (x for x in inputs if not (x is None or isinstance(x, Tensor)))
     ctx.save_for_backward(*tensors, *output)
@@ -277,26 +307,26 @@ def _keep(
 
 
 def _backward(slug: str) -> op.Op:
-    """What takes back a forward kernel's op, whose last arguments are the kernel's own."""
-    taken = tuple(one.name for one in plan_of(slug).signature.positional)
+    """What takes back a forward kernel's op."""
+    names = tuple(one.name for one in plan_of(slug).signature.positional)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, out, lse = ctx.saved_tensors
-        given = dict(zip(taken, inputs, strict=True)) | {"scale": ctx.scale}
+        arguments = dict(zip(names, inputs, strict=True)) | {"scale": ctx.scale}
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        made = gradients(slug, given, dout, out, lse, dlse, deterministic=ctx.deterministic)
-        wanted = zip(ctx.needs_input_grad[-len(taken) :], made, strict=False)
+        made = gradients(slug, arguments, dout, out, lse, dlse, deterministic=ctx.deterministic)
+        wanted = zip(ctx.needs_input_grad[: len(made)], made, strict=True)
         found = [gradient if needed else None for needed, gradient in wanted]
-        return *found, *[None] * (len(taken) - len(found))
+        return *found, *[None] * (len(names) - len(found))
 
     return backward
 
 
 def gradients(
     slug: str,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     dout: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -306,27 +336,27 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv of what a forward kernel of this slug computes.
 
-    `given` are its arguments by name, out and lse what it gave. Raises as with_gradient does, and
-    where one of them requires a gradient while torch is asked for some.
+    `arguments` are its own by name, out and lse what it gave. Raises as kernel_of_gradients does,
+    and where one of them requires a gradient while torch is asked for some.
     """
-    q, k = given["q"], given["k"]
+    q, k = arguments["q"], arguments["k"]
     if is_dynamo_compiling():
-        choice = _traced_slug(slug, q, k, deterministic)
-        compute, _ = op.by_name(_named(slug, q.device, deterministic, choice))
+        kernel = _traced(slug, q, k, deterministic)
         # where it begins in its storage is not told then
         dout = dout.clone(memory_format=torch.contiguous_format)
     else:
-        compute = _gradients_of(slug, out.device, deterministic).op_for(q, k)
+        kernel = kernel_of_gradients(slug, out.device, q, k, deterministic)
         dout = _laid_out(dout)
-    dq, dk, dv = compute(dout=dout, **given, out=out, lse=lse, dlse=dlse)
+    given = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    dq, dk, dv = kernel.op(*(given[name] for name in _ORDERS[q.dim()]))
     return dq, dk, dv
 
 
-def _laid_out(dout: Tensor) -> Tensor:
-    """dout as kernels take it: its last dimension contiguous, all else in whole pieces of TMA."""
-    step = SM90.tma_alignment // dout.element_size()
-    *strides, last = dout.stride()
-    # where it begins in its storage, since what torch traces has no address
-    if last == 1 and all(along % step == 0 for along in (*strides, dout.storage_offset())):
-        return dout
-    return dout.clone(memory_format=torch.contiguous_format)
+# of the arguments of kernels of gradients, by the dimensions of q
+_ORDERS = {
+    4: ("dout", "q", "k", "v", "out", "lse", "scale", "dlse"),
+    3: (
+        *("dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
+        *("out", "lse", "scale", "dlse", "seqused_k"),
+    ),
+}

@@ -8,15 +8,32 @@ from torch.compiler import is_compiling
 from fagen.kinds.combine.keys import Schedule
 from fagen.runtime.argument_types import names_types, refuse_tangents
 from fagen.runtime.arguments import schedule_of, settled, word_of
-from fagen.runtime.once import Once, untraced
-from fagen.runtime.op import Named, Op, by_name, named
-from fagen.runtime.ready import ready
+from fagen.runtime.call import CallKey, Door, traced
 from fagen.vocab import PARTIALS
 
-Key = tuple[torch.device, torch.dtype, int, torch.dtype, str]
 
-NOT_READY = (
-    "the kernel is not ready: call fagen.combine(…) once, with such arguments and on this device; "
+def _key(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    out_dtype: torch.dtype,
+    layout: str,
+) -> CallKey:
+    """The key of a call; ValueError where no kernel is what its arguments amount to."""
+    schedule = schedule_of(
+        Schedule,
+        dtype=word_of(dtype, PARTIALS),
+        out_dtype=word_of(out_dtype, PARTIALS),
+        head_dim=settled(head_dim),
+        layout=layout,
+    )
+    return CallKey(device, derived=(schedule,))
+
+
+COMBINE = Door(
+    "combine",
+    _key,
+    "the kernel is not ready: call fagen.combine(…) once, with such arguments and on this device; ",
 )
 
 
@@ -75,44 +92,16 @@ def combine(
     layout = "packed" if packed else "dense"
     if forward_ad._current_level >= 0:
         refuse_tangents(outs, lses)
-    given = outs.dtype if out_dtype is None else out_dtype
-    key = (outs.device, outs.dtype, outs.shape[-1], given, layout)
+    out_dtype = outs.dtype if out_dtype is None else out_dtype
+    of = outs.device, outs.dtype, outs.shape[-1], out_dtype, layout
     if is_compiling():
-        kernel, _ = by_name(_named((*key[:2], settled(key[2]), given, layout)))
+        _, kernel = traced("combine", None, *of[:2], settled(of[2]), *of[3:])
     else:
-        kernel = _ready.get(key) or _ready.made(key)
+        kernel = COMBINE.known.get(of) or COMBINE.find(_key(*of), call=of)
     if packed:
-        out, lse = kernel(outs, lses, num_splits, cu_seqlens)
+        out, lse = kernel.results(outs, lses, num_splits, cu_seqlens)
     elif outs.dim() == 5:
-        out, lse = kernel(outs, lses)
+        out, lse = kernel.results(outs, lses)
     else:
-        out, lse = (made[0] for made in kernel(outs[:, None], lses[:, None]))
+        out, lse = (result[0] for result in kernel.results(outs[:, None], lses[:, None]))
     return out, lse
-
-
-def _make_ready(key: Key) -> Op:
-    """The long way to a kernel: choose, build, load.  Raises as combine does."""
-    return ready(_schedule(key), key[0], not_ready=NOT_READY)
-
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: Once[Key, Op] = Once(_make_ready)
-
-
-@untraced
-def _named(key: Key) -> Named:
-    """Ready a kernel, and tell of it by name."""
-    _ready.made(key)
-    return named(_schedule(key).slug, key[0].type)
-
-
-def _schedule(key: Key) -> Schedule:
-    """The schedule that a call's arguments amount to; ValueError where there is none."""
-    _, dtype, head_dim, out_dtype, layout = key
-    return schedule_of(
-        Schedule,
-        dtype=word_of(dtype, PARTIALS),
-        out_dtype=word_of(out_dtype, PARTIALS),
-        head_dim=head_dim,
-        layout=layout,
-    )

@@ -5,38 +5,29 @@ the number of KV heads and the batch, on whether there are lengths, and on what 
 for these: never on the lengths themselves, so that a call can be captured and replayed.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Never
 
 import torch
 from torch import Tensor
-from torch._C import _is_tracing
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from fagen import registry
 from fagen.argument_names import refuse_unknown_names
-from fagen.dispatch.choice import Grouped, decoding, for_group
-from fagen.errors import ScheduleError, UntunedWarning
+from fagen.errors import ScheduleError
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
-from fagen.picking import search_command
 from fagen.problem import Problem
+from fagen.registry import given as schedule_given
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     UNCLEAR,
     flag,
     number,
     refuse_other_types,
-    refuse_tangents,
     refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     dtype_of,
-    name_of,
     refuse_dtype,
     refuse_head_dims,
     refuse_rank,
@@ -44,31 +35,52 @@ from fagen.runtime.arguments import (
     word_of,
 )
 from fagen.runtime.autocast import anywhere
-from fagen.runtime.once import Once, untraced
-from fagen.runtime.op import Named, Op, alone, by_name, direct, named
-from fagen.runtime.ready import first_ready, placed, run_once, slug_of
+from fagen.runtime.backward import results
+from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
 from fagen.vocab import DECODE, ONE_QUERY
 
-Choice = str | Path | Schedule | None
-Of = tuple[torch.device, torch.dtype, int, int, str]  # device, dtype, head dims and mask
-# the same, rows of a tile, chunks of a sequence and how they are dealt, what
-# maxima are, a caller's own schedule
-Key = tuple[torch.device, torch.dtype, int, int, str, int, int, str, str, Choice]
 
-NOT_READY = (
-    "the kernel is not ready: call fagen.prepare_decode(…) first, for such sizes and this device; "
+def _key(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    mask: str,
+    one_query: bool,
+    tile: tuple[int, int, str],
+    lazy: bool,
+    schedule: Choice = None,
+) -> CallKey:
+    """The key of a call; `tile` is as of _tile.  Raises as attention_decode does."""
+    refuse_dtype(dtype, fp8=False)
+    refuse_head_dims(head_dim, head_dim_v, fp8=False)
+    word, maximum = word_of(dtype), "lazy" if lazy else "unified"
+    wanted: dict[str, Any] = dict(
+        dtype=word, head_dim=head_dim, head_dim_v=head_dim_v, mask=mask, maximum=maximum
+    )
+    problem = Problem(word, head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE)
+    if schedule is None:
+        rows, chunks, by = tile
+        serving = derived(**wanted, rows=rows, chunks=chunks, by=by)
+        # tables have no kernels with a reference
+        return CallKey(device, problem, None, serving, tabled=lazy)
+    chosen = schedule_given(schedule)
+    has = {name: chosen.values().get(name) for name in wanted}
+    any_mask = {"mask": has["mask"]} if one_query else {}  # it sees the same keys
+    if chosen.kind != Schedule.kind or has != wanted | any_mask:
+        raise ScheduleError(
+            f"{chosen.slug} is not what the call asks for: decoding in {word}, head dims "
+            f"{head_dim} and {head_dim_v}, {mask}, a {maximum} maximum"
+        )
+    return CallKey(device, problem, chosen.slug, (chosen,))
+
+
+DECODING = Door(
+    "attention_decode",
+    _key,
+    "the kernel is not ready: call fagen.prepare_decode(…) first, for such sizes and this device; ",
+    "decoding of {}",
 )
-
-# with the log-sum-exp, alone, direct; the scale if left out, its slug
-Kernel = tuple[Op, Op, Op, float, str]
-
-# What has been readied in this process, by what a call has at hand: working out its Key costs more
-# than all else in Python.
-_called: dict[tuple[Any, ...], Kernel] = {}
-_MOST_CALLED = 10_000
-
-# What counts calls while they are recorded: what a call has at hand, shapes of q and k.
-note: Callable[[tuple[Any, ...], torch.Size, torch.Size], None] | None = None
 
 
 def attention_decode(
@@ -131,52 +143,35 @@ def attention_decode(
         is_flag = return_lse is False or return_lse is True
         return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-        lazy = reference is None
-        traced = compiling or _is_tracing() or peek_interpreter_stack()
-        # sizes that are open would be guarded by how well tiles share out
-        alike = not traced and seqused_k is None and leftpad_k is None
-        call: tuple[Any, ...] = ()
-        batch: Any = q_shape[0]
-        if not traced and type(batch) is int:  # sizes that are open are no keys of a dict
-            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
+        lazy, alike = reference is None, seqused_k is None and leftpad_k is None
+        named = None
+        kernel: Any
         if compiling:
             _refuse_ranks(q, k, v)
-            with_lse, without, usual_scale = _traced(q, k, v, causal, schedule, lazy=lazy)
+            # sizes that are open would be guarded by how well tiles share out
+            tile = _tile(q_shape, k_shape[2], alike=False)
+            choice = None if schedule is None else slug_of(schedule)
+            of = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
+            how = _mask(q_shape[1], causal=causal), bool(q_shape[1] == 1), tile, lazy, choice
+            named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *of, *how)
         else:
-            kernel = _called.get(call)
+            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
+            try:
+                kernel = DECODING.known.get(call)
+            except TypeError:  # sizes that are left open are no keys
+                kernel = None
             if kernel is None:  # of one that is known, the op says what is wrong
                 _refuse_ranks(q, k, v)
-                maximum = "lazy" if lazy else "unified"
-                of = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal
-                key = _key(*of, maximum, schedule, alike=alike)
-                kernel = _ready.get(key) or _ready.made(key, q_shape[1])
-                if call and len(_called) < _MOST_CALLED:
-                    _called[call] = kernel
-            with_lse, without, sooner, usual_scale, _ = kernel
-        if note is not None:
-            note(call, q_shape, k_shape)
+                kernel = DECODING.find(key_at_hand(*call), _sizes(q_shape, k_shape), call)
+            if DECODING.note is not None:
+                DECODING.note(call, q_shape, k_shape)
         if scale is None:
-            scale = usual_scale
+            scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        if forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v)
-        if not (traced or return_lse):
-            out: Tensor = (
-                sooner(q, k, v, scale, seqused_k, leftpad_k)
-                if lazy
-                else sooner(q, k, v, reference, scale, seqused_k, leftpad_k)
-            )
-            if not out.requires_grad:
-                return out
-        given = (q, k, v, scale) if lazy else (q, k, v, reference, scale)
-        if return_lse:
-            out_and_lse: tuple[Tensor, Tensor] = with_lse(
-                *given, seqused_k=seqused_k, leftpad_k=leftpad_k
-            )
-            return out_and_lse
-        refusing: Tensor = without(*given, seqused_k=seqused_k, leftpad_k=leftpad_k)
-        return refusing  # where no gradient would be needed
+        before = (q, k, v) if lazy else (q, k, v, reference)
+        given = (*before, scale, seqused_k, leftpad_k)
+        return results("fagen.attention_decode", kernel, given, return_lse, named=named)
     except UNCLEAR:
         refuse_other_types(attention_decode, locals())
         _refuse_ranks(q, k, v)
@@ -184,6 +179,48 @@ def attention_decode(
     except ValueError:
         refuse_unreadable(attention_decode, locals())
         raise
+
+
+def key_at_hand(
+    device: torch.device,
+    dtype: torch.dtype,
+    q_shape: torch.Size,
+    kv_heads: int,
+    width: int,
+    causal: bool,
+    lazy: bool,
+    alike: bool,
+    schedule: Choice,
+) -> CallKey:
+    """The key of a call by what it has at hand."""
+    q = [settled(size) for size in q_shape]
+    tile, mask = _tile(q, settled(kv_heads), alike=alike), _mask(q[1], causal=causal)
+    return _key(device, dtype, q[3], settled(width), mask, q[1] == 1, tile, lazy, schedule)
+
+
+def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    return q[0], q[2], k[2], q[1], k[1]
+
+
+def _mask(queries: int, *, causal: bool) -> str:
+    return ONE_QUERY if queries == 1 else "causal" if causal else "full"
+
+
+def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, str]:
+    """Rows of a tile, chunks of a sequence and how these are dealt, where no table has a kernel.
+
+    Raises ValueError where heads form no groups.
+    """
+    batch, queries, heads, head_dim = q
+    if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
+        raise ValueError(
+            f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
+            "seqlen, heads, head_dim)"
+        )
+    kv_heads = max(1, kv_heads)  # of no heads nothing is computed
+    rows = queries * (heads // kv_heads)
+    by = deal_for(head_dim, rows, kv_heads, batch, alike=alike)
+    return rows_for(rows), chunks_for(kv_heads), by
 
 
 def _refuse_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -248,156 +285,15 @@ def prepare_decode(
     attention_decode does.
     """
     refuse_other_types(prepare_decode, locals())
-    place, kind = placed(device), dtype_of(dtype)
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number from 1 on")
-    shape = batch, queries, heads, head_dim
-    maximum = "unified" if unified else "lazy"
-    kv_heads = heads if kv_heads is None else kv_heads
-    of = place, kind, shape, kv_heads, head_dim if head_dim_v is None else head_dim_v, causal
+    of = placed(device), dtype_of(dtype), head_dim, head_dim if head_dim_v is None else head_dim_v
+    kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
     for alike in (True, False):
-        key = _key(*of, maximum, schedule, alike=alike)
-        is_new = key not in _ready
-        with_lse, *_, slug = _ready.made(key, queries, progress)
-        if is_new and place.type == "cuda":
-            run_once(with_lse, slug, place)
-    return slug
-
-
-def _key(
-    device: torch.device,
-    dtype: torch.dtype,
-    q_shape: Sequence[int],
-    kv_heads: int,
-    head_dim_v: int,
-    causal: bool,
-    maximum: str,
-    schedule: Choice,
-    *,
-    alike: bool,
-) -> Key:
-    """What tells the kernel of a call.  Raises ValueError where heads form no groups."""
-    batch, queries, heads, head_dim = q_shape
-    if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
-        raise ValueError(
-            f"q has {heads} heads, which must be a multiple of k's {kv_heads}; tensors are (batch, "
-            "seqlen, heads, head_dim)"
-        )
-    mask = _mask(queries, causal=causal)
-    kv_heads = max(1, kv_heads)  # of no heads nothing is computed
-    of_group = queries * (heads // kv_heads)
-    by = deal_for(head_dim, of_group, kv_heads, batch, alike=alike)
-    tile = rows_for(of_group), chunks_for(kv_heads), by
-    of = device, dtype, head_dim, head_dim_v, mask
-    if schedule is None and maximum == "lazy":
-        rows = _told(of)
-        if rows:
-            schedule = for_group(rows, tile[0], batch * heads * queries, tile[1])
-    return *of, *tile, maximum, schedule
-
-
-def _mask(queries: int, *, causal: bool) -> str:
-    return ONE_QUERY if queries == 1 else "causal" if causal else "full"
-
-
-def problem_of(call: tuple[Any, ...]) -> Problem:
-    """What is computed in a call, in words, by what it has at hand."""
-    _, dtype, (_, queries, _, head_dim), _, head_dim_v, causal, *_ = call
-    return _problem(dtype, head_dim, head_dim_v, _mask(queries, causal=causal))
-
-
-def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, mask: str) -> Problem:
-    of = word_of(dtype), head_dim, head_dim_v, mask
-    return Problem(*of, v_layout="", scale_rows=0, kind=DECODE)
-
-
-def _table(of: Of) -> tuple[Grouped, ...]:
-    """What dispatch tables have for such calls.  Raises as attention_decode does."""
-    device, dtype, head_dim, head_dim_v, mask = of
-    refuse_dtype(dtype, fp8=False)
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return decoding(_problem(dtype, head_dim, head_dim_v, mask), card)
-
-
-def _make_ready(key: Key, queries: int, progress: Callable[[str], None] | None = None) -> Kernel:
-    """The long way to a kernel: choose, build, load.  Raises as attention_decode does."""
-    schedules = _schedules(key, queries)
-    chosen, kernel = first_ready(schedules, key[0], not_ready=NOT_READY, progress=progress)
-    if key[-1] is None and chosen.slug not in _committed():
-        warnings.warn(
-            f"no schedule was measured for {key[5]} rows of {name_of(key[1])}, head dims "
-            f"{key[2]} and {key[3]}, {key[4]}, {key[6]} chunks by {key[7]}: {chosen.slug} is "
-            "derived. To search for a faster one, which such calls then take: "
-            f"{search_command(chosen.slug)}",
-            UntunedWarning,
-            stacklevel=4,
-        )
-    return kernel, alone(kernel), direct(kernel), key[2] ** -0.5, chosen.slug
-
-
-# What dispatch tables have.
-_tables: Once[Of, tuple[Grouped, ...]] = Once(_table)
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: Once[Key, Kernel] = Once(_make_ready)
-
-
-@untraced
-def _told(of: Of) -> tuple[Grouped, ...]:
-    """What dispatch tables have for calls."""
-    found = _tables.get(of)
-    return _tables.made(of) if found is None else found
-
-
-def _traced(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, schedule: Choice, *, lazy: bool
-) -> tuple[Op, Op, float]:
-    """What a call that torch.compile traces takes of its kernel.
-
-    Lengths are not looked at: sizes that are open would be guarded by how well tiles share out.
-    """
-    batch, queries, heads, head_dim = q.shape
-    head_dim, head_dim_v = settled(head_dim), settled(v.shape[3])
-    choice = None if schedule is None else slug_of(schedule)
-    of = q.device, q.dtype, (batch, queries, heads, head_dim), k.shape[2], head_dim_v, causal
-    key = _key(*of, "lazy" if lazy else "unified", choice, alike=False)
-    with_lse, without = by_name(_named(key, 1 if key[4] == ONE_QUERY else 2))
-    return with_lse, without, head_dim**-0.5
-
-
-@untraced
-def _named(key: Key, queries: int) -> Named:
-    """Ready a kernel, and tell of it by name."""
-    *_, slug = _ready.made(key, queries)
-    return named(slug, key[0].type)
-
-
-def _committed() -> set[str]:
-    return {path.stem for path in registry.schedules(Schedule.kind)}
-
-
-def _schedules(key: Key, queries: int) -> tuple[Schedule, ...]:
-    """What may be built for a call, the best first."""
-    _, dtype, head_dim, head_dim_v, mask, rows, chunks, by, maximum, choice = key
-    refuse_dtype(dtype, fp8=False)
-    word = word_of(dtype)
-    refuse_head_dims(head_dim, head_dim_v, fp8=False)
-    wanted: dict[str, Any] = {
-        "dtype": word,
-        "head_dim": head_dim,
-        "head_dim_v": head_dim_v,
-        "mask": mask,
-        "maximum": maximum,
-    }
-    if choice is None:
-        return derived(**wanted, rows=rows, chunks=chunks, by=by)
-    schedule: Any = registry.given(choice)
-    said = {name: schedule.values().get(name) for name in wanted}
-    if schedule.kind != Schedule.kind or said != wanted | (
-        {"mask": said["mask"]} if queries == 1 else {}
-    ):
-        raise ScheduleError(
-            f"{schedule.slug} is not what the call asks for: decoding in {word}, head dims "
-            f"{head_dim} and {head_dim_v}, {mask}, a {maximum} maximum"
-        )
-    return (schedule,)
+        tile = _tile((batch, queries, heads, head_dim), kv_heads, alike=alike)
+        key = _key(*of, mask, queries == 1, tile, not unified, schedule)
+        rows = DECODING.rows(key)
+        slug = rows.slug(batch, heads, kv_heads, queries, 1) if rows else key.schedule
+        kernel = DECODING.prepare(key, slug, progress)
+    return kernel.slug

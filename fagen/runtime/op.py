@@ -4,35 +4,155 @@ What an op takes and gives is its Plan's signature; `<slug>_without_<output>` le
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._C import _is_tracing
+from torch._C._functorch import (
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
 from torch.compiler import is_compiling
 
-from fagen.build import Binary
-from fagen.errors import BuildError, FagenError
+from fagen.arch import SM90
+from fagen.build import Binary, build
+from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild
 from fagen.kind import Plan, load_named
-from fagen.registry import kind, plan_of
+from fagen.registry import kind, plan, plan_of
+from fagen.render import render
 from fagen.runtime.c_interface import info_of, library_at
 from fagen.runtime.checks import allocated, checked
 from fagen.runtime.once import Once
+from fagen.schedule import Schedule
 
 Op = Callable[..., Any]
 
-# A kernel by name, as torch.compile is told of it: its slug; its op's name; what ends that of the
-# op which leaves an output out, "" where there is none; how a gradient is refused where the op does
-# not.
-Named = tuple[str, str, str, str]
-
 REGISTERING = RLock()  # torch is told of ops one after the other
-_alone: dict[Op, Op] = {}
-_below: dict[Op, Op] = {}
 _ops = torch.library.Library("fagen", "FRAGMENT")
+
+
+class Named(NamedTuple):
+    """A kernel by name, as torch.compile is told of it."""
+
+    slug: str
+    op: str  # the name of its op
+    ends: str  # what that of the op which leaves an output out ends with, "" where there is none
+    refusal: str  # how a gradient is refused where the op does not
+    placed: int  # how many arguments the op takes by place
+    keywords: tuple[str, ...]  # the others
+    scale: float  # what a call of attention means that leaves it out
+    gradients_by: str  # the public call that has gradients of it
+
+
+class Kernel(NamedTuple):
+    """A kernel that is loaded, or emulated, and the ways into it: all take arguments by place.
+
+    `op` gives all outputs and `alone` the first: torch can trace, transform and record them, and
+    they refuse a gradient. `below` and `direct` do the same sooner, for a call of which torch does
+    none of that; where an output of theirs requires a gradient, the others would have refused.
+    """
+
+    slug: str
+    op: Op
+    alone: Op
+    below: Op
+    direct: Op
+    scale: float
+    gradients_by: str
+
+    def results(self, *arguments: Any) -> Any:
+        """Return all outputs, the sooner way if that will do."""
+        if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):
+            results = self.below(*arguments)
+            if not results[0].requires_grad:
+                return results
+        return self.op(*arguments)
+
+
+def ready(
+    schedules: Sequence[Schedule],
+    device: torch.device,
+    *,
+    not_ready: str,
+    progress: Callable[[str], None] | None = None,
+) -> Kernel:
+    """Return the kernel of the first of these schedules that builds: on a CPU the first, emulated.
+
+    One that spills is passed over for the next, and the cache remembers that it does. On each
+    device it is built and loaded once; `progress` is called with a line before what takes long.
+    Raises FagenError, in words that begin with `not_ready`, where a CUDA graph is captured and it
+    is not ready; DeviceError where the device is no Hopper GPU; RefusedBuild where none is left;
+    ToolchainError and BuildError where it cannot be built.
+    """
+    if device.type == "cpu":
+        return kernel_of(schedules[0].slug, "cpu")
+    if device.type != "cuda":
+        raise DeviceError(
+            f"tensors are on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
+        )
+    refuse_other_than_hopper(device)
+    *others, last = schedules
+    for schedule in others:
+        try:
+            return _built.made((schedule.slug, device), schedule, not_ready, progress)
+        except RefusedBuild:
+            if progress:
+                progress(f"{schedule.slug} spills; trying the next")
+    return _built.made((last.slug, device), last, not_ready, progress)
+
+
+def _build(
+    slug_and_device: tuple[str, torch.device],
+    schedule: Schedule,
+    not_ready: str,
+    progress: Callable[[str], None] | None,
+) -> Kernel:
+    if torch.cuda.is_current_stream_capturing():
+        raise FagenError(
+            f"{not_ready}{schedule.slug} cannot be built while a CUDA graph is captured"
+        )
+    planned = plan(schedule)
+    load(build(render(planned), planned, binding=True, progress=progress))
+    return kernel_of(schedule.slug, "cuda")
+
+
+# on each device a first call has work to do
+_built: Once[tuple[str, torch.device], Kernel] = Once(_build)
+
+
+def forget() -> None:
+    """Forget what was built; what is registered with torch stays so."""
+    _built.clear()
+
+
+def run_once(slug: str, device: torch.device, op: Op | None = None) -> None:
+    """Run a kernel with all sizes 1, so that whatever it has to do once is done."""
+    signature = plan_of(slug).signature
+    sizes = dict.fromkeys((size.name for size in signature.sizes), 1)
+    arguments: dict[str, Any] = {scalar.name: 1 for scalar in signature.numbers}
+    for tensor in signature.inputs:
+        if not tensor.may_be_none or tensor.missing:
+            shape = [dim.extent.at(sizes) for dim in tensor.dims]
+            dtype = getattr(torch, tensor.dtype.torch)
+            arguments[tensor.name] = torch.zeros(shape, device=device).to(dtype)
+    with torch.no_grad():
+        (op or getattr(torch.ops.fagen, slug).default)(**arguments)
+
+
+def refuse_other_than_hopper(device: torch.device) -> None:
+    """Raise DeviceError for a GPU that no kernel runs on."""
+    found = torch.cuda.get_device_capability(device)
+    if found != SM90.capability:
+        raise DeviceError(
+            f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
+            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
+            "CPU are computed by an emulation of the same schedule"
+        )
 
 
 def load(binary: Binary) -> Op:
@@ -56,14 +176,8 @@ def load(binary: Binary) -> Op:
     return op
 
 
-def _load(slug: str, binary: Binary) -> tuple[str, Op]:
-    op = _register(binary)
-    _below[op] = _called_below(slug)
-    for tensor in plan_of(slug).signature.omittable:
-        variant = f"{slug}_without_{tensor.name}"
-        _alone[op] = first = getattr(torch.ops.fagen, variant).default
-        _below[first] = _called_below(variant)
-    return binary.source_hash, op
+def _load(_: str, binary: Binary) -> tuple[str, Op]:
+    return binary.source_hash, _register(binary)
 
 
 _loaded: Once[str, tuple[str, Op]] = Once(_load, REGISTERING)  # slug → hash of its source, op
@@ -71,7 +185,10 @@ _loaded: Once[str, tuple[str, Op]] = Once(_load, REGISTERING)  # slug → hash o
 
 def alone(op: Op) -> Op:
     """Return what gives the first output only: of a loaded kernel an op that costs less."""
-    return _alone.get(op) or _first_of(op)
+    slug = getattr(op, "__name__", "").partition(".")[0]
+    is_loaded = slug in _loaded and _loaded[slug][1] is op
+    ends = named(slug, "cuda").ends if is_loaded else ""
+    return getattr(torch.ops.fagen, f"{slug}{ends}").default if ends else _first_of(op)
 
 
 def _first_of(op: Op) -> Op:
@@ -82,40 +199,62 @@ def _first_of(op: Op) -> Op:
     return first
 
 
-def direct(op: Op) -> Op:
-    """Return what does as `alone`, sooner, for a call that torch neither traces nor transforms.
+def kernel_of(slug: str, place: str) -> Kernel:
+    """Return the ways into a kernel on devices of a type: loaded, or on CPUs emulated."""
+    name = named(slug, place)
+    kernel = traced_kernel(name)
+    if place == "cpu":
+        return kernel
+    below = _called_below(slug), _called_below(f"{slug}{name.ends}")
+    if _names_some(slug):
+        below = _by_place(below[0], name), _by_place(below[1], name)
+    return kernel._replace(below=below[0], direct=below[1])
 
-    It takes all its arguments by place, too. It refuses no gradient: its output requires one where
-    `alone` would have refused.
-    """
-    return below(alone(op))
 
-
-def below(op: Op) -> Op:
-    """Return what does as `op`, sooner, for a call that torch neither traces nor transforms.
-
-    It refuses no gradient, and computes none: it is for who does.
-    """
-    return _below.get(op, op)
+def _names_some(slug: str) -> bool:
+    """Whether an op must be given some arguments by name, also where torch lets it be otherwise."""
+    return "*" in plan_of(slug).signature.asked_by_place
 
 
 def named(slug: str, place: str) -> Named:
     """Tell of a ready kernel by name, on devices of a type."""
-    signature = plan_of(slug).signature
+    plan = plan_of(slug)
+    signature, scale = plan.signature, getattr(plan, "head_dim", 1) ** -0.5
+    placed = len(signature.positional)
+    by_name = tuple(one.name for one in signature.arguments[placed:])
     if place == "cpu":
         emulated(slug)
-        return slug, f"{slug}_emulated", "", f"fagen::{slug}: {signature.gradient_refused}"
-    ends = [f"_without_{tensor.name}" for tensor in signature.omittable]
-    return slug, slug, "".join(ends[:1]), ""
+        refusal = f"fagen::{slug}: {signature.gradient_refused}"
+        name = slug, f"{slug}_emulated", "", refusal
+        by_name = by_name if _names_some(slug) else ()
+    else:
+        ends = [f"_without_{tensor.name}" for tensor in signature.omittable]
+        name = slug, slug, "".join(ends[:1]), ""
+    return Named(*name, placed, by_name, scale, signature.gradients_by)
 
 
-def by_name(found: Named) -> tuple[Op, Op]:
-    """Return the op of a kernel and what is `alone` of it: all of this torch.compile can trace."""
-    _, name, end, refused = found
-    op = getattr(torch.ops.fagen, name).default
-    if refused:
-        op = _refusing(op, refused)
-    return op, getattr(torch.ops.fagen, f"{name}{end}").default if end else _first_of(op)
+def traced_kernel(name: Named) -> Kernel:
+    """Return the ways into a kernel that torch.compile can trace."""
+    op = _by_place(getattr(torch.ops.fagen, name.op).default, name)
+    first = _first_of(op)
+    if name.ends:
+        first = _by_place(getattr(torch.ops.fagen, f"{name.op}{name.ends}").default, name)
+    return Kernel(name.slug, op, first, op, first, name.scale, name.gradients_by)
+
+
+def _by_place(op: Op, name: Named) -> Op:
+    """Return an op that takes all arguments by place, and refuses gradients."""
+    if name.refusal:
+        op = _refusing(op, name.refusal)
+    if not name.keywords:
+        return op
+    placed, keywords = name.placed, name.keywords
+
+    def call(*arguments: Any) -> Any:
+        more = dict(zip(keywords, arguments[placed:], strict=False))
+        return op(*arguments[:placed], **more)
+
+    return call
 
 
 def _called_below(name: str) -> Op:

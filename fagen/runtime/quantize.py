@@ -1,7 +1,7 @@
 """quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,31 +12,43 @@ from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
 from fagen.runtime.argument_types import flag, names_types, positive, refuse_tangents, whole
 from fagen.runtime.arguments import schedule_of, settled, word_of
-from fagen.runtime.once import Once, untraced
-from fagen.runtime.op import Named, Op, by_name, named
-from fagen.runtime.ready import ready, run_once
+from fagen.runtime.call import CallKey, Door, traced
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines
 
 
-class Key(NamedTuple):
-    """What tells one quantiser from another."""
+def _key(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    rotate: bool,
+    center: bool,
+    scales: str,
+    scale_rows: int,
+    layout: str,
+    rotary: str,
+) -> CallKey:
+    """The key of a call; ValueError where no quantiser is what its arguments amount to."""
+    schedule = schedule_of(
+        Schedule,
+        dtype=word_of(dtype),
+        head_dim=settled(head_dim),
+        rotary=rotary,
+        rotate=rotate,
+        center=center,
+        scales=scales,
+        layout=layout,
+        **({"scale_rows": scale_rows} if scales == "block" else {}),
+    )
+    return CallKey(device, derived=(schedule,))
 
-    device: torch.device
-    dtype: torch.dtype
-    head_dim: int
-    rotate: bool
-    center: bool
-    scales: str
-    scale_rows: int
-    layout: str
-    rotary: str
 
-
-NOT_READY = (
+QUANTIZE = Door(
+    "quantize",
+    _key,
     "the quantiser is not ready: call fagen.quantize(…) once, with such arguments and on this "
-    "device; "
+    "device; ",
 )
 
 
@@ -145,28 +157,26 @@ def quantize(
         raise ValueError("mean goes with center=True, which takes it off")
     embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
     how = rotate, center, scales, scale_rows, layout, embedding
-    kind: tuple[Any, ...] = (x.device, x.dtype, x.shape[3], *how)
+    of = (x.device, x.dtype, x.shape[3], *how)
     if is_compiling():
-        kernel, _ = by_name(_named(*kind[:2], settled(kind[2]), *how))
+        _, kernel = traced("quantize", None, *of[:2], settled(of[2]), *how)
     else:
-        kernel = _ready.get(kind) or _ready.made(Key(*kind))
-    more = {} if rotary is None else _rotary(rotary, x)
+        kernel = QUANTIZE.known.get(of) or QUANTIZE.find(_key(*of), call=of)
+    more = () if rotary is None else _rotary(rotary, x)
     if forward_ad._current_level >= 0:
         refuse_tangents(x)
     given = None if descale is None else _given(descale, x, scales)
     if not center:
-        values, found = kernel(x, seed, given, **more)
+        values, found = kernel.results(x, seed, given, *more)
         return Quantized(values, found if given is None else given)
-    values, found, means = kernel(x, seed, given, mean)
+    values, found, means = kernel.results(x, seed, given, mean)
     return Centered(values, found if given is None else given, means if mean is None else mean)
 
 
-def _rotary(rotary: Rotary, x: Tensor) -> dict[str, Tensor]:
+def _rotary(rotary: Rotary, x: Tensor) -> Rotary:
     """Cosines and sines as the op takes them: one of every batch."""
-    return {
-        name: tensor.expand(x.shape[0], -1, -1) if tensor.dim() == 2 else tensor
-        for name, tensor in zip(("cos", "sin"), rotary, strict=True)
-    }
+    cos, sin = (t.expand(x.shape[0], -1, -1) if t.dim() == 2 else t for t in rotary)
+    return cos, sin
 
 
 def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
@@ -200,40 +210,5 @@ def prepare_quantizer(
     nothing to build. `progress` is called with a line before what takes long. Raises as quantize
     does. `rotary` is "halves" or "pairs" where calls will have one.
     """
-    key = Key(device, dtype, head_dim, rotate, center, scales, scale_rows, layout, rotary)
-    kernel, slug = _ready.made(key, progress), _schedule(key).slug
-    if device.type == "cuda":
-        run_once(kernel, slug, device)
-    return slug
-
-
-def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Op:
-    """The long way to a kernel: choose, build, load.  Raises as quantize does."""
-    return ready(_schedule(key), key.device, not_ready=NOT_READY, progress=progress)
-
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: Once[tuple[Any, ...], Op] = Once(_make_ready)
-
-
-@untraced
-def _named(*of: Any) -> Named:
-    """Ready a kernel, and tell of it by name."""
-    key = Key(*of)
-    _ready.made(key)
-    return named(_schedule(key).slug, key.device.type)
-
-
-def _schedule(key: Key) -> Schedule:
-    """The schedule that a call's arguments amount to; ValueError where there is none."""
-    return schedule_of(
-        Schedule,
-        dtype=word_of(key.dtype),
-        head_dim=key.head_dim,
-        rotary=key.rotary,
-        rotate=key.rotate,
-        center=key.center,
-        scales=key.scales,
-        layout=key.layout,
-        **({"scale_rows": key.scale_rows} if key.scales == "block" else {}),
-    )
+    key = _key(device, dtype, head_dim, rotate, center, scales, scale_rows, layout, rotary)
+    return QUANTIZE.prepare(key, None, progress).slug

@@ -5,35 +5,26 @@ committed one of these, or one that is derived. It is built at its first use; on
 schedule is emulated, and nothing is built.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Never
 
 import torch
-from torch import Tensor, is_grad_enabled
-from torch._C import _is_tracing
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.argument_names import refuse_unknown_names
-from fagen.dispatch.choice import Choice, candidates, serving
-from fagen.errors import UntunedWarning
-from fagen.picking import search_command
 from fagen.problem import Problem
-from fagen.runtime import autocast, op
+from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     UNCLEAR,
     flag,
     number,
     refuse_order_alone,
     refuse_other_types,
-    refuse_tangents,
     refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     E4M3,
-    USUAL_SCALES,
     descale_of,
     dtype_of,
     refuse_blocks,
@@ -42,28 +33,45 @@ from fagen.runtime.arguments import (
     refuse_only_fp8,
     refuse_word,
     settled,
-    with_sizes,
     word_of,
 )
 from fagen.runtime.autocast import anywhere
-from fagen.runtime.backward import with_gradient, with_gradient_by_name
+from fagen.runtime.backward import prepare_gradients, results
+from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
 from fagen.runtime.offsets import twice, used_queries
-from fagen.runtime.once import Once, untraced
-from fagen.runtime.ready import first_ready, placed, run_once, slug_of
 from fagen.vocab import OUT_DTYPES
 
-# What tells one kind of call from another: the device, dtype, both head dims and `causal`, in e4m3
-# the type of O, and the schedule that was named.
-Key = tuple[torch.device, torch.dtype, int, int, bool, torch.dtype | None, Choice]
-Kernel = tuple[op.Op, op.Op, op.Op, str]  # with the log-sum-exp, alone, direct; its slug
 
-NOT_READY = (
-    "the kernel is not ready: call fagen.prepare_varlen(…) for this problem and device first; "
+def _key(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    causal: bool,
+    schedule: Choice = None,
+    out_dtype: torch.dtype | None = None,
+) -> CallKey:
+    """The key of a call.  Raises ValueError for a dtype or head dims of no kernel."""
+    refuse_dtype(dtype)
+    fp8 = dtype == E4M3
+    head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
+    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
+    word, layout = word_of(dtype), "rows" if fp8 else ""
+    out: str | None = word
+    if fp8:
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
+    mask = "causal" if causal else "full"
+    problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
+    return CallKey(device, problem, schedule)
+
+
+VARLEN = Door(
+    "attention_varlen",
+    _key,
+    "the kernel is not ready: call fagen.prepare_varlen(…) for this problem and device first; ",
 )
 _PACKED = "(total, heads, head_dim), sequence after sequence"
-
-# What counts calls while they are recorded: kind, shapes of q and v, offsets, the two max_seqlen.
-note: Callable[[Key, torch.Size, torch.Size, int, int | None, int | None], None] | None = None
 
 
 def attention_varlen(
@@ -142,8 +150,8 @@ def attention_varlen(
     try:
         if unknown:
             refuse_unknown_names(attention_varlen, unknown)
-        traced = is_compiling()
-        if traced or anywhere():
+        is_traced = is_compiling()
+        if is_traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
         causal = causal if causal is False or causal is True else flag("causal", causal)
         is_flag = return_lse is False or return_lse is True
@@ -170,53 +178,27 @@ def attention_varlen(
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
             refuse_only_fp8(q.dtype, "q", locals())
-        head_dim = q_shape[2]
-        key = q.device, q.dtype, head_dim, v_shape[2], causal, out_dtype, schedule
-        if traced:
+        of = q.device, q.dtype, q_shape[2], v_shape[2], causal, schedule, out_dtype
+        named = None
+        if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            key = (*key[:2], settled(head_dim), settled(v_shape[2]), *key[4:6], choice)
-            named = _named(key)
-            with_lse, alone = op.by_name(named)
+            of = (*of[:2], settled(of[2]), settled(of[3]), causal, choice, out_dtype)
+            named, kernel = traced("attention_varlen", None, *of)
         else:
-            with_lse, alone, direct, _ = _ready.get(key) or _ready.made(with_sizes(key))
-        if note is not None:
-            note(key, q_shape, v_shape, cu_seqlens_q.shape[0], max_seqlen_q, max_seqlen_k)
+            kernel = VARLEN.known.get(of) or VARLEN.find(_key(*of), None, of)
+            if VARLEN.note is not None:
+                VARLEN.note(of, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
         if scale is None:
-            scale = head_dim**-0.5 if traced else USUAL_SCALES[head_dim]
+            scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        if deterministic is not False:
-            deterministic = flag("deterministic", deterministic)
-        if forward_ad._current_level >= 0:
-            refuse_tangents(q, k, v)
         if seqused_q is not None:
             refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             at = used_queries(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             cu_seqlens_q, cu_seqlens_k, seqused_k = at
             of_fp8 = tuple(map(twice, of_fp8))
-        given = q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8
-        if (
-            is_grad_enabled()
-            and not of_fp8
-            and (q.requires_grad or k.requires_grad or v.requires_grad)
-            and (traced or not (_is_tracing() or peek_interpreter_stack()))
-        ):
-            if traced:
-                made = with_gradient_by_name(named, q, k, deterministic=deterministic)
-            else:
-                of = key, deterministic
-                made = _differentiable.get(of) or _differentiable.made(of)
-            found: tuple[Tensor, Tensor] = made(*given)
-            return found if return_lse else found[0]
-        if return_lse:
-            out_and_lse: tuple[Tensor, Tensor] = with_lse(*given)
-            return out_and_lse
-        if not (traced or _is_tracing() or peek_interpreter_stack()):
-            out: Tensor = direct(*given)
-            if not out.requires_grad:
-                return out
-        refusing: Tensor = alone(*given)  # where a gradient would be needed
-        return refusing
+        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
+        return results("fagen.attention_varlen", kernel, given, return_lse, deterministic, named)
     except UNCLEAR:
         refuse_other_types(attention_varlen, locals())
         raise
@@ -296,72 +278,16 @@ def prepare_varlen(
     """
     refuse_other_types(prepare_varlen, locals())
     refuse_order_alone(deterministic, gradient)
-    place, kind = placed(device), dtype_of(dtype)
+    place, torchs = placed(device), dtype_of(dtype)
     out = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
-    if kind != E4M3:
-        refuse_only_fp8(kind, "dtype", {"out_dtype": out})
-    if kind == E4M3 and schedule is None:
+    if torchs != E4M3:
+        refuse_only_fp8(torchs, "dtype", {"out_dtype": out})
+    elif schedule is None:
         out = out or torch.bfloat16
-    head_dim_v = head_dim if head_dim_v is None else head_dim_v
-    key = place, kind, head_dim, head_dim_v, causal, out, schedule
-    is_new = key not in _ready
-    with_lse, *_, slug = _ready.made(key, progress)
-    if is_new and place.type == "cuda":
-        run_once(with_lse, slug, place)
+    width = head_dim if head_dim_v is None else head_dim_v
+    key = _key(place, torchs, head_dim, width, causal, schedule, out)
+    table = VARLEN.rows(key)
+    kernel = VARLEN.prepare(key, table.only if table else schedule, progress)
     if gradient:
-        _differentiable.made((key, bool(deterministic)))
-    return slug
-
-
-def _make_ready(key: Key, progress: Callable[[str], None] | None = None) -> Kernel:
-    """The long way to a kernel: choose, build, load.  Raises as attention_varlen does."""
-    device, choice = key[0], key[-1]
-    problem = problem_of(key)
-    if choice is None:
-        card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        choice = serving(problem, card).always
-    schedules, derived = candidates(problem, choice)
-    chosen, kernel = first_ready(schedules, device, not_ready=NOT_READY, progress=progress)
-    if derived:
-        warnings.warn(
-            f"no schedule was tuned for {problem}: {chosen.slug} is derived. To search for a "
-            f"faster one, which fagen.attention_varlen then takes: {search_command(chosen.slug)}",
-            UntunedWarning,
-            stacklevel=4,
-        )
-    return kernel, op.alone(kernel), op.direct(kernel), chosen.slug
-
-
-def problem_of(key: Key) -> Problem:
-    """What is computed in such a call, in words.  Raises ValueError where no kernel does it."""
-    _, dtype, head_dim, head_dim_v, causal, out_dtype, _ = key
-    refuse_dtype(dtype)
-    fp8 = dtype == E4M3
-    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
-    word, layout = word_of(dtype), "rows" if fp8 else ""
-    out: str | None = word
-    if fp8:
-        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
-    mask = "causal" if causal else "full"
-    return Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
-
-
-def _make_differentiable(of: tuple[Key, bool]) -> op.Op:
-    """The long way to a kernel's op that has gradients.  Raises as attention_varlen does."""
-    key, deterministic = of
-    kernel, *_, slug = _ready[key]
-    return with_gradient(slug, kernel, key[0], deterministic=deterministic)
-
-
-# What has been readied in this process. A call finds its kernel here or takes the long way once.
-_ready: Once[Key, Kernel] = Once(_make_ready)
-# the same with gradients, and whether these are to be deterministic
-_differentiable: Once[tuple[Key, bool], op.Op] = Once(_make_differentiable)
-
-
-@untraced
-def _named(key: Key) -> op.Named:
-    """Ready a kernel, and tell of it by name."""
-    *_, slug = _ready.made(key)
-    return op.named(slug, key[0].type)
+        prepare_gradients(kernel, place, deterministic)
+    return kernel.slug

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import fagen
-from fagen.runtime import attention, backward, combine, decode, quantize, ready, varlen
 from tests.doors import DOORS
 from tests.fresh import forget
 
@@ -35,7 +34,7 @@ UNDER_GRAPH_TREES = (
 
 @pytest.fixture(autouse=True)
 def nothing_is_ready(monkeypatch):
-    forget(monkeypatch, attention, varlen, decode, quantize, combine, backward, ready)
+    forget(monkeypatch)
 
 
 def assert_close(found, wanted):

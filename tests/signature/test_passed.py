@@ -16,7 +16,7 @@ from fagen.launch import Launches
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import struct_of, workspace_bytes
 from fagen.runtime.checks import checked
-from fagen.runtime.ready import run_once
+from fagen.runtime.op import run_once
 from fagen.signature import random_words
 from tests import toy
 from tests.stubs import (
@@ -196,7 +196,7 @@ def test_the_largest_workspace_is_counted_in_64_bits(stub: StubOp) -> None:
 def test_it_loads_and_torch_finds_nothing_wrong(any_toy: StubOp) -> None:
     named = toy.arguments(any_toy.plan)
     with torch.no_grad():
-        run_once(any_toy.op, any_toy.slug, torch.device("cpu"))
+        run_once(any_toy.slug, torch.device("cpu"), any_toy.op)
     torch.library.opcheck(any_toy.op, (), named)
     torch.library.opcheck(any_toy.op, (), toy.arguments(any_toy.plan, 1, 0, 3))
     torch.library.opcheck(any_toy.op, (), {**named, "factor": torch.ones(2, 3)})
