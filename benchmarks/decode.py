@@ -33,6 +33,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from launch import SMALL_DECODING, launch_costs
 from record import Findings, build, exit_code, parser, say
 from tables import launch_lines
 
@@ -40,7 +41,6 @@ from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.speed import BRIEF, timed_together
-from fagen.measure.launch import SMALL_DECODING, launch_costs
 from fagen.measure.rotating import rotated
 from fagen.problem import Sizes
 

@@ -50,6 +50,7 @@ from collections.abc import Sequence
 
 import plots
 import torch
+from launch import SMALL, launch_costs
 from record import Record, build, grid, heading, parsed, parser, say, script, serving, time_all
 from tables import (
     beside_fp16,
@@ -63,7 +64,6 @@ from tables import (
 from fagen.build import Binary
 from fagen.kind import Plan
 from fagen.measure.inputs import SEQLENS
-from fagen.measure.launch import SMALL, launch_costs
 from fagen.measure.rows import (
     DETERMINISTIC,
     PREARRANGED,

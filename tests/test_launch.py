@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
+from benchmarks import launch
+from benchmarks.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
 from fagen import registry
 from fagen.errors import DeviceError
-from fagen.measure import launch
 from fagen.measure.inputs import inputs
-from fagen.measure.launch import BATCH, BATCHES, PROFILED, SMALL, LaunchCost, launch_costs
 from fagen.measure.timing import Call
 
 SLUG = "fwd_fp16_d64_full_m192n128"

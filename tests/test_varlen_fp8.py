@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fagen
+from benchmarks.launch import as_called
 from fagen import registry
 from fagen.dispatch.select import buildable
 from fagen.errors import ScheduleError, UntunedWarning
@@ -19,7 +20,6 @@ from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
-from fagen.measure.launch import as_called
 from fagen.problem import Problem
 from fagen.runtime import op
 from fagen.runtime.checks import checked

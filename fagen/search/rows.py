@@ -104,18 +104,31 @@ class WrongRow(_Row):
     said: str
 
 
-class _Timed(_Row):
-    target: Name
-    source_hash: Line  # none of a peer's
-    card: Name
-    driver: Name
-    slug: Name
+class _Sized(_Row):
     batch: Size
     heads: Size
     kv_heads: Size
     seqlen_q: Size
     seqlen_k: Size
-    lengths: str  # of packed sequences, as lengths_in_words says it; else ""
+    lengths: str = ""  # of packed sequences, as lengths_in_words says it
+
+    def sizes(self) -> Sizes:
+        """Return them.  Raises Damaged where they do not go together."""
+        if self.heads % self.kv_heads:
+            raise Damaged(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        plain = self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k
+        try:
+            return sizes_from(*plain, self.lengths)
+        except ValueError as error:
+            raise Damaged(f"lengths: {error}") from None
+
+
+class _Timed(_Sized):
+    target: Name
+    source_hash: Line  # none of a peer's
+    card: Name
+    driver: Name
+    slug: Name
     regime: Literal["brief", "long"]
     round: Count
     seconds: Seconds
@@ -136,13 +149,7 @@ class _Space(_Row):
     text: str
 
 
-class _Weighed(_Row):
-    batch: Size
-    heads: Size
-    kv_heads: Size
-    seqlen_q: Size
-    seqlen_k: Size
-    lengths: str = ""
+class _Weighed(_Sized):
     weight: Weight
 
 
@@ -220,8 +227,7 @@ def wrong(values: Sequence[Any]) -> WrongRow | None:
 def timed(values: Sequence[Any]) -> TimedRow | None:
     """Return a time; a peer's has no source, and its target beside its name."""
     row = _checked(_Timed, values)
-    _check_heads(row)
-    slug = row.slug
+    size, slug = row.sizes(), row.slug
     if row.source_hash:
         if not _check_slug(slug, row.target):
             return None
@@ -230,7 +236,6 @@ def timed(values: Sequence[Any]) -> TimedRow | None:
         if (peer := next(named, None)) is None:
             raise Damaged(f"{shown(slug)} has no source, and is no peer there")
         slug = peer
-    size = _sizes_of(row)
     time = Time(slug, size, row.regime, row.round, row.seconds, row.anchor_seconds, row.mhz)
     return TimedRow(row.target, row.source_hash, row.card, row.driver, time)
 
@@ -245,8 +250,7 @@ def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     except ValidationError as invalid:
         raise Damaged(_first(invalid)) from None
     for size in row.sizes:
-        _check_heads(size)
-        _sizes_of(size)
+        size.sizes()
     try:
         keys = space_of(row.kind).problem_keys
     except FagenError as error:
@@ -304,20 +308,7 @@ def sizes_from(
     return sizes
 
 
-def _sizes_of(row: _Timed | _Weighed) -> Sizes:
-    plain = row.batch, row.heads, row.kv_heads, row.seqlen_q, row.seqlen_k
-    try:
-        return sizes_from(*plain, row.lengths)
-    except ValueError as error:
-        raise Damaged(f"lengths: {error}") from None
-
-
 _lengths = cache(partial(lengths_from, most=MAX_SEQUENCES))
-
-
-def _check_heads(row: _Timed | _Weighed) -> None:
-    if row.heads % row.kv_heads:
-        raise Damaged(f"kv_heads = {row.kv_heads} does not divide heads = {row.heads}")
 
 
 @cache

@@ -208,40 +208,45 @@ class Store:
 
     # ---- writing
 
+    def _insert(self, table: str, *values: Any, verb: str = "INSERT OR IGNORE") -> None:
+        places = ", ".join("?" * len(values))
+        self._base.execute(f"{verb} INTO {table} VALUES ({places})", values)
+
+    def _number(self, table: str, **columns: Any) -> int:
+        """The number of the row of a table that has these columns, which is there from now on."""
+        names, places = ", ".join(columns), ", ".join("?" * len(columns))
+        values = tuple(columns.values())
+        self._base.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({places})", values)
+        return int(self._one(f"SELECT id FROM {table} WHERE ({names}) = ({places})", *values))
+
     def put_session(self, session: Session) -> None:
         """Keep when something was searched, and by which fagen; what is known of that day stays."""
         with self._change():
-            row = (session.date, session.version, session.note)
-            self._base.execute("INSERT OR IGNORE INTO session VALUES (?, ?, ?)", row)
+            self._insert("session", session.date, session.version, session.note)
 
     def put_space(self, name: str, text: str) -> None:
         """Keep what was asked for."""
         with self._change():
-            self._base.execute("INSERT OR REPLACE INTO space VALUES (?, ?)", (name, text))
+            self._insert("space", name, text, verb="INSERT OR REPLACE")
 
     def put_survey(self, target: Problem, survey: Mapping[str, Any]) -> None:
         """Keep how many points a target has, and why others are none."""
-        row = (target.name, json.dumps(survey))
         with self._change():
-            self._base.execute("INSERT OR REPLACE INTO survey VALUES (?, ?)", row)
+            self._insert("survey", target.name, json.dumps(survey), verb="INSERT OR REPLACE")
 
     def put_anchor(self, target: Problem, card: tuple[str, str], slug: str) -> str:
         """Keep the anchor of a target on a card and driver, unless there is one; return which."""
         with self._change():
-            row = (target.name, *card, slug)
-            self._base.execute("INSERT OR IGNORE INTO anchor VALUES (?, ?, ?, ?)", row)
+            self._insert("anchor", target.name, *card, slug)
         return self.anchors()[target.name, *card]
 
     def put_compiled(self, target: Problem, made: Compiled, job: str) -> None:
         """Keep a compile result, and give its job up."""
         with self._change():
             kernel = self._kernel(target.name, made.slug, made.source_hash)
-            self._base.execute(
-                "INSERT OR IGNORE INTO compiled VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(kernel, made.compiler, made.outcome, made.note),
-                    *(made.registers, made.spill_bytes, round(made.cpu_seconds, 2)),
-                ),
+            self._insert(
+                *("compiled", kernel, made.compiler, made.outcome, made.note),
+                *(made.registers, made.spill_bytes, round(made.cpu_seconds, 2)),
             )
             self._unclaim([job])
 
@@ -256,40 +261,27 @@ class Store:
     ) -> None:
         """Keep a round's times and give its jobs up; `hashes` are of the sources, by slug."""
         with self._change():
-            self._base.execute("INSERT OR IGNORE INTO card (name, driver) VALUES (?, ?)", card)
-            on = self._one("SELECT id FROM card WHERE name = ? AND driver = ?", *card)
+            on = self._number("card", name=card[0], driver=card[1])
             for time in times:
-                row = (
-                    self._kernel(target.name, time.slug, hashes.get(time.slug, "")),
-                    *(on, self._size(time.size), time.regime, time.repeat),
+                kernel = self._kernel(target.name, time.slug, hashes.get(time.slug, ""))
+                self._insert(
+                    *("timed", kernel, on, self._size(time.size), time.regime, time.repeat),
                     *(_short(time.seconds), _short(time.anchor_seconds), time.sm_clock_mhz),
-                )
-                self._base.execute(
-                    "INSERT OR IGNORE INTO timed VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
                 )
             for slug, why in wrong:
                 kernel = self._kernel(target.name, slug, hashes[slug])
-                told = (kernel, on, why[:500])
-                self._base.execute("INSERT OR IGNORE INTO wrong VALUES (?, ?, ?)", told)
+                self._insert("wrong", kernel, on, why[:500])
             self._unclaim(jobs)
 
     def _kernel(self, target: str, slug: str, source_hash: str) -> int:
         """The number of a kernel; a peer has no source, and is another one in each target."""
         slug = slug if source_hash else f"{slug} {target}"
-        self._base.execute(
-            "INSERT OR IGNORE INTO kernel (target, slug, source_hash) VALUES (?, ?, ?)",
-            (target, slug, source_hash),
-        )
-        select = "SELECT id FROM kernel WHERE slug = ? AND source_hash = ?"
-        return int(self._one(select, slug, source_hash))
+        return self._number("kernel", target=target, slug=slug, source_hash=source_hash)
 
     def _size(self, size: Sizes) -> int:
+        names = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads")
         lengths = lengths_in_words(size.sequences) if size.packed else ""
-        row = (size.batch, size.seqlen_q, size.seqlen_k, size.heads, size.kv_heads, lengths)
-        names = "batch, seqlen_q, seqlen_k, heads, kv_heads, lengths"
-        self._base.execute(f"INSERT OR IGNORE INTO size ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
-        select = f"SELECT id FROM size WHERE ({names}) = (?, ?, ?, ?, ?, ?)"
-        return int(self._one(select, *row))
+        return self._number("size", **{n: getattr(size, n) for n in names}, lengths=lengths)
 
     # ---- reading
 
@@ -330,8 +322,8 @@ class Store:
         return self._numbered(
             "timed",
             rows.timed,
-            "SELECT t.rowid, k.target, k.source_hash, c.name, c.driver, k.slug, s.batch,"
-            f" s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, {lengths}, t.regime, t.round,"
+            f"SELECT t.rowid, s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, {lengths},"
+            " k.target, k.source_hash, c.name, c.driver, k.slug, t.regime, t.round,"
             " t.seconds, t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
             " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
             " WHERE t.rowid > ? ORDER BY t.rowid",

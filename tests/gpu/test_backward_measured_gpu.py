@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import fagen
+from benchmarks.launch import launch_costs
 from fagen.dispatch.rows import Row
 from fagen.dispatch.tables import table_at, update
 from fagen.kinds.backward.reference import gradients
@@ -11,7 +12,6 @@ from fagen.measure import rounds
 from fagen.measure.cells import race
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
-from fagen.measure.launch import launch_costs
 from fagen.measure.peers import ours, peer
 from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.timing import BURST, captured

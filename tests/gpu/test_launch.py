@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fagen
-from fagen.measure.launch import launch_costs, launches
+from benchmarks.launch import launch_costs, launches
 from fagen.measure.timing import Call
 
 pytestmark = pytest.mark.gpu
