@@ -9,11 +9,12 @@ from fagen.toolchain import find_cutlass
 
 
 def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_there(committed):
+    forms = evidence.forms()
     renderings = [
-        flow.to_commit(schedule)
-        if slug in evidence.forms()
-        else evidence.Rendering(slug, committed.sources[slug].hashes)
-        for slug, schedule in committed.schedules.items()
+        flow.to_commit(committed.schedules[slug])
+        if slug in forms
+        else evidence.Rendering(slug, source.hashes)
+        for slug, source in committed.sources.items()
     ]
     _, cutlass = find_cutlass()
     faults = evidence.faults(renderings, cutlass=cutlass)
