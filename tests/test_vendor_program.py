@@ -28,57 +28,37 @@ cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 }
 """
-# Textbook loops in fp32, written from what the header says of each argument.
-ATTENTION = """
-static int computed(const FagenForwardArgs* a) {
-  static const int order[16] = {%(order)s};
-  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
-  auto qs = (const float*)a->q_descale, ks = (const float*)a->k_descale;
-  auto vs = (const float*)a->v_descale, vm = (const float*)a->v_mean;
-  auto km = (const float*)a->k_mean;
-  for (int b = 0; b < a->batch; b++) for (int h = 0; h < a->heads; h++)
-  for (int i = 0; i < a->seqlen_q; i++) {
-    const int g = h / (a->heads / a->kv_heads);
-    std::vector<float> s(a->seqlen_k), o(%(dv)d);
-    float sum = 0;
-    float mean = 0;
-    for (int d = 0; km && d < %(d)d; d++)
-      mean += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
-              km[b * a->k_mean_stride_batch + g * a->k_mean_stride_head +
-                 d * a->k_mean_stride_column];
-    for (int j = 0; j < a->seqlen_k; j++) {
-      if (CAUSAL && j > i + a->seqlen_k - a->seqlen_q) continue;
-      for (int d = 0; d < %(d)d; d++)
-        s[j] += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
-                float(k[b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head + d]);
-      if (ks) s[j] *= ks[b * a->k_descale_stride_batch + g * a->k_descale_stride_head + GROUP(j)];
-      s[j] += mean;
-      if (qs) s[j] *= qs[b * a->q_descale_stride_batch + h * a->q_descale_stride_head + GROUP(i)];
-      s[j] = std::exp(s[j] * a->scale);
-      sum += s[j];
-      for (int d = 0; d < %(dv)d; d++) {
-        int64_t at = j * a->v_stride_seq + d;
-        for (int place = 0; COLUMNS && place < 16; place++)
-          if (order[place] == j %% 16) at = d * a->v_stride_seq + j / 16 * 16 + place;
-        float x = float(v[b * a->v_stride_batch + g * a->v_stride_head + at]);
-        if (vs) x *= vs[b * a->v_descale_stride_batch + g * a->v_descale_stride_head +
-                        (BY_COLUMN ? d * a->v_descale_stride_column : j / BLOCK)];
-        o[d] += s[j] * x;
-      }
-    }
-    for (int d = 0; d < %(dv)d; d++)
-      ((O*)a->out)[b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head + d] =
-          O((sum ? o[d] / sum + (vm ? vm[b * a->v_mean_stride_batch + g * a->v_mean_stride_head +
-                                         d * a->v_mean_stride_column] : 0) : 0) +
-            (i == WRONG ? 0.5f : 0));
-    if (a->lse)
-      ((float*)a->lse)[b * a->lse_stride_batch + h * a->lse_stride_head + i] =
-          std::log(sum) + (i == WRONG_LAST ? 0.1f : 0);
-  }
-  return 0;
+# Textbook loops in fp32, written from what the header says of each argument. Of sequence b queries
+# begin at row `top` and keys at row `begin`.
+SEQUENCES = {
+    "": """
+#define SEQUENCES a->batch
+#define AT(name, head, row) \\
+  (b * a->name##_stride_batch + int64_t(row) * a->name##_stride_seq + (head) * a->name##_stride_head)
+#define LSE(name, head, row) \\
+  (b * a->name##_stride_batch + (head) * a->name##_stride_head + (row))
+#define SEQUENCE const int top = 0, queries = a->seqlen_q; \\
+  const int begin = 0, keys = a->seqlen_k, held = keys;
+""",
+    "decode": """
+#undef SEQUENCE
+#define SEQUENCE const int top = 0, queries = a->seqlen_q; \\
+  const int begin = a->leftpad_k ? ((const int*)a->leftpad_k)[b] : 0; \\
+  const int keys = (a->seqused_k ? ((const int*)a->seqused_k)[b] : a->seqlen_k) - begin;
+""",
+    "varlen": """
+#define SEQUENCES a->offsets - 1
+#define AT(name, head, row) (int64_t(row) * a->name##_stride_seq + (head) * a->name##_stride_head)
+#define LSE(name, head, row) ((head) * a->name##_stride_head + (row))
+#define SEQUENCE \\
+  auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k; \\
+  auto used = (const int32_t*)a->seqused_k; \\
+  const int top = at_q[b], queries = at_q[b + 1] - top, begin = at_k[b]; \\
+  [[maybe_unused]] const int held = at_k[b + 1] - begin; \\
+  const int keys = used ? used[b] : held;
+""",
 }
-"""
-# what packed sequences in e4m3 have beside their bytes
+# what calls in e4m3 have beside their bytes
 NUMBERS = {
     "numbers": """
   auto number = [](const void* x, int64_t place, float none) {
@@ -88,23 +68,21 @@ NUMBERS = {
 #define COLUMN_OF(name, d) HEAD(name, g) + d * a->name##_stride_column
 """,
     "mean": "for (int d = 0; d < %(d)d; d++)"
-    "  mean += float(q[row * a->q_stride_seq + h * a->q_stride_head + d]) *"
-    "          number(a->k_mean, COLUMN_OF(k_mean, d), 0);",
-    "scaled": "s = (s * number(a->k_descale, HEAD(k_descale, g), 1) + mean) *"
-    "    number(a->q_descale, HEAD(q_descale, h), 1);",
-    "times": " * number(a->v_descale, COLUMN_OF(v_descale, d), 1)",
+    "  mean += float(q[AT(q, h, top + i) + d]) * number(a->k_mean, COLUMN_OF(k_mean, d), 0);",
+    "scaled": "s = (s * number(a->k_descale, HEAD(k_descale, g) + GROUP(j), 1) + mean) *"
+    "    number(a->q_descale, HEAD(q_descale, h) + GROUP(i), 1);",
+    "times": " * number(a->v_descale, HEAD(v_descale, g) +"
+    "    (BY_COLUMN ? d * a->v_descale_stride_column : j / BLOCK), 1)",
     "plus": " + number(a->v_mean, COLUMN_OF(v_mean, d), 0)",
 }
-VARLEN = """
+ATTENTION = """
 static int computed(const %(struct)s* a) {%(numbers)s
+  [[maybe_unused]] static const int order[16] = {%(order)s};
   auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
-  auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k;
-  auto used = (const int32_t*)a->seqused_k;
-  for (int b = 0; b + 1 < a->offsets; b++) for (int h = 0; h < a->heads; h++) {
-    const int queries = at_q[b + 1] - at_q[b], keys = used ? used[b] : at_k[b + 1] - at_k[b];
+  for (int b = 0; b < SEQUENCES; b++) for (int h = 0; h < a->heads; h++) {
+    SEQUENCE
     const int64_t g = h / (a->heads / a->kv_heads);
     for (int i = 0; i < queries; i++) {
-      const int row = at_q[b] + i;
       std::vector<float> o(%(dv)d);
       float sum = 0;
       [[maybe_unused]] float mean = 0;
@@ -113,52 +91,24 @@ static int computed(const %(struct)s* a) {%(numbers)s
         if (CAUSAL && j > i + keys - queries) continue;
         float s = 0;
         for (int d = 0; d < %(d)d; d++)
-          s += float(q[row * a->q_stride_seq + h * a->q_stride_head + d]) *
-               float(k[(at_k[b] + j) * a->k_stride_seq + g * a->k_stride_head + d]);
+          s += float(q[AT(q, h, top + i) + d]) * float(k[AT(k, g, begin + j) + d]);
         %(scaled)s
         const float p = std::exp(s * a->scale);
         sum += p;
-        for (int d = 0; d < %(dv)d; d++)
-          o[d] += p * float(v[(at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head + d])%(times)s;
+        for (int d = 0; d < %(dv)d; d++) {
+          int64_t at = AT(v, g, begin + j) + d;
+          for (int place = 0; COLUMNS && place < 16; place++)
+            if (order[place] == j %% 16) at = AT(v, g, d) + j / 16 * 16 + place;
+          o[d] += p * float(v[at])%(times)s;
+        }
       }
       for (int d = 0; d < %(dv)d; d++)
-        ((O*)a->out)[row * a->out_stride_seq + h * a->out_stride_head + d] =
-            O((sum ? o[d] / sum%(plus)s : 0) + (row == WRONG ? 0.5f : 0));
+        ((O*)a->out)[AT(out, h, top + i) + d] =
+            O((sum ? o[d] / sum%(plus)s : 0) + (top + i == WRONG ? 0.5f : 0));
       if (a->lse)
-        ((float*)a->lse)[h * a->lse_stride_head + row] =
-            std::log(sum) + (row == WRONG_LAST ? 0.1f : 0);
+        ((float*)a->lse)[LSE(lse, h, top + i)] =
+            std::log(sum) + (top + i == WRONG_LAST ? 0.1f : 0);
     }
-  }
-  return 0;
-}
-"""
-DECODE = """
-static int computed(const FagenDecodeArgs* a) {
-  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
-  for (int b = 0; b < a->batch; b++) for (int h = 0; h < a->heads; h++)
-  for (int i = 0; i < a->seqlen_q; i++) {
-    const int g = h / (a->heads / a->kv_heads);
-    const int begin = a->leftpad_k ? ((const int*)a->leftpad_k)[b] : 0;
-    const int end = a->seqused_k ? ((const int*)a->seqused_k)[b] : a->seqlen_k;
-    std::vector<float> o(%(dv)d);
-    float sum = 0;
-    for (int j = begin; j < end && !(CAUSAL && j > i + end - a->seqlen_q); j++) {
-      float s = 0;
-      for (int d = 0; d < %(d)d; d++)
-        s += float(q[b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head + d]) *
-             float(k[b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head + d]);
-      s = std::exp(s * a->scale);
-      sum += s;
-      for (int d = 0; d < %(dv)d; d++)
-        o[d] += s * float(v[b * a->v_stride_batch + j * a->v_stride_seq +
-                            g * a->v_stride_head + d]);
-    }
-    for (int d = 0; d < %(dv)d; d++)
-      ((O*)a->out)[b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head + d] =
-          O((sum ? o[d] / sum : 0) + (i == WRONG ? 0.5f : 0));
-    if (a->lse)
-      ((float*)a->lse)[b * a->lse_stride_batch + h * a->lse_stride_head + i] =
-          std::log(sum) + (i == WRONG_LAST ? 0.1f : 0);
   }
   return 0;
 }
@@ -250,76 +200,28 @@ static int computed(const FagenQuantizeArgs* a) {
 }
 """
 BACKWARD = """
-static int computed(const FagenBackwardArgs* a) {
+static int computed(const %(struct)s* a) {
   auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
   auto dout = (const E*)a->dout, out = (const E*)a->out;
   auto dq = (O*)a->dq, dk = (O*)a->dk, dv = (O*)a->dv;
-  const int group = a->heads / a->kv_heads;
-  for (int b = 0; b < a->batch; b++) for (int g = 0; g < a->kv_heads; g++) {
-    std::vector<float> sum_k(a->seqlen_k * %(d)d), sum_v(a->seqlen_k * %(dv)d);
-    for (int n = 0; n < group; n++) for (int i = 0; i < a->seqlen_q; i++) {
-      const int h = INTERLEAVED ? n * a->kv_heads + g : g * group + n;  // of this KV head
-      const E* qs = q + b * a->q_stride_batch + i * a->q_stride_seq + h * a->q_stride_head;
-      const E* os = out + b * a->out_stride_batch + i * a->out_stride_seq + h * a->out_stride_head;
-      const E* gs = dout + b * a->dout_stride_batch + i * a->dout_stride_seq +
-                    h * a->dout_stride_head;
-      auto lses = (const float*)a->lse + b * a->lse_stride_batch + h * a->lse_stride_head;
-      std::vector<float> sum_q(%(d)d);
-      auto dlse = (const float*)a->dlse;
-      float delta = dlse ? -dlse[b * a->dlse_stride_batch + h * a->dlse_stride_head + i] : 0;
-      for (int d = 0; d < %(dv)d; d++) delta += float(gs[d]) * float(os[d]);
-      for (int j = 0; j < a->seqlen_k; j++) {
-        if (CAUSAL && j > i + a->seqlen_k - a->seqlen_q) continue;
-        const E* ks = k + b * a->k_stride_batch + j * a->k_stride_seq + g * a->k_stride_head;
-        const E* vs = v + b * a->v_stride_batch + j * a->v_stride_seq + g * a->v_stride_head;
-        float s = 0, dp = 0;
-        for (int d = 0; d < %(d)d; d++) s += float(qs[d]) * float(ks[d]);
-        for (int d = 0; d < %(dv)d; d++) dp += float(gs[d]) * float(vs[d]);
-        const float p = std::exp(s * a->scale - lses[i]), ds = a->scale * p * (dp - delta);
-        for (int d = 0; d < %(dv)d; d++) sum_v[j * %(dv)d + d] += p * float(gs[d]);
-        for (int d = 0; d < %(d)d; d++) sum_k[j * %(d)d + d] += ds * float(qs[d]);
-        for (int d = 0; d < %(d)d; d++) sum_q[d] += ds * float(ks[d]);
-      }
-      O* to = dq + b * a->dq_stride_batch + i * a->dq_stride_seq + h * a->dq_stride_head;
-      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_q[d] + (i == WRONG ? 0.5f : 0));
-    }
-    for (int j = 0; j < a->seqlen_k; j++) {
-      O* to = dk + b * a->dk_stride_batch + j * a->dk_stride_seq + g * a->dk_stride_head;
-      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d] + (j == WRONG_MIDDLE));
-      to = dv + b * a->dv_stride_batch + j * a->dv_stride_seq + g * a->dv_stride_head;
-      for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (j == WRONG_LAST));
-    }
-  }
-  return 0;
-}
-"""
-VARLEN_BACKWARD = """
-static int computed(const FagenBackwardVarlenArgs* a) {
-  auto q = (const E*)a->q, k = (const E*)a->k, v = (const E*)a->v;
-  auto dout = (const E*)a->dout, out = (const E*)a->out;
-  auto dq = (O*)a->dq, dk = (O*)a->dk, dv = (O*)a->dv;
-  auto at_q = (const int32_t*)a->cu_seqlens_q, at_k = (const int32_t*)a->cu_seqlens_k;
-  auto used = (const int32_t*)a->seqused_k;
+  auto dlse = (const float*)a->dlse;
   const int group = a->kv_heads ? a->heads / a->kv_heads : 0;
-  for (int b = 0; b + 1 < a->offsets; b++) for (int g = 0; g < a->kv_heads; g++) {
-    const int queries = at_q[b + 1] - at_q[b], held = at_k[b + 1] - at_k[b];
-    const int keys = used ? used[b] : held;
+  for (int b = 0; b < SEQUENCES; b++) for (int g = 0; g < a->kv_heads; g++) {
+    SEQUENCE
     std::vector<float> sum_k(held * %(d)d), sum_v(held * %(dv)d);
     for (int n = 0; n < group; n++) for (int i = 0; i < queries; i++) {
       const int h = INTERLEAVED ? n * a->kv_heads + g : g * group + n;  // of this KV head
-      const int row = at_q[b] + i;
-      const E* qs = q + row * a->q_stride_seq + h * a->q_stride_head;
-      const E* os = out + row * a->out_stride_seq + h * a->out_stride_head;
-      const E* gs = dout + row * a->dout_stride_seq + h * a->dout_stride_head;
-      const float lse = ((const float*)a->lse)[h * a->lse_stride_head + row];
+      const E* qs = q + AT(q, h, top + i);
+      const E* os = out + AT(out, h, top + i);
+      const E* gs = dout + AT(dout, h, top + i);
+      const float lse = ((const float*)a->lse)[LSE(lse, h, top + i)];
       std::vector<float> sum_q(%(d)d);
-      auto dlse = (const float*)a->dlse;
-      float delta = dlse ? -dlse[h * a->dlse_stride_head + row] : 0;
+      float delta = dlse ? -dlse[LSE(dlse, h, top + i)] : 0;
       for (int d = 0; d < %(dv)d; d++) delta += float(gs[d]) * float(os[d]);
       for (int j = 0; j < keys; j++) {
         if (CAUSAL && j > i + keys - queries) continue;
-        const E* ks = k + (at_k[b] + j) * a->k_stride_seq + g * a->k_stride_head;
-        const E* vs = v + (at_k[b] + j) * a->v_stride_seq + g * a->v_stride_head;
+        const E* ks = k + AT(k, g, begin + j);
+        const E* vs = v + AT(v, g, begin + j);
         float s = 0, dp = 0;
         for (int d = 0; d < %(d)d; d++) s += float(qs[d]) * float(ks[d]);
         for (int d = 0; d < %(dv)d; d++) dp += float(gs[d]) * float(vs[d]);
@@ -328,14 +230,14 @@ static int computed(const FagenBackwardVarlenArgs* a) {
         for (int d = 0; d < %(d)d; d++) sum_k[j * %(d)d + d] += ds * float(qs[d]);
         for (int d = 0; d < %(d)d; d++) sum_q[d] += ds * float(ks[d]);
       }
-      O* to = dq + row * a->dq_stride_seq + h * a->dq_stride_head;
-      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_q[d] + (row == WRONG ? 0.5f : 0));
+      O* to = dq + AT(dq, h, top + i);
+      for (int d = 0; d < %(d)d; d++) to[d] = O(sum_q[d] + (top + i == WRONG ? 0.5f : 0));
     }
     for (int j = 0; j < held; j++) {
-      const int key = at_k[b] + j;
-      O* to = dk + key * a->dk_stride_seq + g * a->dk_stride_head;
+      const int key = begin + j;
+      O* to = dk + AT(dk, g, key);
       for (int d = 0; d < %(d)d; d++) to[d] = O(sum_k[j * %(d)d + d] + (key == WRONG_MIDDLE));
-      to = dv + key * a->dv_stride_seq + g * a->dv_stride_head;
+      to = dv + AT(dv, g, key);
       for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (key == WRONG_LAST));
     }
   }
@@ -345,7 +247,7 @@ static int computed(const FagenBackwardVarlenArgs* a) {
 FUNCTIONS = """
 extern "C" {
 int fagen_%(slug)s(const struct %(struct)s* a, void*) {
-  if (!a) return 6;
+  if (!a) return DEMO_NULL_POINTER;
   for (int i = 0; %(zeroed)d && i < a->workspace_bytes; i++)
     if (((const char*)a->workspace)[i]) return 9;
 #ifdef IGNORED
@@ -353,7 +255,7 @@ int fagen_%(slug)s(const struct %(struct)s* a, void*) {
   other.IGNORED = 0;
   a = &other;
 #endif
-  return a->struct_bytes == sizeof(*a) && a->version == %(guard)s ? computed(a) : 1;
+  return a->struct_bytes == sizeof(*a) && a->version == %(guard)s ? computed(a) : DEMO_WRONG_STRUCT;
 }
 int64_t fagen_%(slug)s_workspace(const struct %(struct)s* a) { return a ? 4 : -1; }
 const char* fagen_%(slug)s_message(int) { return "said"; }
@@ -379,7 +281,7 @@ def kernel(slug: str) -> str:
         "order": ", ".join(map(str, KEY_ORDER)),
         **dict.fromkeys(NUMBERS, ""),
     }
-    if plan.signature.form == "varlen fp8":
+    if plan.kind == "forward" and plan.signature.form != "varlen":  # with descales
         said |= {name: text % said for name, text in NUMBERS.items()}
     out = plan.signature.outputs[0]
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
@@ -406,10 +308,9 @@ def kernel(slug: str) -> str:
     includes = ["demo.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "cmath", "vector"]
     lines = [f"#include <{name}>" for name in includes]
     bodies = {"q": ATTENTION, "outs": COMBINE, "x": QUANTIZE, "dout": BACKWARD}
+    head += SEQUENCES["varlen" if plan.signature.form.startswith("varlen") else ""]
+    head += SEQUENCES["decode"] if plan.kind == "decode" else ""
     body = bodies[plan.signature.leader.name]
-    packed = VARLEN_BACKWARD if plan.kind == "backward" else VARLEN
-    forms = {"decode": DECODE, "varlen": packed, "varlen fp8": VARLEN}
-    body = forms.get(plan.signature.form or plan.kind, body)
     return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
 
 
