@@ -34,7 +34,8 @@ SEQUENCES = {
     "": """
 #define SEQUENCES a->batch
 #define AT(name, head, row) \\
-  (b * a->name##_stride_batch + int64_t(row) * a->name##_stride_seq + (head) * a->name##_stride_head)
+  (b * a->name##_stride_batch + int64_t(row) * a->name##_stride_seq + \\
+   (head) * a->name##_stride_head)
 #define LSE(name, head, row) \\
   (b * a->name##_stride_batch + (head) * a->name##_stride_head + (row))
 #define SEQUENCE const int top = 0, queries = a->seqlen_q; \\
