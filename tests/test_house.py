@@ -38,7 +38,7 @@ ORDER = [
         "registry",
     ),
     *("render", "programs", "toolchain", "sass", "build", "doctor"),
-    *("evidence", "dispatch", "picking", "vendor"),
+    *("evidence", "dispatch", "vendor"),
     *("e4m3", "tensor_cores", "folding", "kinds.emulate", "runtime", "huggingface"),
     "flash_attn_interface",
     *("measure", "kinds.proof", "simulator"),

@@ -1,7 +1,7 @@
 """Turn a Plan into Source: the kernel's C++ and the torch binding's, out of templates."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -82,6 +82,7 @@ def hashes(plan: Plan) -> Hashes:
     return hashes_of(kernel_text(plan), plan.slug)
 
 
+@lru_cache(256)  # what is in several folders is laid out once: it takes longer than all else
 def formatted(text: str) -> str:
     """Return C++ text laid out by clang-format in the style of templates/.clang-format."""
     result = process.run(
