@@ -293,6 +293,7 @@ def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(gener
         ('"driver"', '"\\u001b"', r"fields: \\u001b, driver"),
         ('"driver"', '"host": "x", "driver"', "fields: host"),
         ("600.0", "[" * 60_000, "not evidence that this fagen can read"),
+        ("0.01", "0.01" + " " * 140_000, "longer than 131,072 bytes"),
         (f'"slug": "{SLUG}"', '"slug": "fwd_x"', f"of fwd_x, not of {SLUG}"),
     ],
 )
@@ -302,7 +303,7 @@ def test_what_no_gpu_can_have_found_is_no_evidence(generated, tmp_path, old, new
     with pytest.raises(VerificationError, match=said) as refusal:
         read(SLUG, tmp_path / "mine")
     assert str(refusal.value).isprintable() and len(str(refusal.value)) < 500
-    if "slug" not in old:
+    if "slug" not in old and len(new) < 100_000:
         ledger = generated / LEDGER
         ledger.write_text(ledger.read_text().replace(old, new))
         with pytest.raises(VerificationError, match=f"^forward.jsonl: {SLUG}: .*{said}"):
@@ -310,13 +311,9 @@ def test_what_no_gpu_can_have_found_is_no_evidence(generated, tmp_path, old, new
         assert kinds() == ["unreadable"]
 
 
-def test_a_file_too_long_or_a_copy_that_took_no_time_is_no_evidence(tmp_path):
-    path = write(EVIDENCE, tmp_path)
-    path.write_text(path.read_text() + " " * 140_000)
-    with pytest.raises(VerificationError, match="longer than 131,072 bytes"):
-        read(SLUG, tmp_path)
-    timeless = (Bandwidth(4, 16, 16, True, 3_600.0, 0.0),)
-    write(evidence_of(QUANTIZER, errors=(), speeds=timeless), tmp_path)
+def test_a_copy_that_took_all_of_the_time_is_no_evidence(tmp_path):
+    endless = (Bandwidth(4, 16, 16, True, 3_600.0, 0.0),)
+    write(evidence_of(QUANTIZER, errors=(), speeds=endless), tmp_path)
     with pytest.raises(VerificationError, match=r"copy_gb_per_s is 0\.0"):
         read(QUANTIZER, tmp_path)
 
@@ -362,15 +359,11 @@ def test_an_excused_kernel_may_lack_evidence_but_its_line_is_of_today(generated)
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"x", "unverified.toml:1"),
         (b"a = 1\n", "needs a date and a reason"),
-        (b"[a]\nreason = 'x'\n", "needs a date and a reason"),
         (b"[a]\ndate = 2026-11-21\n", "needs a date and a reason"),
         (b"# caf\xe9\n", ":1: this is not UTF-8 text"),
         (b'["a\\u001b[2J\\n"]\nreason = "x"\n', r":1: [a\u001b[2J\u000a] needs a date and a"),
         (b'[a]\ndate = "x"\nreason = "\\u001b[2J"\n', ":1: [a] needs a line of text"),
-        (b'[a]\ndate = "x"\nreason = 0x' + b"f" * 4000, ":1: [a] needs a line of text"),
-        (b'["a\\u001b"]\ndate = "x"\nreason = "x"\n', r":1: [a\u001b] needs a line of text"),
     ],
 )
 def test_excuses_that_nobody_meant_are_refused_in_a_line_that_can_be_printed(
