@@ -29,7 +29,7 @@ MEASURING = {  # scripts, and what each needs beside --out to begin at once
     "shapes": ("--before", "."),
 }
 OTHERS = {"against": "REVISION", "pages": "--check"}
-FOR_ALL = {"headline", "plots", "record", "revision", "tables"}  # modules, no scripts
+FOR_ALL = {"headline", "launch", "plots", "record", "revision", "tables"}  # modules, no scripts
 
 
 def test_every_script_is_listed_here():

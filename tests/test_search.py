@@ -156,17 +156,16 @@ def _slow(path):
 def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
     recorded, tmp_path, monkeypatch
 ):
-    traffic = {}
-    for gpus in (1, 2):
-        real = _work(recorded, 0.05)
-        paced = replace(real, compile=_work(recorded).compile)
-        several = replace(paced, cards=two_cards) if gpus == 2 else paced
-        with monkeypatch.context() as patch:
-            patch.setattr(replay, "work", lambda path, several=several: several)
-            traffic[gpus] = Traffic().watch(patch, executor.LocalExecutor)
-            replayed(recorded, tmp_path / f"{gpus}.sqlite", compile_at_most=60)
-    assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
-    assert traffic[2].longest < 0.75 * traffic[1].longest
+    with monkeypatch.context() as patch:  # what one GPU would have to do
+        patch.setattr(search, "LocalExecutor", AtOnce)
+        alone = Traffic().watch(patch, AtOnce)
+        replayed(recorded, tmp_path / "1.sqlite", compile_at_most=60)
+    paced = replace(_work(recorded, 0.05), compile=_work(recorded).compile, cards=two_cards)
+    monkeypatch.setattr(replay, "work", lambda path: paced)
+    both = Traffic().watch(monkeypatch, executor.LocalExecutor)
+    replayed(recorded, tmp_path / "2.sqlite", compile_at_most=60)
+    assert (alone.at_once, both.at_once) == (1, 2)
+    assert both.longest < 0.75 * alone.longest
 
 
 def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch, at_once):

@@ -15,7 +15,7 @@ from fagen.search import replay
 from fagen.search.cluster import ClusterExecutor
 from fagen.search.run import Search
 from fagen.search.store import Store
-from tests.recordings import CARD, SPACE, Traffic, record, space
+from tests.recordings import CARD, SPACE, AtOnce, Traffic, record, space
 
 SEARCH = SPACE.replace('["full", "causal"]', '"full"') + "\n[search]\ncompile = 40\n"
 _work = replay.work  # what stands in for compiler and GPU, at any pace
@@ -102,15 +102,14 @@ def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(cluster, r
 
 
 def test_two_gpus_are_both_used_and_share_the_work(cluster, recorded, tmp_path, monkeypatch):
-    found, traffic = {}, {}
-    for gpus in (1, 2):
-        with monkeypatch.context() as patch:
-            traffic[gpus] = Traffic().watch(patch, ClusterExecutor)
-            address = cluster(4, gpus)
-            found[gpus], _ = searched(address, recorded, tmp_path / f"{gpus}.sqlite", 0.03)
-    assert (traffic[1].at_once, traffic[2].at_once) == (1, 2)
-    assert traffic[2].longest < 0.75 * traffic[1].longest
-    assert leaders(found[1]).keys() == leaders(found[2]).keys()
+    with monkeypatch.context() as patch:  # what one GPU would have to do
+        patch.setattr(search, "LocalExecutor", AtOnce)
+        alone = Traffic().watch(patch, AtOnce)
+        search.search([space(SEARCH)], tmp_path / "1.sqlite", recorded=recorded)
+    both = Traffic().watch(monkeypatch, ClusterExecutor)
+    found, _ = searched(cluster(4, 2), recorded, tmp_path / "2.sqlite", 0.03)
+    assert both.at_once == 2 and both.longest < 0.75 * alone.longest
+    assert leaders(found).keys() == leaders(search.found(tmp_path / "1.sqlite")).keys()
 
 
 def test_the_command_works_on_a_cluster(cluster, recorded, tmp_path):
