@@ -32,7 +32,6 @@ from fagen.search.recording import MOST_SIZES, read_recording, text_of
 from fagen.search.store import Store
 from tests import cli_helpers
 from tests.attention_helpers import qkv, quantised
-from tests.clock import seconds_of_recording
 from tests.fresh import without_kernels
 from tests.recordings import CARD, AtOnce, record
 from tests.tensors import normal
@@ -197,44 +196,6 @@ def test_without_a_call_nothing_is_written(tmp_path: Path) -> None:
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for every kernel returns at once."""
     without_kernels(monkeypatch)
-
-
-def test_recording_costs_a_call_at_most_a_microsecond(tmp_path: Path, no_kernels: None) -> None:
-    q, k, v = qkv()
-
-    def call() -> object:
-        return fagen.attention(q, k, v)
-
-    with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(ATTENTION, call) <= 1e-6
-    ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
-    assert problem == Problem("fp16", 64, 64, "full", None, "", 0)
-    assert counts.keys() == {Sizes(2, 4, 2, 70, 200)}
-    assert counts.popitem()[1] % 30_000 == 0
-
-
-def test_what_is_compiled_runs_as_before_and_is_not_counted(
-    tmp_path: Path, fresh_dynamo: None
-) -> None:
-    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = fagen.attention(q * 2, k, v, causal=True)
-        assert isinstance(out, Tensor)
-        return out
-
-    fagen.prepare(dtype="fp16", head_dim=64, causal=True)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="eager")
-    q, k, v = qkv()
-    given = (q, k, v), (q[:, :30], k, v)
-    expected = [compiled(*one) for one in given]
-    path = tmp_path / "mine.toml"
-    said = pytest.warns(UserWarning, match=r"not recorded: \d+ calls traced by torch\.compile")
-    with said, fagen.recording(path):
-        for one, before in zip(given, expected, strict=True):
-            assert torch.equal(compiled(*one), before)
-            model(*one)
-    assert torch.equal(compiled(q, k, v), expected[0])
-    sizes = dict.fromkeys((Sizes(2, 4, 2, 30, 200), Sizes(2, 4, 2, 70, 200)), 1.0)
-    assert list(read_recording(path).values()) == [sizes]
 
 
 def test_symbolic_sizes_are_skipped_with_a_note(tmp_path: Path) -> None:

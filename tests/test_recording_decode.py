@@ -14,8 +14,6 @@ from fagen.runtime.decode import DECODING
 from fagen.search.files import read_spaces
 from fagen.search.recording import read_recording
 from tests import cli_helpers, tensors
-from tests.clock import seconds_of_recording
-from tests.fresh import without_kernels
 
 ONE = Problem("fp16", 64, 64, "causal", None, "", 0, "decode")
 FULL = Problem("fp16", 64, 64, "full", None, "", 0, "decode")
@@ -79,51 +77,3 @@ def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
     assert any("1 calls with a reference, for which tables have no" in one for one in told), told
     assert any("1 calls of no rows or no keys" in one for one in told), told
     assert read_recording(path) == {ONE: {Sizes(2, 8, 2, 1, 100): 1}}
-
-
-@pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in for every kernel returns at once."""
-    without_kernels(monkeypatch)
-
-
-def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: None) -> None:
-    path = tmp_path / "mine.toml"
-    q, k, used = (x.to("meta") for x in (normal(2, 1, 8, 64), normal(2, 100, 2, 64), USED))
-    with fagen.recording(path):
-        fagen.attention_decode(q, k, k, seqused_k=used)
-    assert read_recording(path) == {ONE: {Sizes(2, 8, 2, 1, 100): 1}}
-
-
-def test_recording_costs_a_call_of_decoding_at_most_a_microsecond(
-    tmp_path: Path, no_kernels: None
-) -> None:
-    q, k = normal(2, 1, 8, 64), normal(2, 100, 2, 64)
-
-    def call() -> object:
-        return fagen.attention_decode(q, k, k, seqused_k=USED)
-
-    with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(DECODING, call) <= 1e-6
-    ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
-    assert problem == ONE and counts.keys() == {Sizes(2, 8, 2, 1, 100)}
-
-
-def test_what_is_compiled_runs_as_before_and_is_not_counted(
-    tmp_path: Path, fresh_dynamo: None
-) -> None:
-    def model(q: Tensor, k: Tensor) -> Tensor:
-        out = fagen.attention_decode(q * 2, k, k, seqused_k=USED)
-        assert isinstance(out, Tensor)
-        return out
-
-    q, k = normal(2, 1, 8, 64), normal(2, 100, 2, 64)
-    fagen.prepare_decode(dtype="fp16", head_dim=64, heads=8, kv_heads=2, batch=2)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    expected = compiled(q, k)
-    said = pytest.warns(UserWarning, match=r"not recorded: \d+ calls traced by torch\.compile")
-    with said, fagen.recording(tmp_path / "mine.toml"):
-        assert torch.equal(compiled(q, k), expected)
-        model(q, k)
-    assert torch.equal(compiled(q, k), expected)
-    assert read_recording(tmp_path / "mine.toml") == {ONE: {Sizes(2, 8, 2, 1, 100): 1}}

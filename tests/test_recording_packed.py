@@ -28,7 +28,6 @@ from fagen.search.recording import MOST_SIZES, _add, read_recording
 from fagen.search.space import survey
 from fagen.search.store import Store
 from tests import cli_helpers, tensors
-from tests.clock import seconds_of_recording
 from tests.fresh import forget, without_kernels
 from tests.recordings import AtOnce, record
 
@@ -179,42 +178,6 @@ def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: No
         for said in (longest, None):
             fagen.attention_varlen(q, k, k, offsets, causal=True, max_seqlen_q=said)
     assert read_recording(path) == {PROBLEM: {totals(4, 60, 15): 2}}
-
-
-def test_recording_costs_a_packed_call_at_most_a_microsecond(
-    tmp_path: Path, no_kernels: None
-) -> None:
-    q, k = normal(60, 4, 64), normal(60, 2, 64)
-    said = {"causal": True, "max_seqlen_q": 30, "max_seqlen_k": 30}
-
-    def call() -> object:
-        return fagen.attention_varlen(q, k, k, OFFSETS, **said)
-
-    with fagen.recording(tmp_path / "mine.toml"):
-        assert seconds_of_recording(VARLEN, call) <= 1e-6
-    ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
-    assert problem == PROBLEM and counts.keys() == {totals(4, 60, 30)}
-    assert counts.popitem()[1] % 30_000 == 0
-
-
-def test_what_is_compiled_runs_as_before_and_is_not_counted(
-    tmp_path: Path, fresh_dynamo: None
-) -> None:
-    def model(q: Tensor, k: Tensor, longest: int) -> Tensor:
-        out = fagen.attention_varlen(q * 2, k, k, OFFSETS, causal=True, max_seqlen_q=longest)
-        assert isinstance(out, Tensor)
-        return out
-
-    fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True)
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    q, k = normal(60, 4, 64), normal(60, 2, 64)
-    expected = compiled(q, k, 30)
-    said = pytest.warns(UserWarning, match=r"not recorded: \d+ calls traced by torch\.compile")
-    with said, fagen.recording(tmp_path / "mine.toml"):
-        assert torch.equal(compiled(q, k, 30), expected)
-        model(q, k, 30)
-    assert torch.equal(compiled(q, k, 30), expected)
-    assert read_recording(tmp_path / "mine.toml") == {PROBLEM: {totals(4, 60, 30): 1}}
 
 
 # ---- the rule for lengths -----------------------------------------------------------------------
