@@ -10,8 +10,13 @@ sizes of q and k, and by whether the call wanted it deterministic, or torch does
 pass runs.
 """
 
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +27,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
+from fagen.build.autograd import build_autograd
+from fagen.errors import FagenError, ScheduleError
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -33,6 +39,7 @@ from fagen.runtime.op import Kernel, Named
 from fagen.vocab import BACKWARD
 
 _ops = torch.library.Library("fagen", "FRAGMENT")
+_LOGGER = logging.getLogger("fagen")
 
 
 def results(
@@ -146,7 +153,10 @@ def _ready(
     door.rows(key)
     _registered.made((forward, key.device.type))  # for programs that were exported elsewhere
     try:
-        return door.find(key, sizes, call, **of)
+        with _with_node(key.device):
+            kernel = door.find(key, sizes, call, **of)
+        _number(forward, kernel.slug, key.device)
+        return kernel
     except ScheduleError:
         raise ValueError(
             f"q, k or v requires a gradient, and no kernel computes those of {key.problem}: none "
@@ -178,8 +188,68 @@ def _with_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse, which have gradients; the kernel of these is ready then."""
     gradients = kernel_of_gradients(kernel.slug, q.device, q, k, deterministic)
-    both: tuple[Tensor, Tensor] = _apply(kernel, gradients, deterministic, *arguments)
+    number = _numbers.get((kernel.slug, gradients.slug))
+    both: tuple[Tensor, Tensor]
+    if number is None:
+        both = _Eager.apply(kernel, gradients, deterministic, *arguments)
+    elif len(arguments) == 4:
+        both = _node[0](number, deterministic, *arguments)
+    else:
+        q, k, v, cu_q, cu_k, scale, used = arguments
+        both = _node[0](number, deterministic, q, k, v, scale, cu_q, cu_k, used)
     return both
+
+
+# torch.ops.fagen.attention_with_grad, which does what _Eager does in less of the host's time; None
+# where it cannot be built. It is for tensors on a GPU: who has none may have no compiler.
+_node: list[Any] = []
+_numbers: dict[tuple[str, str], int] = {}  # of a kernel and that of its gradients, to the node
+
+
+@contextmanager
+def _with_node(device: torch.device) -> Iterator[None]:
+    """Load the node, built beside what is built meanwhile, before the first gradients on a GPU."""
+    if _node or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        built = pool.submit(build_autograd)
+        yield
+    with op.REGISTERING:
+        if _node:
+            return
+        try:
+            _load_node(built.result())
+        except (FagenError, OSError) as error:
+            _LOGGER.info("gradients go by Python: %s", error)
+            _node.append(None)
+
+
+def _load_node(library: Path | None) -> None:
+    torch.ops.load_library(library)
+    _ops.define(
+        "gradients_of(str slug, bool deterministic, Tensor dout, Tensor q, Tensor k, Tensor v, "
+        "Tensor out, Tensor lse, float scale, Tensor? dlse, Tensor? cu_seqlens_q, "
+        "Tensor? cu_seqlens_k, Tensor? seqused_k) -> (Tensor, Tensor, Tensor)"
+    )
+    _ops.impl("gradients_of", _gradients_anew, "CompositeExplicitAutograd")
+    op_of_node = torch.ops.fagen.attention_with_grad.default
+    _node.append(getattr(op_of_node, "_op", op_of_node))
+
+
+def _number(forward: str, gradients: str, device: torch.device) -> None:
+    """Tell the node of a kernel and that of its gradients."""
+    if device.type == "cuda" and _node and _node[0] and (forward, gradients) not in _numbers:
+        names = f"fagen::{forward}_no_grad", f"fagen::{gradients}_no_grad", f"fagen::{gradients}"
+        _numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward)
+
+
+def _gradients_anew(slug: str, deterministic: bool, *tensors: Any) -> tuple[Tensor, ...]:
+    """What the node asks where torch wants another order than when the forward pass ran."""
+    dout, q, k, v, out, lse, scale, dlse, cu_q, cu_k, used = tensors
+    at = {} if cu_q is None else {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "seqused_k": used}
+    arguments = {"q": q, "k": k, "v": v, "scale": scale} | at
+    return gradients(slug, arguments, dout, out, lse, dlse, deterministic=deterministic)
 
 
 class _Eager(torch.autograd.Function):  # type: ignore[misc]
@@ -222,9 +292,6 @@ class _Eager(torch.autograd.Function):  # type: ignore[misc]
             dv if of_v else None,
             *[None] * len(others),
         )
-
-
-_apply = _Eager.apply
 
 
 def _laid_out(dout: Tensor) -> Tensor:

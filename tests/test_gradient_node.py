@@ -1,0 +1,152 @@
+"""Autograd's node in C++ gives what that in Python does, over emulated kernels."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import fagen
+from fagen.build.autograd import build_autograd
+from fagen.runtime import backward
+from tests.attention_helpers import qkv
+from tests.fresh import forget
+from tests.varlen_helpers import packed
+
+
+@pytest.fixture(scope="module")
+def library(kernel_cache: Any) -> None:
+    if not backward._node:
+        backward._load_node(build_autograd())
+
+
+@pytest.fixture
+def node(library: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Calls on CPU tensors go by the node, as on a GPU; what it is asked for."""
+    forget(monkeypatch)
+    asked: list[int] = []
+
+    def number(forward: str, gradients: str, device: torch.device) -> None:
+        names = (f"fagen::{slug}_emulated" for slug in (forward, gradients, gradients))
+        backward._numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward)
+
+    (usual,) = backward._node
+    monkeypatch.setattr(backward, "_number", number)
+    monkeypatch.setattr(backward, "_numbers", {})
+    monkeypatch.setattr(backward, "_node", [lambda *given: asked.append(given[0]) or usual(*given)])
+    yield asked
+    assert asked, "no call went by the node"
+
+
+@contextmanager
+def by_python() -> Iterator[None]:
+    """Calls go by Python meanwhile."""
+    numbers = dict(backward._numbers)
+    backward._numbers.clear()
+    yield
+    backward._numbers.update(numbers)
+
+
+Used = Callable[[Tensor, Tensor], Tensor]
+USES: dict[str, Used] = {
+    "out": lambda out, lse: out.float().square().sum(),
+    "the log-sum-exp alone": lambda out, lse: lse.sum(),
+    "both": lambda out, lse: out.float().sum() + lse.square().sum(),
+    "a gradient whose strides are 0": lambda out, lse: out.sum(),
+    "one that kernels cannot read": lambda out, lse: torch.nn.functional.pad(out, (3, 0)).sum(),
+}
+
+
+def gradients(call: Callable[..., Any], given: tuple[Tensor, ...], use: Used, of: Any) -> Any:
+    leaves = [x.detach().clone() for x in given]
+    for which in of:
+        leaves[which].requires_grad_()
+    use(*call(*leaves)).backward()
+    assert [i for i, leaf in enumerate(leaves) if leaf.grad is not None] == list(of)
+    return [leaves[which].grad for which in of]
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return fagen.attention(q, k, v, causal=True, return_lse=True)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, used: Tensor | None = None) -> Any:
+    *_, at_q, at_k = packed()
+    at = dict(cu_seqlens_q=at_q, cu_seqlens_k=at_k, seqused_k=used)
+    out, lse = fagen.attention_varlen(q, k, v, **at, return_lse=True)  # type: ignore[arg-type]
+    return out, lse.masked_fill(lse == -torch.inf, 0)
+
+
+def varlen_in_part(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    return varlen(q, k, v, packed()[-1].diff() // 2)
+
+
+@pytest.mark.parametrize("of", [(0, 1, 2), (1,)], ids=str)
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("call", [dense, varlen, varlen_in_part])
+def test_it_is_the_same(node: list[int], call: Any, use: str, of: Any) -> None:
+    given = qkv() if call is dense else packed()[:3]
+    found = gradients(call, given, USES[use], of)
+    asked = len(node)
+    with by_python():
+        expected = gradients(call, given, USES[use], of)
+    assert len(node) == asked == 1 and all(map(torch.equal, found, expected))
+
+
+def test_torch_has_its_own_ways_with_what_it_keeps(node: list[int]) -> None:
+    leaves = [x.requires_grad_() for x in qkv()]
+    once = torch.autograd.grad(dense(*leaves)[0].sum(), leaves)
+    again = torch.autograd.grad(checkpoint(dense, *leaves, use_reentrant=False)[0].sum(), leaves)
+    assert all(map(torch.equal, once, again))
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):  # type: ignore[func-returns-value]
+        out, _ = dense(*leaves)
+    assert len(kept) == 5 and all(map(torch.equal, torch.autograd.grad(out.sum(), leaves), once))
+    keys = leaves[1] * 1
+    out, _ = dense(leaves[0], keys, leaves[2])
+    keys.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_python_is_asked_where_torch_wants_another_order_by_then(
+    node: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backward, "_has_an_order", lambda device: False)
+    leaves = [x.requires_grad_() for x in qkv()]
+    usual = torch.autograd.grad(dense(*leaves)[0].sum(), leaves)
+    out, _ = dense(*leaves)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.profiler.profile() as profile:
+            in_order = torch.autograd.grad(out.sum(), leaves)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, usual, in_order))
+    (called,) = {event.name for event in profile.events() if event.name.startswith("fagen::bwd")}
+    assert "_det" in called
+
+
+def test_a_wrong_argument_is_named(node: list[int]) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    dense(q, k, v)
+    with pytest.raises(ValueError, match=r"k has shape .*; it must be \(batch = 2"):
+        dense(q, k[:1], v)
+
+
+def test_without_a_compiler_gradients_go_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "_node", [])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def missing() -> None:
+        raise fagen.ToolchainError("there is no g++")
+
+    monkeypatch.setattr(backward, "build_autograd", missing)
+    with backward._with_node(torch.device("cuda")):
+        pass
+    assert backward._node == [None]
+    backward._number("forward", "gradients", torch.device("cuda"))
+    assert ("forward", "gradients") not in backward._numbers
