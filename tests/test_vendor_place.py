@@ -12,6 +12,7 @@ import pytest
 from fagen import vendor
 from fagen.errors import FagenError, ScheduleError
 from fagen.process import run
+from fagen.render import written
 from fagen.vendor import contents
 from fagen.vendor.place import MANIFEST, bring, is_inside
 from tests.cli_helpers import QUANTIZER, ROOT, SLUG, fagen
@@ -388,15 +389,17 @@ def test_names_from_the_command_line_are_as_closed(tmp_path):
 
 
 def test_a_letter_is_a_name_unless_something_has_it(tmp_path):
+    sources = []
     for name in sorted({*string.ascii_lowercase} - {*"cfglmrwxyz"}):
-        folder = tmp_path / name
-        vendor.vendor(vendor.asked(name, [vendor.manifest.from_slug(SLUG)]), folder)
-        # with all headers whose macros end as ours do
-        source = folder / f"src/{name}.c"
-        system = [word for header in _OKS for word in ("-include", header)]
-        words = ["gcc", "-fsyntax-only", "-Werror", *system, "-I", folder / "include", source]
-        answer = run([str(word) for word in words])
-        assert answer.returncode == 0, answer.stderr
+        folder = vendor.folder_of(vendor.asked(name, [vendor.manifest.from_slug(SLUG)]))
+        for path in (f"{name}.h", f"{name}.c"):
+            template = "header.h" if path.endswith("h") else "dispatch.c"
+            (tmp_path / path).write_text(written(f"vendor/{template}.j2", folder=folder))
+        sources.append(tmp_path / path)
+    # with all headers whose macros end as ours do
+    system = [word for header in _OKS for word in ("-include", header)]
+    answer = run(map(str, ["gcc", "-fsyntax-only", "-Werror", *system, "-I", tmp_path, *sources]))
+    assert answer.returncode == 0, answer.stderr
 
 
 _OKS = ("unistd.h", "sysexits.h", "fmtmsg.h", "complex.h", "stdio.h")

@@ -82,7 +82,7 @@ def hashes(plan: Plan) -> Hashes:
     return hashes_of(kernel_text(plan), plan.slug)
 
 
-@lru_cache(256)  # what is in several folders is laid out once: it takes longer than all else
+@lru_cache(512)  # what is in several folders is laid out once: it takes longer than all else
 def formatted(text: str) -> str:
     """Return C++ text laid out by clang-format in the style of templates/.clang-format."""
     result = process.run(
