@@ -123,14 +123,6 @@ def test_a_folder_of_e4m3_alone_has_nothing_to_cast() -> None:
     assert "autocast" not in texts["README.md"]
 
 
-def test_both_formats_have_the_same_python() -> None:
-    manifests = (asked("demo", form, *KERNELS) for form in ("torch", "hf-kernel"))
-    torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
-    for name in ("_autocast", "_attention", "_decode", "_varlen"):
-        assert torchs[f"python/demo/{name}.py"] == hub[f"torch-ext/demo/{name}.py"]
-    assert "torch.autocast" in torchs["README.md"] and "torch.autocast" in hub["README.md"]
-
-
 # ---- traced -------------------------------------------------------------------------------------
 
 

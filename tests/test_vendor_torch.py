@@ -199,6 +199,27 @@ def test_the_folder_is_that_of_plain_source_and_a_package():
     assert "attention(" not in without["README.md"] and "cutlass" not in without["README.md"]
 
 
+def test_both_formats_have_the_same_python():
+    """Of calls of all kinds, or of packed sequences alone."""
+    varlen = ("fwd_fp16_d64_causal_m64n64_varlen", "bwd_fp16_d64_causal_m64n64_varlen")
+    alone = (*varlen, "fwd_e4m3_d64_full_m64n64_varlen")
+    dense = ("fwd_fp16_d64_causal_m128n128", "bwd_fp16_d64_causal_m128n128")
+    for slugs in (alone, (*dense, *varlen, "dec_fp16_d32_causal_r8n64", COMBINE)):
+        manifests = (asked("demo", form, *slugs) for form in ("torch", "hf-kernel"))
+        torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
+        own = {path.rpartition("/")[2] for path in torchs if path.startswith("python/demo/")}
+        own.remove("_ops.py")
+        assert torchs["python/demo/_ops.py"] == hub["_ops.py"]
+        for name in own:
+            assert torchs[f"python/demo/{name}"] == hub[f"torch-ext/demo/{name}"]
+        some = {"__init__.py", "_varlen.py", "_gradients.py", "_autocast.py", "_fakes.py"}
+        every = some | {"_attention.py", "_decode.py", "_rows.py"}
+        assert own == (some if slugs == alone else every)
+        for readme in (torchs["README.md"], torchs["README.c.md"], hub["README.md"]):
+            assert "_varlen" in readme.partition("## ")[2]
+        assert "torch.autocast" in torchs["README.md"] and "torch.autocast" in hub["README.md"]
+
+
 def test_a_manifest_gives_kernels_names_in_python(tmp_path):
     manifest = 'name = "demo"\nformat = "torch"\n[kernels]\ncausal = "{}"\n'
     (tmp_path / "vendor.toml").write_text(manifest.format(KERNELS[0]))

@@ -1,7 +1,6 @@
 """What chooses among a vendored folder's kernels of packed sequences, in C and in Python."""
 
 import random
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,7 +27,7 @@ from tests.test_vendor import asked_of, dispatcher
 from tests.varlen_fp8_helpers import packed8
 from tests.varlen_helpers import exact, packed
 from tests.vendor_gradients import package
-from tests.vendor_helpers import asked, calls_of, vendored
+from tests.vendor_helpers import calls_of, vendored
 
 OWN = [one.stem for one in registry.schedules("forward") if "_varlen" in one.stem]
 OTHERS = (
@@ -333,13 +332,3 @@ def test_what_is_chosen_does_not_depend_on_lengths(demo: ModuleType) -> None:
         ends = torch.tensor([0, end - begin], dtype=torch.int32)
         alone = (x[begin:end] for x in (q, k, v))
         assert torch.equal(demo.attention_varlen(*alone, ends, causal=True), out[begin:end])
-
-
-def test_both_formats_have_the_same_python() -> None:
-    manifests = (asked("demo", form, HALF, BY, EIGHT) for form in ("torch", "hf-kernel"))
-    torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
-    for name in ("__init__", "_varlen", "_gradients"):
-        assert torchs[f"python/demo/{name}.py"] == hub[f"torch-ext/demo/{name}.py"]
-    assert not [name for name in torchs if re.search("_(attention|rows|decode)", name)]
-    for readme in (torchs["README.md"], torchs["README.c.md"], hub["README.md"]):
-        assert "_varlen" in readme.partition("## ")[2]
