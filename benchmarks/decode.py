@@ -40,7 +40,7 @@ from tables import launch_lines
 from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
-from fagen.kinds.decode.speed import BRIEF, timed_together
+from fagen.kinds.decode.verify.speed import BRIEF, timed_together
 from fagen.measure.rotating import rotated
 from fagen.problem import Sizes
 

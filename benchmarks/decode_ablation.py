@@ -24,7 +24,7 @@ from record import Findings, build, parser, say, script
 
 from fagen.kinds.decode import chunks_for, deal_for, derived
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.speed import BRIEF, timed_together
+from fagen.kinds.decode.verify.speed import BRIEF, timed_together
 from fagen.measure.rows import markdown, title
 from fagen.problem import Sizes
 

@@ -14,9 +14,9 @@ any of these, fagen.attention with V by column, and FlashAttention-3's two funct
 are of a head. Each takes the kernel that its dispatch has for so many keys.
 
 What is measured is out - fp64 over what the bytes stand for, beside the same of a textbook's
-attention in e4m3 over the same bytes (fagen.kinds.forward.textbook), rounded to O's type as out is:
-root mean squares and largest errors. The goal is at most twice the textbook's root mean square.
-Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
+attention in e4m3 over the same bytes (fagen.kinds.forward.verify.textbook), rounded to O's type as
+out is: root mean squares and largest errors. The goal is at most twice the textbook's root mean
+square. Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
 needle's product the 13 bits of the tensor cores have no room for the tail's, within one block.
 
 With --device cuda the table is written to benchmarks/results/ (or the folder --out) as
@@ -45,7 +45,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.textbook import textbook
+from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import largest, rms
 from fagen.measure.timing import BURST, Call, time_calls
 from fagen.problem import Problem, Sizes, flops

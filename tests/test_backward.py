@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.errors import DeviceError, VerificationError
-from fagen.kinds.backward import proof
+from fagen.kinds.backward import operands
+from fagen.kinds.backward import verify as proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
-from fagen.kinds.backward.textbook import attention_and_gradients
+from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.measure import cells, peers
+from fagen.measure.proof import check
 from fagen.measure.timing import Call, Regime, Timing
 from fagen.problem import Cell, Problem, Sizes, flops
 from fagen.records import GradientError
@@ -167,19 +170,15 @@ def test_a_gradient_of_the_lse_counts():
     assert not proof.errors_of(sizes, without, exact, rough).ok
 
 
-def test_what_is_wrong_is_said_line_by_line(monkeypatch):
+def test_what_is_wrong_is_said_line_by_line():
     plan = planned(SPREAD[0])
-    monkeypatch.setattr(proof, "hopper", lambda: None)
-    monkeypatch.setattr(
-        proof,
-        "gradient_error",
-        lambda of, library, sizes, seed: GradientError(**vars(sizes), **ERRORS),
-    )
-    monkeypatch.setattr(
-        proof, "hard_error", lambda of, kernel, sizes: GradientError(**vars(sizes), **ERRORS)
+    wrong = replace(
+        proof.DENSE,
+        error=lambda of, run, sizes, seed, device: GradientError(**vars(sizes), **ERRORS),
+        hard=lambda of, run, small, device: [("hard", GradientError(1, 1, 1, 1, 1, **ERRORS))],
     )
     with pytest.raises(VerificationError, match=r"(\d+) of \1 shapes are wrong") as refused:
-        proof.check(plan, SimpleNamespace(library=None), None)  # type: ignore[arg-type]
+        check(plan, wrong, lambda: None)
     assert "dk 3.00e+00 of 2.00e+00  dv nan of 1.00e+00  WRONG" in str(refused.value)
 
 
@@ -192,7 +191,7 @@ def test_what_is_left_out_is_left_out_of_a_launch_too():
     plan = planned(SPREAD[0])
     given, *_ = proof.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
     with pytest.raises(DeviceError, match="dout is on cpu"):
-        proof.launch(plan, Path("no.so"), *given)
+        operands.launch(plan, Path("no.so"), given, operands.outputs(plan, given))
 
 
 @pytest.mark.parametrize("refused", [False, True])

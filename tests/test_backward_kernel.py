@@ -19,7 +19,7 @@ from fagen.build import build
 from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.formulae import statistics_bytes
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.proof import case
+from fagen.kinds.backward.verify import case
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import HASH_WORD, formatted, render, token_hash

@@ -9,7 +9,8 @@ import torch
 
 from fagen import registry
 from fagen.errors import DeviceError, VerificationError
-from fagen.kinds.backward import operands, proof
+from fagen.kinds.backward import operands
+from fagen.kinds.backward import verify as proof
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.reference import gradients
 from fagen.measure import cells, peers

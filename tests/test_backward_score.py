@@ -11,7 +11,7 @@ from fagen import ledger, render, simulator
 from fagen.kinds.backward import formulae
 from fagen.kinds.backward.formulae import budget
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.proof import inputs
+from fagen.kinds.backward.verify import inputs
 from fagen.problem import Sizes
 from tests.backward_helpers import planned
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from fagen import fold
 from fagen.folding import exp_below, log_above
 from fagen.kinds.combine.emulate import compute
-from fagen.kinds.combine.proof import CASES, Case, check_combining, inputs
 from fagen.kinds.combine.reference import combine
+from fagen.kinds.combine.verify import RULE, Case, inputs
+from fagen.measure.proof import check
 from tests.combine_helpers import planned
 from tests.tensors import normal
 
@@ -65,12 +66,12 @@ def test_logarithms_are_within_two_units():
 def test_it_is_near_fp64_and_takes_no_notice_of_what_does_not_count(slug):
     plan = planned(slug)
 
-    def emulated(given: dict[str, Tensor]) -> None:
+    def emulated(**given: Tensor) -> None:
         taken = {name: given[name] for name in given.keys() - {"out", "lse"}}
         for name, made in zip(("out", "lse"), compute(plan, **taken), strict=True):
             given[name].copy_(made)
 
-    errors = check_combining(plan, emulated, CASES, device="cpu")
+    errors = check(plan, RULE, emulated, device="cpu")
     assert {error.splits for error in errors} >= {1, 2, 3, 16, 255, 256}
 
 

@@ -14,7 +14,8 @@ from fagen import flow, registry
 from fagen.arch import SM90
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
-from fagen.kinds.combine.proof import Case, check_combining
+from fagen.kinds.combine.verify import RULE, Case
+from fagen.measure.proof import check
 from fagen.process import run
 from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
@@ -145,10 +146,10 @@ def test_the_kernels_own_text_has_the_emulations_bits(slug, tmp_path):
     plan = planned(slug)
     program = compiled(plan, tmp_path)
 
-    def kernel(given: dict[str, Tensor]) -> None:
+    def kernel(**given: Tensor) -> None:
         run_on_cpu(plan, program, given)
 
-    errors = check_combining(plan, kernel, CASES, device="cpu")
+    errors = check(plan, RULE, kernel, device="cpu")
     assert all(error.differing == 0 for error in errors)
 
 

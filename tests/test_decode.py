@@ -8,8 +8,9 @@ import torch
 from fagen.arch import SM90
 from fagen.errors import VerificationError
 from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.proof import Case, check, inputs, outputs, verification_cases
 from fagen.kinds.decode.reference import attend, spans
+from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, verification_cases
+from fagen.measure.proof import check
 from fagen.problem import Sizes
 from tests.decode_helpers import SPREAD, emulated, planned
 from tests.often import some
@@ -25,7 +26,7 @@ OFTEN = (SPREAD[0], SPREAD[3], *SPREAD[-3:-1])
 def test_it_is_near_fp64_and_uses_nothing_outside_of_a_sequence(slug):
     plan = planned(slug)
     cases = [case for case in verification_cases(plan) if case.sizes.seqlen_k < 8_000]
-    errors = check(plan, emulated(plan), cases, device="cpu")
+    errors = check(plan, RULE, emulated(plan), cases=cases, device="cpu")
     assert {error.heads // error.kv_heads for error in errors} >= {1, 3, 5, 6, 7, 8, 12, 16, 32}
     assert {error.seqlen_q for error in errors} >= {1, 2, 3, 4, 9, 16}
 
@@ -42,8 +43,8 @@ def test_a_wrong_output_and_one_that_depends_on_others_are_found():
     case = Case(Sizes(2, 4, 2, 1, 90), (90, 70))
     for kernel, said in ((wrong, "error"), (not_alone, r"differing \d{2,}")):
         with pytest.raises(VerificationError, match=said):
-            check(FIRST, kernel, [case], device="cpu")
-    assert check(FIRST, emulated(FIRST), [case], device="cpu")[0].differing == 0
+            check(FIRST, RULE, kernel, cases=[case], device="cpu")
+    assert check(FIRST, RULE, emulated(FIRST), cases=[case], device="cpu")[0].differing == 0
 
 
 def test_keys_outside_of_a_sequence_are_no_numbers_in_these_cases():
@@ -163,7 +164,7 @@ def test_scores_of_any_size_keep_their_accuracy():
         Case(Sizes(1, 2, 1, 1, 900), rises=True, sigma=100.0),
         Case(Sizes(1, 2, 1, 3, 900), sigma=50.0),
     ):
-        check(FIRST, emulated(FIRST), [case], device="cpu")
+        check(FIRST, RULE, emulated(FIRST), cases=[case], device="cpu")
 
 
 def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():

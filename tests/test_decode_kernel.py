@@ -11,7 +11,8 @@ from fagen import registry, simulator
 from fagen.build import build
 from fagen.errors import DeviceError
 from fagen.kinds.decode.plan import Plan
-from fagen.kinds.decode.proof import Case, check, inputs, outputs, small_cases
+from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, small_cases
+from fagen.measure.proof import check
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.runtime.c_interface import described
@@ -54,7 +55,7 @@ def test_a_mask_is_a_row_of_a_table(mask):
         simulator.call(plan, library, **given)
 
     cases = [Case(Sizes(2, 4, 2, 3, 200), (200, 70)), Case(Sizes(1, 2, 2, 9, 5))]
-    check(plan, run, cases, device="cpu")
+    check(plan, RULE, run, cases=cases, device="cpu")
 
 
 def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():

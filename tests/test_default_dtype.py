@@ -10,10 +10,10 @@ from torch import Tensor
 
 import fagen
 from fagen import flash_attn_interface
-from fagen.kinds.forward.fp8_accuracy import fp8_error
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.verify.fp8 import fp8_error
 from tests.tensors import normal
 
 BF16, FP32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn

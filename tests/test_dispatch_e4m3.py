@@ -15,7 +15,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.textbook import textbook
+from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import rms
 from fagen.problem import Problem
 from fagen.vocab import SCALE_ROWS_DEFAULT

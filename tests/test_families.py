@@ -16,9 +16,9 @@ from fagen import registry, simulator
 from fagen.kinds.decode.emulate import compute
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
-from fagen.kinds.forward.fp8_accuracy import hard_errors
 from fagen.kinds.forward.operands import Operands, outputs
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.verify.fp8 import hard_errors
 from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
 from fagen.problem import Sizes
 from fagen.render import render

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen.errors import DeviceError
 from fagen.kinds.forward.emulate import emulate_fp8
-from fagen.kinds.forward.fp8_accuracy import LSE_TOLERANCE
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import kernel_info, struct_of
 from fagen.runtime.checks import allocated, checked

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.kinds.forward import emulate as emulator
-from fagen.kinds.forward.accuracy import shape_error, torch_math
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import verification_sizes
+from fagen.kinds.forward.verify.dense import shape_error, torch_math
 from fagen.measure import cells, rotating
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race, speeds

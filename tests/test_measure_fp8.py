@@ -8,11 +8,11 @@ import torch
 
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.forward import emulate as emulator
-from fagen.kinds.forward.fp8_accuracy import fp8_error
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import alike, arguments, operands, outputs, real
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.verify.fp8 import fp8_error
 from fagen.measure import cells, peers
 from fagen.measure.cells import race
 from fagen.measure.inputs import cell_of, inputs, softmax_scale

@@ -10,10 +10,10 @@ from torch import Tensor
 from fagen import registry
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.reference import gradients
-from fagen.kinds.backward.textbook import attention_and_gradients
-from fagen.kinds.forward.accuracy import hard_errors
+from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.plan import Plan
+from fagen.kinds.forward.verify.dense import hard_errors
 from fagen.problem import Sizes
 from tests.backward_helpers import planned
 from tests.often import some

@@ -10,18 +10,20 @@ from fagen import measure
 from fagen.e4m3 import E4M3, by_columns, rounded
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.proof import (
+from fagen.kinds.quantize.reference import quantize
+from fagen.kinds.quantize.verify import (
+    RULE,
     SEED,
     SIZES,
     Kernel,
     Size,
     angles,
-    check_quantizer,
+    cases,
     numbers,
     places,
     rounding_error,
 )
-from fagen.kinds.quantize.reference import quantize
+from fagen.measure.proof import Run, check
 from tests.quantize_helpers import planned
 
 SLUGS = (
@@ -57,10 +59,23 @@ def right(of: Plan) -> Kernel:
     return kernel
 
 
+def run_of(of: Plan, kernel: Kernel) -> Run:
+    """What is run by the names of a signature."""
+    outputs = [one.result for one in of.signature.outputs]
+
+    def run(*, x: Tensor, **named: Tensor) -> None:
+        into = tuple(named[name] for name in outputs if name in named)
+        kernel(x, into, {name: named[name] for name in ("descale", "mean") if name in named})
+
+    return run
+
+
 def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
     said: list[str] = []
     small = [size for size in SIZES if size.batch * size.seqlen * size.heads < 5000]
-    errors = check_quantizer(of, right(of), small, device="cpu", progress=said.append)
+    errors = check(
+        of, RULE, run_of(of, right(of)), cases=cases(of, small), device="cpu", progress=said.append
+    )
     ways = 1 if of.by_block and not of.center else 2
     assert len(errors) == len(said) == len(small) * ways
     for error in errors:
@@ -89,7 +104,7 @@ def test_a_fault_is_found(of, fault):
         FAULTS[fault](into[0], into[1])
 
     with pytest.raises(VerificationError, match="shapes are wrong"):
-        check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
+        check(of, RULE, run_of(of, kernel), cases=cases(of, [Size(2, 70, 3)]), device="cpu")
 
 
 def test_a_mean_that_is_off_is_found():
@@ -100,7 +115,7 @@ def test_a_mean_that_is_off_is_found():
         into[2].add_(1e-3)
 
     with pytest.raises(VerificationError, match="shapes are wrong"):
-        check_quantizer(of, kernel, [Size(2, 70, 3)], device="cpu")
+        check(of, RULE, run_of(of, kernel), cases=cases(of, [Size(2, 70, 3)]), device="cpu")
 
 
 def test_a_mean_that_was_not_written_is_found():

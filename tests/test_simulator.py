@@ -11,7 +11,7 @@ from torch import Tensor
 from fagen import registry, simulator
 from fagen.errors import BuildError, DeviceError, VerificationError
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.proof import Case, case, errors_of, inputs, judged_by
+from fagen.kinds.backward.verify import Case, case, errors_of, inputs, judged_by
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fagen import registry
 from fagen.errors import ScheduleError
-from fagen.kinds.forward.accuracy import shape_error
 from fagen.kinds.forward.cost import grid, seconds
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
 from fagen.render import kernel_text

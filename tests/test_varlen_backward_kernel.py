@@ -15,8 +15,8 @@ from fagen.errors import ScheduleError, VerificationError
 from fagen.kinds.backward import Schedule
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan, plan
-from fagen.kinds.backward.proof import errors_of
-from fagen.kinds.backward.varlen_proof import case_error, check_cases
+from fagen.kinds.backward.verify import VARLEN
+from fagen.measure.proof import check
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
@@ -60,10 +60,8 @@ def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None
     assert kernel_text.count(most) == 1
     library = simulator.build(kernel_text.replace(most, "kMostGrid = 2;"))
 
-    def kernel(given: dict[str, Any]) -> None:
-        simulator.call(of, library, **given)
-
-    check_cases(of, extreme_cases(of), kernel, errors_of, device="cpu", progress=None)
+    run = partial(simulator.call, of, library)
+    check(of, VARLEN, run, cases=extreme_cases(of), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -112,59 +110,59 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     library = simulator.build(render(of).kernel)
     case, found = Case(((100, 150), (3, 200)), 2, 1), []
 
-    def kernel(given: dict[str, Any], seed: int) -> None:
+    def kernel(*, seed: int, **given: Any) -> None:
         simulator.call(of, library, seed=seed, **given)
         found.append(given["dq"].clone())
 
     for seed in range(3):
-        case_error(of, case, partial(kernel, seed=seed), errors_of, device="cpu")
+        VARLEN.error(of, partial(kernel, seed=seed), case, 0, "cpu")
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 # ---- the proof ----------------------------------------------------------------------------------
 
 
-def emulated(of: Plan, given: dict[str, Any]) -> None:
+def emulated(of: Plan, **given: Any) -> None:
     """Kernels that are right."""
     into = [given.pop(name) for name in ("dq", "dk", "dv")]
     for to, found in zip(into, compute(of, **given), strict=True):
         to.copy_(found)
 
 
-def forgets_rows_before(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_before(of: Plan, **given: Any) -> None:
     dq, first = given["dq"], int(given["cu_seqlens_q"][0])
-    emulated(of, given)
+    emulated(of, **given)
     dq[:first] = UNTOUCHED
 
 
-def forgets_rows_behind(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_behind(of: Plan, **given: Any) -> None:
     dv, last = given["dv"], int(given["cu_seqlens_k"][-1])
-    emulated(of, given)
+    emulated(of, **given)
     dv[last:] = UNTOUCHED
 
 
-def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
+def reads_a_neighbour(of: Plan, **given: Any) -> None:
     given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
     given["cu_seqlens_k"][1:-1] += 1
-    emulated(of, given)
+    emulated(of, **given)
 
 
-def sees_unused_keys(of: Plan, given: dict[str, Any]) -> None:
-    emulated(of, given | {"seqused_k": None})
+def sees_unused_keys(of: Plan, **given: Any) -> None:
+    emulated(of, **given | {"seqused_k": None})
 
 
-def leaves_unused_keys(of: Plan, given: dict[str, Any]) -> None:
+def leaves_unused_keys(of: Plan, **given: Any) -> None:
     dk, at, used = given["dk"], given["cu_seqlens_k"].tolist(), given["seqused_k"]
-    emulated(of, given)
+    emulated(of, **given)
     for (begin, end), count in zip(
         pairwise(at), used.tolist() if used is not None else (), strict=False
     ):
         dk[begin + count : end] = 7.0
 
 
-def forgets_blind_rows(of: Plan, given: dict[str, Any]) -> None:
+def forgets_blind_rows(of: Plan, **given: Any) -> None:
     dq, lse = given["dq"], given["lse"]
-    emulated(of, given)
+    emulated(of, **given)
     dq[(lse == -math.inf).all(0)] = 7.0
 
 
@@ -182,10 +180,10 @@ def forgets_blind_rows(of: Plan, given: dict[str, Any]) -> None:
 def test_the_proof_finds_kernels_that_are_wrong(wrong: Callable[..., None]) -> None:
     of = planned(SMALL)
     cases = small_cases(of)
-    right = check_cases(of, cases, partial(emulated, of), errors_of, device="cpu", progress=None)
+    right = check(of, VARLEN, partial(emulated, of), cases=cases, device="cpu")
     assert len(right) == len(cases) and all(one.ok for one in right)
     with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
-        check_cases(of, cases, partial(wrong, of), errors_of, device="cpu", progress=None)
+        check(of, VARLEN, partial(wrong, of), cases=cases, device="cpu")
 
 
 @pytest.mark.parametrize("slug", [*SPREAD, *NARROW])
@@ -194,7 +192,7 @@ def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
 ) -> None:
     of = planned(slug)
     cases = extreme_cases(of)
-    check_cases(of, cases, partial(emulated, of), errors_of, device="cpu", progress=None)
+    check(of, VARLEN, partial(emulated, of), cases=cases, device="cpu")
 
 
 # ---- schedules ----------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.varlen_accuracy import case_error, check_cases
+from fagen.kinds.forward.verify.varlen import RULE, case_error
+from fagen.measure.proof import check
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.problem import Problem
 from fagen.render import render
@@ -76,7 +77,7 @@ def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str) -> None:
     library = simulator.build(kernel.replace(right, ""))
     case = Case(((65, 7), (3, 3), (200, 90), (9, 0)) * 60, 2, 1)
     with pytest.raises(DeviceError, match=f"{slug} on the simulator, seed 0"):
-        case_error(of, case, lambda given: simulator.call(of, library, **given), device="cpu")
+        case_error(of, partial(simulator.call, of, library), case, device="cpu")
 
 
 def test_sequences_of_a_cache_are_read_where_they_are() -> None:
@@ -173,8 +174,7 @@ def test_a_kernel_that_is_wrong_is_found_out(name: str) -> None:
     case = Case(((65, 80), (3, 3), (70, 90), (9, 0)), 2, 1)
 
     def error(path: Path) -> bool:
-        run = partial(simulator.call, of, path)
-        return case_error(of, case, lambda given: run(**given), device="cpu").ok
+        return case_error(of, partial(simulator.call, of, path), case, device="cpu").ok
 
     assert error(simulator.build(kernel)) and not error(library)
 
@@ -186,21 +186,21 @@ def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
     library = simulator.build(render(of).kernel)
     workspace = torch.zeros(1, dtype=torch.int32)
 
-    def run(given: dict[str, Any]) -> None:
+    def run(**given: Any) -> None:
         args = arguments(of, given, checked(of, given))
         args.workspace, args.workspace_bytes = workspace.data_ptr(), 4
         library_at(library)["fagen_simulator_seed"](0)
         assert library_at(library)[f"fagen_{of.slug}"](ctypes.byref(args), None) == 0
 
     for case in (*small_cases(of), Case(((0, 0),), 1, 1), Case(((65, 3),) * 40, 2, 2)):
-        assert case_error(of, case, run, device="cpu").ok
+        assert case_error(of, run, case, device="cpu").ok
         assert not workspace.any()
 
 
 # ---- the proof ----------------------------------------------------------------------------------
 
 
-def emulated(of: Plan, given: dict[str, Any]) -> None:
+def emulated(of: Plan, **given: Any) -> None:
     """A kernel that is right."""
     out, lse = given.pop("out"), given.pop("lse")
     found, log_sum = emulate_varlen(of, **given)
@@ -208,31 +208,31 @@ def emulated(of: Plan, given: dict[str, Any]) -> None:
     lse.copy_(log_sum)
 
 
-def forgets_rows_before(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_before(of: Plan, **given: Any) -> None:
     out, first = given["out"], int(given["cu_seqlens_q"][0])
-    emulated(of, given)
+    emulated(of, **given)
     out[:first] = UNTOUCHED
 
 
-def forgets_rows_behind(of: Plan, given: dict[str, Any]) -> None:
+def forgets_rows_behind(of: Plan, **given: Any) -> None:
     lse, last = given["lse"], int(given["cu_seqlens_q"][-1])
-    emulated(of, given)
+    emulated(of, **given)
     lse[:, last:] = UNTOUCHED
 
 
-def reads_a_neighbour(of: Plan, given: dict[str, Any]) -> None:
+def reads_a_neighbour(of: Plan, **given: Any) -> None:
     given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
     given["cu_seqlens_k"][1:-1] += 1
-    emulated(of, given)
+    emulated(of, **given)
 
 
-def sees_unused_keys(of: Plan, given: dict[str, Any]) -> None:
-    emulated(of, given | {"seqused_k": None})
+def sees_unused_keys(of: Plan, **given: Any) -> None:
+    emulated(of, **given | {"seqused_k": None})
 
 
-def forgets_empty_rows(of: Plan, given: dict[str, Any]) -> None:
+def forgets_empty_rows(of: Plan, **given: Any) -> None:
     out, lse = given["out"], given["lse"]
-    emulated(of, given)
+    emulated(of, **given)
     out[(lse == -math.inf).T] = 7.0
 
 
@@ -250,10 +250,10 @@ def forgets_empty_rows(of: Plan, given: dict[str, Any]) -> None:
 def test_the_proof_finds_a_kernel_that_is_wrong(wrong: Callable[..., None], slug: str) -> None:
     of = planned(slug)
     cases = small_cases(of)
-    right = check_cases(of, cases, partial(emulated, of), device="cpu", progress=None)
+    right = check(of, RULE, partial(emulated, of), cases=cases, device="cpu")
     assert len(right) == len(cases) and all(one.ok for one in right)
     with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
-        check_cases(of, cases, partial(wrong, of), device="cpu", progress=None)
+        check(of, RULE, partial(wrong, of), cases=cases, device="cpu")
 
 
 # ---- schedules ----------------------------------------------------------------------------------

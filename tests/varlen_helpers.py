@@ -13,7 +13,7 @@ from fagen import simulator
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.varlen_accuracy import case_error
+from fagen.kinds.forward.verify.varlen import case_error
 from fagen.measure.sequences import Case, Tiled
 from tests.tensors import normal
 
@@ -29,8 +29,7 @@ def planned(slug: str) -> Plan:
 def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:
     """Whether a kernel on the simulated GPU, whatever `seed` lets happen when, is near fp64."""
     run = partial(simulator.call, planned(slug), library, seed=seed)
-    found = case_error(planned(slug), case, lambda given: run(**given), seed=seed, device="cpu")
-    return found.ok
+    return case_error(planned(slug), run, case, seed=seed, device="cpu").ok
 
 
 def offsets(lengths: Sequence[int], begin: int = 0) -> Tensor:

@@ -4,11 +4,12 @@ What is right and how fast, the Plan's kind says: its Proof.
 """
 
 import datetime
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +23,10 @@ from fagen.kind import Plan, load_named
 from fagen.measure.card import hopper
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import kind
+from fagen.runtime.c_interface import call
 from fagen.vocab import yardstick
 
 Say = Callable[[str], None]
-
-
-class Judged(Protocol):
-    """A record of errors."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether they are within what is allowed."""
-
-
-Record = TypeVar("Record", bound=Judged)
 
 
 @dataclass(frozen=True)
@@ -62,47 +53,95 @@ class Trial:
     quick: Callable[[Any, Sizes], Iterable[Sizes]] | None = None
 
 
+Run = Callable[..., None]  # inputs and outputs by the names of a signature: enqueues the kernels
+
+
+def _nothing_hard(plan: Any, run: Run, small: bool, device: str) -> tuple[()]:
+    """A rule without inputs that are hard on it."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What kernels of a kind are run on, and how their errors are found and said.
+
+    `cases(plan)` are those that have caught such kernels out, and `small(plan)` those that the
+    simulator has time for; None where it has none. `error(plan, run, case, seed, device)` makes
+    what a case says, runs the kernels on it and returns a record of their errors against fp64.
+    `hard(plan, run, small, device)` gives the errors on inputs that are hard on a kernel, each with
+    its name. `said(record)` is what a line says of a record, behind the name of its case in so many
+    columns; a refusal counts what `of` says.
+    """
+
+    cases: Callable[[Any], Iterable[Any]]
+    error: Callable[[Any, Run, Any, int, str], Any]
+    said: Callable[[Any], str]
+    small: Callable[[Any], Iterable[Any]] | None = None
+    hard: Callable[[Any, Run, bool, str], Iterable[tuple[str, Any]]] = _nothing_hard
+    of: str = "cases"
+    columns: int = 40
+
+
+def check(
+    plan: Plan,
+    rule: Rule,
+    run: Run,
+    *,
+    cases: Iterable[Any] | None = None,
+    small: bool = False,
+    device: str = "cuda",
+    progress: Say | None = None,
+) -> tuple[Any, ...]:
+    """Run kernels over `cases`, or over all cases of their rule and what is hard; a line for each.
+
+    Returns the records of errors. Raises VerificationError after the last of them if any broke the
+    rule: is not `ok`.
+    """
+
+    def every() -> Iterator[tuple[str, Any]]:
+        own = rule.small if small and rule.small else rule.cases
+        for seed, case in enumerate(own(plan) if cases is None else cases):
+            yield str(case), rule.error(plan, run, case, seed, device)
+        if cases is None:
+            yield from rule.hard(plan, run, small, device)
+
+    found, wrong = [], []
+    for name, error in every():
+        line = f"  {name:{rule.columns}} {rule.said(error)}  {'ok' if error.ok else 'WRONG'}"
+        found.append(error)
+        wrong += [] if error.ok else [line]
+        if progress:
+            progress(line)
+    if wrong:
+        raise VerificationError(
+            "\n".join([f"{plan.slug}: {len(wrong)} of {len(found)} {rule.of} are wrong", *wrong])
+        )
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Proof:
     """How a kind's kernels are proved.
 
-    `errors` runs a kernel over the shapes that have caught such kernels out, and returns a record
-    for each; it raises VerificationError if any is wrong. `speeds` times it. Both pass a line for
-    each shape to their last argument. `trial` is None where nothing is timed beside peers; of
-    kernels of packed sequences it is `packed`. `simulated` does what `errors` does at small sizes,
-    on a CPU: it runs a kernel by a function of all tensors and scalars by the names of its
-    signature.
+    `rule(plan)` says on what and how. `speeds` times a built kernel, and passes a line for each
+    shape to its last argument. `trial` is None where nothing is timed beside peers; of kernels of
+    packed sequences it is `packed`.
     """
 
-    errors: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
+    rule: Callable[[Any], Rule]
     speeds: Callable[[Any, Binary, Say | None], tuple[Any, ...]]
     trial: Trial | None = None
-    simulated: Callable[[Any, Callable[..., None], Say | None], tuple[Any, ...]] | None = None
     packed: Trial | None = None
 
+    def errors(self, plan: Plan, binary: Binary, progress: Say | None) -> tuple[Any, ...]:
+        """Check a built kernel on a Hopper GPU.  Raises DeviceError without one, and as `check`."""
+        hopper()
+        run = partial(call, plan, binary.library)
+        return check(plan, self.rule(plan), run, progress=progress)
 
-def judged(
-    plan: Plan,
-    errors: Iterable[Record],
-    line: Callable[[Record], str],
-    progress: Say | None,
-    *,
-    of: str = "shapes",
-) -> tuple[Record, ...]:
-    """Return records of errors as they come, each said in a line.
-
-    Raises VerificationError after the last of them if any broke the rule: is not `ok`.
-    """
-    records = []
-    for error in errors:
-        records.append(error)
-        if progress:
-            progress(line(error))
-    if wrong := [line(error) for error in records if not error.ok]:
-        raise VerificationError(
-            "\n".join([f"{plan.slug}: {len(wrong)} of {len(records)} {of} are wrong", *wrong])
-        )
-    return tuple(records)
+    def simulated(self, plan: Plan, run: Run, progress: Say | None) -> tuple[Any, ...]:
+        """Check a kernel on a CPU, by a function that runs it there.  Raises as `check`."""
+        return check(plan, self.rule(plan), run, small=True, device="cpu", progress=progress)
 
 
 def trial_of(plan: Plan) -> Trial:

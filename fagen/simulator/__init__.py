@@ -81,7 +81,7 @@ def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = Non
     from fagen.measure.proof import Proof  # torch
 
     proof: Proof = load_named(kind(plan.kind).proof)
-    if not proof.simulated:
+    if not proof.rule(plan).small:
         raise VerificationError(
             f"{plan.slug}: kernels of the kind {plan.kind} have no proof on the simulator; "
             f"`fagen verify {plan.slug}` runs them on a Hopper GPU"

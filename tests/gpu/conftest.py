@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch
 
 from fagen import flow
 from fagen.arch import SM90
-from fagen.kinds.forward.accuracy import Kernel, poisoned
 from fagen.kinds.forward.operands import has_descales
+from fagen.kinds.forward.verify.dense import Kernel, dense
 from fagen.measure.inputs import cell_of
 from fagen.paths import locate
 from fagen.problem import Cell, Sizes
 from fagen.registry import from_slug, plan_of
 from fagen.registry import read as read_schedule
 from fagen.runtime import op
+from fagen.runtime.c_interface import call
 
 _NONE = SimpleNamespace(params={})  # of a test without parameters
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
@@ -44,7 +45,7 @@ class Committed:
     @property
     def poisoned(self) -> Kernel:
         """The C function, into outputs full of NaN."""
-        return poisoned(self.binary)
+        return dense(self.plan, partial(call, self.plan, self.binary.library))
 
     def cell(self, batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int) -> Cell:
         """The problem of this kernel at these sizes."""

@@ -1,17 +1,20 @@
 """The backward pass on a Hopper GPU: its numbers, their bits from call to call, strides, graphs."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from fagen import flow, registry
-from fagen.kinds.backward import proof
+from fagen.kinds.backward import operands
+from fagen.kinds.backward import verify as proof
 from fagen.kinds.backward.reference import gradients
 from fagen.measure.inputs import softmax_scale
 from fagen.problem import Sizes
 from fagen.runtime import op
+from fagen.runtime.c_interface import call
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +28,7 @@ CALLS = 50
 @pytest.mark.parametrize("slug", SLUGS)
 def test_gradients_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
-    assert len(proof.check(plan, binary, print)) == len(proof.verification_sizes(plan)) + 1
+    assert len(proof.PROOF.errors(plan, binary, print)) == len(proof.verification_sizes(plan)) + 1
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -34,7 +37,7 @@ def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(p
     # of so many sequences a thread block goes through all heads of a group
     many = [Sizes(140, heads, 1, plan.block_m + 3, plan.block_n + 1) for heads in (3, 6, 8)]
     for seed, sizes in enumerate((*extreme_sizes(plan), *many)):
-        error = proof.gradient_error(plan, binary.library, sizes, seed)
+        error = proof.size_error(plan, partial(call, plan, binary.library), sizes, seed, "cuda")
         assert error.ok, error
 
 
@@ -53,7 +56,7 @@ MANY = ("bwd_fp16_d128_causal_m64n128", "bwd_fp16_d128_causal_m64n128_persist_po
 )
 def test_gradients_of_more_than_65535_sequences_or_heads_are_near_fp64(pair_of, slug, sizes):
     plan, binary = pair_of(slug)
-    error = proof.gradient_error(plan, binary.library, sizes, 1)
+    error = proof.size_error(plan, partial(call, plan, binary.library), sizes, 1, "cuda")
     assert error.ok, error
 
 
@@ -65,8 +68,7 @@ def test_dk_and_dv_have_the_same_bits_in_every_call(pair_of, slug):
     given, exact, rough = proof.case(plan, sizes, seed=1)
     first = None
     for _ in range(CALLS):
-        enqueue, found = proof.launch(plan, binary.library, *given)
-        enqueue()
+        found = proof.dense(plan, partial(call, plan, binary.library))(given)
         first = first or found
         assert torch.equal(found[1], first[1]) and torch.equal(found[2], first[2])
         assert proof.errors_of(sizes, found, exact, rough).ok
@@ -77,7 +79,8 @@ def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(pair_o
     plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 4, 300, 500)
     given, exact, rough = proof.case(plan, sizes)
-    enqueue, found = proof.launch(plan, binary.library, *given)
+    found = operands.outputs(plan, given)
+    enqueue = operands.launch(plan, binary.library, given, found)
     for _ in range(3):
         enqueue()
         assert proof.errors_of(sizes, found, exact, rough).ok

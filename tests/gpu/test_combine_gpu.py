@@ -7,7 +7,7 @@ import torch
 
 import fagen
 from fagen import registry
-from fagen.kinds.combine.proof import HEADS, bandwidth, check_combining, kernel_of
+from fagen.kinds.combine.verify import HEADS, PROOF, bandwidth
 from tests.combine_helpers import SPREAD
 from tests.tensors import normal
 
@@ -22,7 +22,7 @@ MEGABYTES = (64, 512)
 @pytest.mark.parametrize("slug", SLUGS)
 def test_it_is_near_fp64_and_has_the_emulations_bits(pair_of, slug):
     plan, binary = pair_of(slug)
-    check_combining(plan, kernel_of(plan, binary), device="cuda", progress=print)
+    PROOF.errors(plan, binary, print)
 
 
 @pytest.mark.parametrize("megabytes", MEGABYTES)

@@ -8,9 +8,10 @@ import torch
 
 import fagen
 from fagen import registry
-from fagen.kinds.decode.proof import Case, check, verification_cases
 from fagen.kinds.decode.reference import attend
-from fagen.kinds.decode.speed import timed
+from fagen.kinds.decode.verify import RULE, Case, verification_cases
+from fagen.kinds.decode.verify.speed import timed
+from fagen.measure.proof import check
 from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind, call, workspace_for
 from fagen.vocab import MASKS
@@ -31,7 +32,7 @@ TAKEN = [(128, 6, True), (128, 32, False), (128, 128, False), (256, 6, True), (2
 def test_it_is_near_fp64_and_each_sequence_has_the_bits_that_it_has_alone(pair_of, slug):
     plan, binary = pair_of(slug)
     run = partial(call, plan, binary.library)
-    check(plan, run, verification_cases(plan), device="cuda", progress=print)
+    check(plan, RULE, run, cases=verification_cases(plan), progress=print)
 
 
 def caches(batch=6, queries=2, heads=32, kv_heads=8, head_dim=128, dtype=torch.float16):
@@ -436,7 +437,7 @@ def test_more_rows_of_chunks_than_can_be_numbered_are_refused(pair_of, by):
 def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(pair_of):
     plan, binary = pair_of(FIRST)
     cases = [Case(Sizes(1, 8, 2, 2, keys), sigma=2.0) for keys in (8_192, 2**20, 2**20 + 17)]
-    check(plan, partial(call, plan, binary.library), cases, device="cuda", progress=print)
+    check(plan, RULE, partial(call, plan, binary.library), cases=cases, progress=print)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What e4m3 kernels compute, against fp64 and beside a textbook: dims, tiles, scales, V."""
 
 import math
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -8,13 +9,14 @@ import torch
 
 from fagen.e4m3 import by_columns, rows_of, to_e4m3
 from fagen.kinds.forward import emulate as emulator
-from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
 from fagen.kinds.forward.operands import Operands, launch, operands, outputs
 from fagen.kinds.forward.shapes import verification_sizes
+from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
 from fagen.measure.numerics import rms
 from fagen.problem import Sizes
 from fagen.runtime import op
+from fagen.runtime.c_interface import call
 from tests.gpu.steep import coarseness, levels, slopes
 
 pytestmark = pytest.mark.gpu
@@ -138,7 +140,7 @@ def few(request, all_of_them):
 
 
 def kernel_of(built):
-    return poisoned8(built.plan, built.binary.library)
+    return by_operands(built.plan, partial(call, built.plan, built.binary.library))
 
 
 def cell(built, batch, seqlen_q, seqlen_k, heads, kv_heads):

@@ -4,13 +4,16 @@ Those of e4m3 are held to more in test_fp8_numbers.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from fagen.kinds.forward.accuracy import check, shape_error
 from fagen.kinds.forward.operands import launch
+from fagen.kinds.forward.verify.dense import RULE, shape_error
 from fagen.measure.inputs import inputs, softmax_scale
+from fagen.measure.proof import check
+from fagen.runtime.c_interface import call
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes
 
@@ -18,7 +21,8 @@ pytestmark = pytest.mark.gpu
 
 
 def test_every_verification_shape_is_within_bounds(any_kernel):
-    check(any_kernel.plan, any_kernel.binary)
+    of = any_kernel.plan
+    check(of, RULE, partial(call, of, any_kernel.binary.library))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen.kinds.forward.accuracy import shape_error
 from fagen.kinds.forward.operands import arguments, launch, outputs
+from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import inputs, softmax_scale
 from tests.gpu.conftest import Committed
 

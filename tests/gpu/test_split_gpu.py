@@ -8,12 +8,13 @@ import torch
 
 import fagen
 from fagen import registry
-from fagen.kinds.forward import accuracy
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import LONG_KEYS
+from fagen.kinds.forward.verify.dense import RULE
+from fagen.measure.proof import check
 from fagen.measure.rotating import rotated
 from fagen.problem import Sizes
-from fagen.runtime.c_interface import bind
+from fagen.runtime.c_interface import bind, call
 
 pytestmark = pytest.mark.gpu
 
@@ -21,15 +22,16 @@ COMMITTED = [path.stem for path in registry.schedules("forward") if "split" in p
 OTHERS = (
     "fwd_bf16_d72v104_causal_m64n48_split3",
     "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
-    "fwd_bf16_d96_causal_m192n80_split7_pshared_eachmax",
-    "fwd_fp16_d64_full_m64n64_split4_single",
+    "fwd_bf16_d96_causal_m192n80_split7_eachmax",
+    "fwd_fp16_d64_full_m64n64_split4",
 )
 FIRST = "fwd_fp16_d128_causal_m128n128_split4"
 
 
 @pytest.mark.parametrize("slug", (*COMMITTED, *OTHERS))
 def test_it_is_near_fp64(pair_of, slug):
-    accuracy.check(*pair_of(slug), progress=print)
+    plan, binary = pair_of(slug)
+    check(plan, RULE, partial(call, plan, binary.library), progress=print)
 
 
 def qkv(batch=2, queries=128, keys=9_000, heads=8, kv_heads=2):
@@ -120,7 +122,9 @@ def test_attention_by_itself_is_right(pair_of, queries, keys):
 def test_a_million_keys_are_as_near_to_fp64_as_the_rule_asks(pair_of, chunks):
     sizes = [Sizes(1, 4, 1, 128, keys) for keys in (8_192, 2**20, 2**20 + 17)]
     slug = f"fwd_fp16_d128_causal_m128n128_split{chunks}"
-    accuracy.check(*pair_of(slug), sizes, progress=print)
+    plan, binary = pair_of(slug)
+    run = partial(call, plan, binary.library)
+    check(plan, RULE, run, cases=sizes, progress=print)
 
 
 def test_attention_by_itself_is_as_near_over_a_million_keys_as_over_8k(pair_of):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fagen
-from fagen.kinds.forward.accuracy import shape_error
+from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import inputs, softmax_scale
 
 pytestmark = pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Gradients of packed sequences on a Hopper GPU: their numbers, what they do not see, graphs."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import torch
 import fagen
 from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
-from fagen.kinds.backward.proof import errors_of
-from fagen.kinds.backward.varlen_proof import check_cases, kernel_of
+from fagen.kinds.backward.verify import VARLEN
+from fagen.measure.proof import check
 from fagen.measure.sequences import Case, small_cases, verification_cases
+from fagen.runtime.c_interface import call
 from tests.test_varlen_backward import exact, leaves
 from tests.varlen_helpers import extreme_cases, packed
 
@@ -45,30 +47,30 @@ def on_gpu(lengths, **named):
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_small_cases_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
-    kernel = kernel_of(plan, binary.library)
-    check_cases(plan, small_cases(plan), kernel, errors_of, device="cuda", progress=print)
+    run = partial(call, plan, binary.library)
+    check(plan, VARLEN, run, cases=small_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
     plan, binary = pair_of(slug)
-    kernel = kernel_of(plan, binary.library)
-    check_cases(plan, verification_cases(plan), kernel, errors_of, device="cuda", progress=print)
+    run = partial(call, plan, binary.library)
+    check(plan, VARLEN, run, cases=verification_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
-    kernel = kernel_of(plan, binary.library)
-    check_cases(plan, extreme_cases(plan), kernel, errors_of, device="cuda", progress=print)
+    run = partial(call, plan, binary.library)
+    check(plan, VARLEN, run, cases=extreme_cases(plan), progress=print)
 
 
 def test_gradients_of_65552_heads_are_near_fp64(pair_of):
     plan, binary = pair_of(SPREAD[0])
-    kernel = kernel_of(plan, binary.library)
+    run = partial(call, plan, binary.library)
     lengths = (3, 5), (2, 2), (0, 1)
     cases = [Case(lengths, 65_552, kv_heads, gap=2) for kv_heads in (4_097, 65_552)]
-    check_cases(plan, cases, kernel, errors_of, device="cuda", progress=print)
+    check(plan, VARLEN, run, cases=cases, progress=print)
 
 
 def test_a_projection_behind_attention_has_finite_gradients_whatever_memory_held(pair_of):

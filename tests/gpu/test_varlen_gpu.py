@@ -1,6 +1,7 @@
 """Packed sequences on a Hopper GPU: their numbers, what they do not see, graphs and lengths."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ import fagen
 from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.forward.emulate import emulate_varlen
-from fagen.kinds.forward.varlen_accuracy import check_cases, kernel_of
+from fagen.kinds.forward.verify.varlen import RULE
+from fagen.measure.proof import check
 from fagen.measure.sequences import small_cases, verification_cases
+from fagen.runtime.c_interface import call
 from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
 from tests.varlen_helpers import exact, packed
 
@@ -46,15 +49,15 @@ def on_gpu(lengths, **named):
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_small_cases_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
-    kernel = kernel_of(plan, binary.library)
-    check_cases(plan, small_cases(plan), kernel, device="cuda", progress=print)
+    run = partial(call, plan, binary.library)
+    check(plan, RULE, run, cases=small_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
     plan, binary = pair_of(slug)
-    kernel = kernel_of(plan, binary.library)
-    check_cases(plan, verification_cases(plan), kernel, device="cuda", progress=print)
+    run = partial(call, plan, binary.library)
+    check(plan, RULE, run, cases=verification_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("name", LISTS)

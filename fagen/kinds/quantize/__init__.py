@@ -12,5 +12,5 @@ KIND = Kind(
     errors=RoundingError,
     speeds=Bandwidth,
     emulate="fagen.kinds.quantize.emulate:compute",
-    proof="fagen.kinds.quantize.proof:PROOF",
+    proof="fagen.kinds.quantize.verify:PROOF",
 )

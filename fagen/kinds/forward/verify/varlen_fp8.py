@@ -1,4 +1,4 @@
-"""Packed sequences quantised for an e4m3 kernel, and its errors on them by fp8_accuracy's rule.
+"""Packed sequences quantised for an e4m3 kernel, and its errors on them by the rule of `fp8`.
 
 Each sequence that is judged has descales and means of its own; those of others are NaN, as their
 bytes are.
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fagen.e4m3 import to_e4m3
-from fagen.kinds.forward.fp8_accuracy import LSE_TOLERANCE, by_the_rule
 from fagen.kinds.forward.operands import Operands, operands, real
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.textbook import textbook
+from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE, by_the_rule
+from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import largest
 
 _NAN_BYTES = (0x7F, 0xFF)  # all that there are

@@ -1,43 +1,36 @@
 """Gradients of packed sequences in, their errors against fp64 out.
 
-The rule for each of dq, dk and dv is that of `proof`, over all sequences. Of many cases every
-second sequence is NaN, and always what lies before and behind them all, and keys that are not used.
-Rows of no sequence have to be exactly 0. The workspace is full of NaN.
+The rule for each of dq, dk and dv is that of kernels of one length, over all sequences. Of many
+cases every second sequence is NaN, and always what lies before and behind them all, and keys that
+are not used. Rows of no sequence have to be exactly 0. The workspace is full of NaN.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.build import Binary
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
-from fagen.measure.card import hopper
-from fagen.measure.proof import judged
+from fagen.measure.proof import Run
 from fagen.measure.sequences import (
     UNTOUCHED,
     Case,
     empty_around,
     inputs,
     noise,
-    small_cases,
-    verification_cases,
 )
 from fagen.problem import Sizes
 from fagen.records import GradientError
-from fagen.runtime.c_interface import call
 
-Kernel = Callable[[dict[str, Any]], None]  # takes inputs and outputs by name
-Rule = Callable[[Sizes, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], GradientError]
+Beside = Callable[[Sizes, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], GradientError]
 
 
 def case_error(
-    plan: Plan, case: Case, kernel: Kernel, rule: Rule, *, seed: int = 0, device: str = "cuda"
+    plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "cuda", *, rule: Beside
 ) -> GradientError:
     """Run the kernels on one case; with an odd seed the log-sum-exp has a gradient too.
 
@@ -70,7 +63,7 @@ def case_error(
         rough.append([x[0] for x in gradients(dout, q, k, v, **how, dtype=q.dtype)[2:]])
         places.append((of_q, of_k, of_k))
     into = {f"d{name}": torch.full_like(given[name], UNTOUCHED) for name in ("q", "k", "v")}
-    kernel({**given, **into})
+    run(**given, **into)
     found = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
     ends = (at_q, at_k, at_k)
     right = all(empty_around(x, at) for x, at in zip(into.values(), ends, strict=True))
@@ -92,70 +85,7 @@ def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bo
     return True
 
 
-def check_cases(
-    plan: Plan,
-    cases: Sequence[Case],
-    kernel: Kernel,
-    rule: Rule,
-    *,
-    device: str,
-    progress: Callable[[str], None] | None,
-    hard: Iterable[GradientError] = (),
-) -> tuple[GradientError, ...]:
-    """Run the kernels over `cases`; a line for each, and for each of what else was found.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    said = {}
-
-    def errors() -> Any:
-        for seed, case in enumerate(cases):
-            error = case_error(plan, case, kernel, rule, seed=seed, device=device)
-            said[id(error)] = str(case)
-            yield error
-        for error in hard:
-            said[id(error)] = "sizes of dO and V, rows of one key"
-            yield error
-
-    def line(error: GradientError) -> str:
-        return f"  {said[id(error)]:66} {error.said}  {'ok' if error.ok else 'WRONG'}"
-
-    return judged(plan, errors(), line, progress, of="cases")
-
-
-def check(
-    plan: Plan,
-    binary: Binary,
-    rule: Rule,
-    progress: Callable[[str], None] | None,
-    hard: Iterable[GradientError],
-) -> tuple[GradientError, ...]:
-    """Run built kernels over the verification cases; a line for each, and for each that is `hard`.
-
-    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
-    Hopper GPU.
-    """
-    hopper()
-    cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
-    return check_cases(plan, cases, kernel, rule, device="cuda", progress=progress, hard=hard)
-
-
-def simulated(
-    plan: Plan, run: Callable[..., None], rule: Rule, progress: Callable[[str], None] | None
-) -> tuple[GradientError, ...]:
-    """Check kernels on a CPU, where `run` takes tensors by name; a line for each case.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-
-    def kernel(given: dict[str, Any]) -> None:
-        run(**given)
-
-    cases = small_cases(plan)
-    return check_cases(plan, cases, kernel, rule, device="cpu", progress=progress)
-
-
-def as_dense(kernel: Kernel) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
+def as_dense(run: Run) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
     """Kernels of one sequence, (1, S, H, D), which they get packed."""
 
     def dense(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -168,12 +98,7 @@ def as_dense(kernel: Kernel) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
             for name, x in (("q", q), ("k", k))
         }
         named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)
-        kernel({**named, **ends, "seqused_k": None, **into})
+        run(**named, **ends, seqused_k=None, **into)
         return tuple(x[None] for x in into.values())
 
     return dense
-
-
-def kernel_of(plan: Plan, library: Path) -> Kernel:
-    """The built kernels through their C interface, on the current stream."""
-    return lambda given: call(plan, library, **given)

@@ -6,10 +6,9 @@ FlashAttention's own tests). The workspace and the outputs are filled with NaN b
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,21 @@ import torch
 from torch import Tensor
 
 from fagen.build import Binary
-from fagen.kinds.backward import operands, varlen_proof
+from fagen.kinds.backward import operands
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.reference import gradients
-from fagen.kinds.backward.textbook import attention_and_gradients
-from fagen.measure.card import hopper
+from fagen.kinds.backward.verify import varlen
+from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.measure.cells import compare, speeds
 from fagen.measure.gradients import output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest
-from fagen.measure.proof import Proof, Trial, judged
-from fagen.measure.sequences import quick_sizes, trial_case
+from fagen.measure.proof import Proof, Rule, Run, Trial
+from fagen.measure.sequences import quick_sizes, small_cases, trial_case, verification_cases
 from fagen.measure.timing import BURST, SUSTAINED
 from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
+from fagen.runtime.c_interface import call
 
 Say = Callable[[str], None]
 Case = tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -85,15 +85,6 @@ def inputs(plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda") -> 
     )
 
 
-def launch(plan: Plan, library: Path, *given: Any) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """The kernels through their C interface, and the outputs dq, dk and dv, full of NaN.
-
-    So is the workspace. Arguments are those of the op, in its order.
-    """
-    into = operands.outputs(plan, given)
-    return operands.launch(plan, library, given, into), into
-
-
 def case(plan: Plan, sizes: Sizes, *, seed: int = 0, device: str = "cuda") -> Case:
     """What the op is given, and dq, dk and dv in fp64 and by the same formula in the Plan's dtype.
 
@@ -144,38 +135,27 @@ def _gradient_error(
     )
 
 
-def gradient_error(plan: Plan, library: Path, sizes: Sizes, seed: int = 0) -> GradientError:
-    """Run a built kernel on a `case`."""
-    return _run(plan, library, sizes, case(plan, sizes, seed=seed))
+def dense(plan: Plan, run: Run) -> Kernel:
+    """Kernels that are run by names, by the op's arguments in order, into outputs full of NaN."""
+
+    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        names = (one.name for one in plan.signature.arguments)
+        into = dict(zip(("dq", "dk", "dv"), operands.outputs(plan, given), strict=True))
+        run(**dict(zip(names, given, strict=True)), **into)
+        return tuple(into.values())
+
+    return kernel
 
 
-def _run(plan: Plan, library: Path, sizes: Sizes, of: Case) -> GradientError:
-    given, exact, rough = of
-    return errors_of(sizes, _built(plan, library)(given), exact, rough)
+def size_error(plan: Plan, run: Run, sizes: Sizes, seed: int, device: str) -> GradientError:
+    """Run kernels on a `case`."""
+    given, exact, rough = case(plan, sizes, seed=seed, device=device)
+    return errors_of(sizes, dense(plan, run)(given), exact, rough)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x after 0.3 was added and taken off again in 16 bits."""
     return (x.to(dtype) + _SHIFT - _SHIFT).double()
-
-
-def check(plan: Plan, binary: Binary, progress: Say | None) -> tuple[GradientError, ...]:
-    """Run the kernels over the verification sizes; a line for each.
-
-    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
-    Hopper GPU.
-    """
-    if plan.varlen:
-        kernel = varlen_proof.as_dense(varlen_proof.kernel_of(plan, binary.library))
-        hard = (hard_error(plan, kernel, sizes) for sizes in (_hard_sizes(plan),))
-        return varlen_proof.check(plan, binary, errors_of, progress, hard)
-    hopper()
-    errors = (
-        gradient_error(plan, binary.library, sizes, seed)
-        for seed, sizes in enumerate(verification_sizes(plan))
-    )
-    hard = (hard_error(plan, _built(plan, binary.library), sizes) for sizes in (_hard_sizes(plan),))
-    return judged(plan, chain(errors, hard), _line, progress)
 
 
 @dataclass(frozen=True)
@@ -229,8 +209,15 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
     return max(found, key=_share)
 
 
-def _hard_sizes(plan: Plan) -> Sizes:
-    return Sizes(1, 4, 2, 2 * plan.block_m + 9, 1_100)
+def _hard_errors(
+    plan: Plan, run: Run, small: bool, device: str
+) -> Iterator[tuple[str, GradientError]]:
+    m, n = plan.block_m, plan.block_n
+    sizes = Sizes(1, 2, 1, m // 2 + 3, n + 9) if small else Sizes(1, 4, 2, 2 * m + 9, 1_100)
+    if not plan.varlen:
+        yield str(sizes), hard_error(plan, dense(plan, run), sizes, device)
+    elif not small:
+        yield "sizes of dO and V, rows of one key", hard_error(plan, varlen.as_dense(run), sizes)
 
 
 def _share(error: GradientError) -> float:
@@ -243,40 +230,10 @@ def _share(error: GradientError) -> float:
     return max(math.inf if math.isnan(share) else share for share in shares)
 
 
-def _built(plan: Plan, library: Path) -> Kernel:
-    """The kernels through their C interface, into outputs full of NaN."""
-
-    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        enqueue, found = launch(plan, library, *given)
-        enqueue()
-        return found
-
-    return kernel
-
-
-def simulated(
-    plan: Plan, run: Callable[..., None], progress: Say | None
-) -> tuple[GradientError, ...]:
-    """Check the kernels on a CPU, where `run` takes tensors by name; a line for each size.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    if plan.varlen:
-        return varlen_proof.simulated(plan, run, errors_of, progress)
+def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
+    """A few of them, small enough for the simulator."""
     m, n = plan.block_m, plan.block_n
-
-    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        names = (one.name for one in plan.signature.arguments)
-        named = dict(zip(names, given, strict=True))
-        into = {f"d{name}": torch.full_like(named[name], math.nan) for name in ("q", "k", "v")}
-        run(**named, **into)
-        return tuple(into.values())
-
-    def error(sizes: Sizes, seed: int) -> GradientError:
-        given, exact, rough = case(plan, sizes, seed=seed, device="cpu")
-        return errors_of(sizes, kernel(given), exact, rough)
-
-    sizes = (
+    return (
         Sizes(1, 1, 1, 1, 1),
         Sizes(1, 2, 1, m + 1, n + 1),
         Sizes(1, 2, 2, 3 * n - 5, n // 2 + 3),
@@ -287,14 +244,26 @@ def simulated(
         Sizes(1, 2, 1, m - 3, n + 5),
         Sizes(2, 3, 3, m + 3, n + 5),
     )
-    errors = (error(one, seed) for seed, one in enumerate(sizes))
-    hard = (hard_error(plan, kernel, one, "cpu") for one in (Sizes(1, 2, 1, m // 2 + 3, n + 9),))
-    return judged(plan, chain(errors, hard), _line, progress)
 
 
-def _line(error: GradientError) -> str:
-    sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
-    return f"  {sizes!s:40} {error.said}  {'ok' if error.ok else 'WRONG'}"
+def _said(error: GradientError) -> str:
+    return error.said
+
+
+DENSE = Rule(verification_sizes, size_error, _said, small_sizes, _hard_errors, of="shapes")
+VARLEN = Rule(
+    verification_cases,
+    partial(varlen.case_error, rule=errors_of),
+    _said,
+    small_cases,
+    _hard_errors,
+    columns=66,
+)
+
+
+def rule(plan: Plan) -> Rule:
+    """The rule for kernels of one length, or of sequences of their own lengths."""
+    return VARLEN if plan.varlen else DENSE
 
 
 # ---- speed --------------------------------------------------------------------------------------
@@ -308,7 +277,9 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ..
 
 def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> GradientError:
     """Run a built kernel on these inputs and a gradient of their output."""
-    return _run(plan, library, cell.sizes, judged_by(plan, output_gradient(q, v), q, k, v))
+    given, exact, rough = judged_by(plan, output_gradient(q, v), q, k, v)
+    found = dense(plan, partial(call, plan, library))(given)
+    return errors_of(cell.sizes, found, exact, rough)
 
 
 TRIAL = Trial(
@@ -325,15 +296,9 @@ def _packed_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> GradientError:
     """Run a built kernel over a cell's sequences, with numbers of its own."""
-    return varlen_proof.case_error(
-        plan,
-        trial_case(cell.sizes),
-        varlen_proof.kernel_of(plan, library),
-        errors_of,
-        seed=cell.sizes.batch,
-        device=q.device.type,
-    )
+    case, run = trial_case(cell.sizes), partial(call, plan, library)
+    return VARLEN.error(plan, run, case, cell.sizes.batch, q.device.type)  # type: ignore[no-any-return]
 
 
 PACKED = replace(TRIAL, error=_packed_error, quick=quick_sizes)
-PROOF = Proof(check, _speeds, TRIAL, simulated, PACKED)
+PROOF = Proof(rule, _speeds, TRIAL, PACKED)

@@ -22,11 +22,11 @@ from fagen.e4m3 import E4M3, by_columns, hadamard, random_signs, rounded, rows_o
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
 from fagen.measure.numerics import largest
-from fagen.measure.proof import Proof, judged
+from fagen.measure.proof import Proof, Rule, Run
 from fagen.measure.timing import SUSTAINED, Call, time_calls
 from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
-from fagen.runtime.c_interface import bind, call
+from fagen.runtime.c_interface import bind
 from fagen.runtime.checks import allocated, checked
 
 NEIGHBOURS = 1e-3  # of the values
@@ -74,15 +74,6 @@ SIZES = (  # one row, whole blocks and broken ones, many thread blocks, strides 
 )
 
 
-def kernel_of(plan: Plan, binary: Binary) -> Kernel:
-    """The kernel through its C interface, on the current stream."""
-
-    def kernel(x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> None:
-        call(plan, binary.library, **arguments(plan, x, into, given))
-
-    return kernel
-
-
 def arguments(plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what a call takes by name; cosines and sines are added where the Plan has them."""
     rotary = angles(plan, x)
@@ -91,25 +82,33 @@ def arguments(plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor])
     return dict(x=x, seed=SEED, **dict(zip(names, into, strict=True)), **given, **named)
 
 
-def check_quantizer(
-    plan: Plan,
-    kernel: Kernel,
-    sizes: Iterable[Size],
-    *,
-    device: str,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[RoundingError, ...]:
-    """Run the kernel over `sizes`; a line for each.
+@dataclass(frozen=True)
+class Case:
+    """Numbers of a size, and whether descales and means are given."""
 
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    errors = (
-        rounding_error(plan, kernel, x, given=given)
-        for number, size in enumerate(sizes)
-        for x in [numbers(plan, size, seed=number).to(device)]
-        for given in _ways(plan)
+    size: Size
+    given: bool
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.size!s:24} {'given' if self.given else 'found'}"
+
+
+def cases(plan: Plan, sizes: Iterable[Size] = SIZES) -> tuple[Case, ...]:
+    """Every size in each way: descales and means of blocks are never given."""
+    return tuple(
+        Case(size, given, seed) for seed, size in enumerate(sizes) for given in _ways(plan)
     )
-    return judged(plan, errors, _line, progress)
+
+
+def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> RoundingError:
+    """Run the kernel on the numbers of a case, whose own seed these have."""
+
+    def kernel(x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> None:
+        run(**arguments(plan, x, into, given))
+
+    x = numbers(plan, case.size, seed=case.seed).to(device)
+    return rounding_error(plan, kernel, x, given=case.given)
 
 
 def numbers(plan: Plan, size: Size, seed: int) -> Tensor:
@@ -273,26 +272,18 @@ def _ways(plan: Plan) -> tuple[bool, ...]:
     return (False,) if plan.by_block and not plan.center else (False, True)
 
 
-def _as_found(plan: Plan, descale: Tensor) -> Tensor:
-    """The reference's descales, (B, H, blocks), in as many numbers as the kernel has."""
-    return descale[:1, :1, 0] if plan.by_tensor else descale
-
-
-def _line(error: RoundingError) -> str:
-    size = Size(error.batch, error.seqlen, error.heads)
-    verdict = "ok" if error.ok else "WRONG"
+def _said(error: RoundingError) -> str:
     return (
-        f"  {size!s:24} {'given' if error.given else 'found'}  neighbours {error.neighbours:.1e}  "
-        f"wrong {error.wrong}  descales {error.descale_error:.1e}  {verdict}"
+        f" neighbours {error.neighbours:.1e}  wrong {error.wrong}  descales "
+        f"{error.descale_error:.1e}"
     )
 
 
-def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[RoundingError, ...]:
-    return check_quantizer(plan, kernel_of(plan, binary), SIZES, device="cuda", progress=progress)
+RULE = Rule(cases, case_error, _said, of="shapes", columns=30)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth, ...]:
     return tuple(bandwidth(plan, binary, given) for given in _ways(plan))
 
 
-PROOF = Proof(_errors, _speeds)
+PROOF = Proof(lambda plan: RULE, _speeds)

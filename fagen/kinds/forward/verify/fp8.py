@@ -10,19 +10,19 @@ for, so that nothing which a kernel cannot help is counted.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fagen.e4m3 import by_columns
-from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
+from fagen.kinds.forward.operands import Operands, operands, outputs, real
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.textbook import textbook
+from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, rms
+from fagen.measure.proof import Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 
@@ -133,13 +133,13 @@ def by_the_rule(
     return error, beside, allowed
 
 
-def poisoned8(of: Plan, library: Path) -> Kernel8:
-    """The kernel through its C interface, on the current stream, into outputs full of NaN."""
+def by_operands(of: Plan, run: Run) -> Kernel8:
+    """An e4m3 kernel that is run by names, by its operands, into outputs full of NaN."""
 
     def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-        into = outputs(of, given.q)
-        launch(of, library, (*given[:3], scale, *given[3:]), into)()
-        return into
+        out, lse = outputs(of, given.q)
+        run(**given._asdict(), scale=scale, out=out, lse=lse)
+        return out, lse
 
     return kernel
 

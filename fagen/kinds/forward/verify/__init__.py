@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fagen.build import Binary
-from fagen.kinds.forward import accuracy, varlen_accuracy
 from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import LONG_KEYS
+from fagen.kinds.forward.verify import dense, varlen
 from fagen.measure.cells import compare, speeds
-from fagen.measure.proof import Proof, Trial
+from fagen.measure.proof import Proof, Rule, Trial
 from fagen.measure.sequences import quick_sizes
 from fagen.measure.timing import BURST, SUSTAINED
 from fagen.problem import standard_sizes
-from fagen.records import ShapeError, Speed
+from fagen.records import Speed
 
 Say = Callable[[str], None]
 
@@ -21,18 +21,9 @@ Say = Callable[[str], None]
 _REGIMES = (replace(SUSTAINED, rounds=2), BURST)
 
 
-def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[ShapeError, ...]:
-    if plan.varlen:
-        return varlen_accuracy.check(plan, binary, progress)
-    return accuracy.check(plan, binary, progress=progress)
-
-
-def _simulated(
-    plan: Plan, run: Callable[..., None], progress: Say | None
-) -> tuple[ShapeError, ...]:
-    if plan.varlen:
-        return varlen_accuracy.simulated(plan, run, progress)
-    return accuracy.simulated(plan, run, progress)
+def rule(plan: Plan) -> Rule:
+    """The rule for kernels of one length, or of sequences of their own lengths."""
+    return varlen.RULE if plan.varlen else dense.RULE
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
@@ -46,7 +37,7 @@ TRIAL = Trial(
     outputs=lambda of, given: outputs(of, given[0]),
     launch=launch,
     alike=alike,
-    error=accuracy.kernel_error,
+    error=dense.kernel_error,
 )
-PACKED = replace(TRIAL, error=varlen_accuracy.trial_error, quick=quick_sizes)
-PROOF = Proof(_errors, _speeds, TRIAL, _simulated, PACKED)
+PACKED = replace(TRIAL, error=varlen.trial_error, quick=quick_sizes)
+PROOF = Proof(rule, _speeds, TRIAL, PACKED)

@@ -3,12 +3,12 @@
 The rule: max |out - fp64| may be twice that of torch's MATH backend in the same dtype plus one unit
 in the last place at the largest output; the log-sum-exp is within 1e-3; a row that sees no key
 gives exactly 0 and minus infinity. Every output is filled with NaN beforehand, so that a value
-that the kernel forgot to write shows up. The rule for e4m3 is that of `fp8_accuracy`.
+that the kernel forgot to write shows up. The rule for e4m3 is that of `fp8`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,104 +16,69 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fagen.build import Binary
-from fagen.kinds.forward import fp8_accuracy
-from fagen.kinds.forward.fp8_accuracy import fp8_error, poisoned8
-from fagen.kinds.forward.operands import Operands, has_descales, launch, outputs
+from fagen.kinds.forward.operands import has_descales, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference, visible
 from fagen.kinds.forward.shapes import verification_sizes
+from fagen.kinds.forward.verify import fp8
+from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
 from fagen.measure import families
-from fagen.measure.card import hopper
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import judged
+from fagen.measure.proof import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
-from fagen.registry import plan_of
+from fagen.runtime.c_interface import call
 
 LSE_TOLERANCE = 1e-3
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def check(
-    plan: Plan,
-    binary: Binary,
-    sizes: Iterable[Sizes] | None = None,
-    *,
-    progress: Callable[[str], None] | None = print,
-) -> tuple[ShapeError, ...]:
-    """Run the kernel over `sizes` (default: the verification sizes); a line for each.
-
-    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
-    Hopper GPU.
-    """
-    hopper()
-    cells = [cell_of(plan, one) for one in (verification_sizes(plan) if sizes is None else sizes)]
-    errors = (
-        kernel_error(plan, binary.library, cell, *inputs(cell, seed=number))
-        for number, cell in enumerate(cells)
-    )
-    hard = () if sizes is not None else families.SIZES
-    library = binary.library
-    hard_ones = (
-        fp8_accuracy.hard_errors(plan, poisoned8(plan, library), hard, "cuda")
-        if has_descales(plan)
-        else hard_errors(plan, _poisoned(plan, library), hard)
-    )
-    return judged(plan, chain(errors, hard_ones), _line, progress)
-
-
-def simulated(
-    plan: Plan, run: Callable[..., None], progress: Callable[[str], None] | None
-) -> tuple[ShapeError, ...]:
-    """Check a kernel on a CPU, where `run` takes tensors by name; a line for each size.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    m, n = plan.block_m, plan.block_n
-    sizes = [
-        Sizes(1, 1, 1, 1, 1),
-        Sizes(1, 2, 1, m + 1, n + 1),
-        Sizes(1, 2, 2, m - 1, 3 * n - 5),
-        Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
-        Sizes(1, 2, 2, m + 3, 0),
-        Sizes(1, 3, 1, 2 * m + 3, n // 2),
-    ]
-    if plan.splits:
-        # chunks of one block and of two, some of which the first rows or whole tiles do not see
-        most = min(plan.chunks, 6)
-        sizes += [
-            Sizes(1, 4, 2, 5, most * n - 3),
-            Sizes(2, 2, 1, m + 9, (plan.chunks + 1) * n + 5 if most < 6 else 5 * n + 1),
-            Sizes(1, 1, 1, 3 * m + 1, 3 * m + 2),
-        ]
+def dense(plan: Plan, run: Run) -> Kernel:
+    """A 16-bit kernel that is run by names, by its tensors, into outputs full of NaN."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = outputs(plan, q)
         run(q=q, k=k, v=v, scale=scale, out=out, lse=lse)
         return out, lse
 
-    def kernel8(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = outputs(plan, given.q)
-        run(**given._asdict(), scale=scale, out=out, lse=lse)
-        return out, lse
+    return kernel
 
-    def error(cell: Cell, *given: Tensor) -> ShapeError:
-        if has_descales(plan):
-            return fp8_error(plan, cell, kernel8, *given)
-        return shape_error(cell, kernel, *given)
 
-    cells = [cell_of(plan, one) for one in sizes]
-    errors = (
-        error(cell, *inputs(cell, seed=number, device="cpu")) for number, cell in enumerate(cells)
+def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
+    """A few sizes, small enough for the simulator."""
+    m, n = plan.block_m, plan.block_n
+    sizes = (
+        Sizes(1, 1, 1, 1, 1),
+        Sizes(1, 2, 1, m + 1, n + 1),
+        Sizes(1, 2, 2, m - 1, 3 * n - 5),
+        Sizes(2, 2, 1, 2 * m + 9, 2 * n + 3),
+        Sizes(1, 2, 2, m + 3, 0),
+        Sizes(1, 3, 1, 2 * m + 3, n // 2),
     )
-    hard = (
-        fp8_accuracy.hard_errors(plan, kernel8, families.SMALL_SIZES, "cpu")
-        if has_descales(plan)
-        else hard_errors(plan, kernel, families.SMALL_SIZES, "cpu")
+    if not plan.splits:
+        return sizes
+    # chunks of one block and of two, some of which the first rows or whole tiles do not see
+    most = min(plan.chunks, 6)
+    return (
+        *sizes,
+        Sizes(1, 4, 2, 5, most * n - 3),
+        Sizes(2, 2, 1, m + 9, (plan.chunks + 1) * n + 5 if most < 6 else 5 * n + 1),
+        Sizes(1, 1, 1, 3 * m + 1, 3 * m + 2),
     )
-    return judged(plan, chain(errors, hard), _line, progress)
+
+
+def run_error(plan: Plan, run: Run, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> ShapeError:
+    """The errors of a kernel on 16-bit tensors, by the rule for its dtype."""
+    if has_descales(plan):
+        return fp8_error(plan, cell, by_operands(plan, run), q, k, v)
+    return shape_error(cell, dense(plan, run), q, k, v)
+
+
+def size_error(plan: Plan, run: Run, sizes: Sizes, seed: int, device: str) -> ShapeError:
+    """Run a kernel on numbers of these sizes."""
+    cell = cell_of(plan, sizes)
+    return run_error(plan, run, cell, *inputs(cell, seed=seed, device=device))
 
 
 def hard_errors(
@@ -139,24 +104,8 @@ def hard_errors(
 def kernel_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> ShapeError:
-    """The errors of a built kernel on 16-bit tensors, by the rule for its dtype."""
-    if has_descales(plan):
-        return fp8_error(plan, cell, poisoned8(plan, library), q, k, v)
-    return shape_error(cell, _poisoned(plan, library), q, k, v)
-
-
-def poisoned(binary: Binary) -> Kernel:
-    """The 16-bit kernel through its C interface, into outputs full of NaN."""
-    return _poisoned(plan_of(binary.slug), binary.library)  # type: ignore[arg-type]
-
-
-def _poisoned(plan: Plan, library: Path) -> Kernel:
-    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        into = outputs(plan, q)
-        launch(plan, library, (q, k, v, scale), into)()
-        return into
-
-    return kernel
+    """The errors of a built kernel on 16-bit tensors."""
+    return run_error(plan, partial(call, plan, library), cell, q, k, v)
 
 
 def shape_error(
@@ -207,10 +156,26 @@ def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> T
     return out.transpose(1, 2)
 
 
-def _line(error: ShapeError) -> str:
-    sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
-    verdict = "ok" if error.ok else "WRONG"
+def said(error: ShapeError) -> str:
+    """What a line says of errors."""
     return (
-        f"  {sizes!s:40} error {error.error:.2e} (allowed {error.allowed:.2e}, torch "
-        f"{error.torch_error:.2e})  lse {error.lse_error:.1e}  {verdict}"
+        f"error {error.error:.2e} (allowed {error.allowed:.2e}, torch {error.torch_error:.2e})  "
+        f"lse {error.lse_error:.1e}"
     )
+
+
+def _hard_errors(
+    plan: Plan, run: Run, small: bool, device: str
+) -> Iterator[tuple[str, ShapeError]]:
+    sizes = families.SMALL_SIZES if small else families.SIZES
+    for one, error in zip(
+        sizes,
+        fp8.hard_errors(plan, by_operands(plan, run), sizes, device)
+        if has_descales(plan)
+        else hard_errors(plan, dense(plan, run), sizes, device),
+        strict=True,
+    ):
+        yield str(one), error
+
+
+RULE = Rule(verification_sizes, size_error, said, small_sizes, _hard_errors, of="shapes")

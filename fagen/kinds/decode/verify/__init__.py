@@ -7,10 +7,9 @@ outputs are filled with NaN beforehand, and so are the keys and values outside o
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from fagen.arch import SM90
 from fagen.build import Binary
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.reference import attend, spans
-from fagen.kinds.decode.speed import timed
+from fagen.kinds.decode.verify.speed import timed
 from fagen.measure import families
-from fagen.measure.card import hopper
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import Proof, Trial, judged
+from fagen.measure.proof import Proof, Rule, Run, Trial
 from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
 from fagen.runtime.c_interface import bind, call
@@ -35,7 +33,6 @@ LSE_TOLERANCE = 1e-3
 KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
 
 Say = Callable[[str], None]
-Run = Callable[..., None]  # inputs and outputs by name: enqueues the kernels
 
 
 @dataclass(frozen=True)
@@ -224,70 +221,46 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
 
 
 def hard_errors(
-    plan: Plan, run: Run, sizes: Iterable[Sizes], device: str = "cuda"
-) -> Iterator[DecodeError]:
+    plan: Plan, run: Run, small: bool, device: str
+) -> Iterator[tuple[str, DecodeError]]:
     """Yield the kernels' worst errors of the families of hard scores, at each size."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         given: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
         if plan.unified:
             given["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
-        found = outputs(given)
-        run(**given, **found)
-        return found["out"], found["lse"]
+        into = outputs(given)
+        run(**given, **into)
+        return into["out"], into["lse"]
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return attend(q, k, v, mask=plan.mask, scale=scale)
 
+    sizes = families.SMALL_SIZES if small else families.SIZES
     for one in families.worst(families.errors(plan, kernel, exact, sizes, device=device)):
-        yield DecodeError(
-            **vars(one.sizes),
-            lengths="all",
-            error=one.error,
-            torch_error=0.0,  # the formula's scores overflow in 16 bits
-            allowed=one.allowed,
-            lse_error=one.lse_error,
-            lse_allowed=one.lse_allowed,
-            differing=0,
+        yield (
+            f"{one.sizes} all",
+            DecodeError(
+                **vars(one.sizes),
+                lengths="all",
+                error=one.error,
+                torch_error=0.0,  # the formula's scores overflow in 16 bits
+                allowed=one.allowed,
+                lse_error=one.lse_error,
+                lse_allowed=one.lse_allowed,
+                differing=0,
+            ),
         )
 
 
-def check(
-    plan: Plan,
-    run: Run,
-    cases: Iterable[Case],
-    *,
-    device: str,
-    hard: Iterable[Sizes] = (),
-    progress: Say | None = None,
-) -> tuple[DecodeError, ...]:
-    """Run the kernels over cases, and over families of hard scores at sizes; a line for each.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    errors = (decode_error(plan, run, case, number, device) for number, case in enumerate(cases))
-    every = chain(errors, hard_errors(plan, run, hard, device))
-    return judged(plan, every, _line, progress, of="cases")
-
-
-def _line(error: DecodeError) -> str:
-    sizes = Sizes(error.batch, error.heads, error.kv_heads, error.seqlen_q, error.seqlen_k)
+def _said(error: DecodeError) -> str:
     return (
-        f"  {sizes!s:40} {error.lengths:24} error {error.error:.2e} of {error.allowed:.2e}  lse "
-        f"{error.lse_error:.1e}  differing {error.differing}  {'ok' if error.ok else 'WRONG'}"
+        f"error {error.error:.2e} of {error.allowed:.2e}  lse {error.lse_error:.1e}  "
+        f"differing {error.differing}"
     )
 
 
-def _errors(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeError, ...]:
-    hopper()
-    run = partial(call, plan, binary.library)
-    cases, hard = verification_cases(plan), families.SIZES
-    return check(plan, run, cases, device="cuda", hard=hard, progress=progress)
-
-
-def _simulated(plan: Plan, run: Run, progress: Say | None) -> tuple[DecodeError, ...]:
-    cases, hard = small_cases(plan), families.SMALL_SIZES
-    return check(plan, run, cases, device="cpu", hard=hard, progress=progress)
+RULE = Rule(verification_cases, decode_error, _said, small_cases, hard_errors, columns=65)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:
@@ -366,4 +339,4 @@ TRIAL = Trial(
     rotates=True,
     quick=_quick,
 )
-PROOF = Proof(_errors, _speeds, TRIAL, _simulated)
+PROOF = Proof(lambda plan: RULE, _speeds, TRIAL)

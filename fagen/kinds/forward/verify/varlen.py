@@ -1,28 +1,32 @@
 """A kernel whose sequences have lengths of their own in, its errors against fp64 out.
 
-The rule for an output is that of `accuracy`, or of `fp8_accuracy`, over all sequences. None sees
+The rule for an output is that of `dense`, or of `fp8`, over all sequences. None sees
 anything of another: of many cases every second sequence is NaN, and always what lies before and
 behind them all, and the keys that are not used. Rows there have to be zeros, and minus infinity.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.build import Binary
-from fagen.kinds.forward.accuracy import LSE_TOLERANCE, hard_errors, torch_math
-from fagen.kinds.forward.accuracy import Kernel as DenseKernel
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.reference import reference
-from fagen.kinds.forward.varlen_fp8_accuracy import Errors, Rows, errors_of, quantised
+from fagen.kinds.forward.verify.dense import (
+    LSE_TOLERANCE,
+    Kernel,
+    hard_errors,
+    said,
+    torch_math,
+)
+from fagen.kinds.forward.verify.varlen_fp8 import Errors, Rows, errors_of, quantised
 from fagen.measure import families
-from fagen.measure.card import hopper
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import judged
+from fagen.measure.proof import Rule, Run
 from fagen.measure.sequences import (
     UNTOUCHED,
     Case,
@@ -36,8 +40,6 @@ from fagen.problem import Cell
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
 
-Kernel = Callable[[dict[str, Any]], None]  # takes inputs and outputs by name
-
 
 def outputs(plan: Plan, q: Tensor) -> dict[str, Tensor]:
     """out and lse of q (total_q, H, D), filled with what tells whether a row was written."""
@@ -48,9 +50,7 @@ def outputs(plan: Plan, q: Tensor) -> dict[str, Tensor]:
     }
 
 
-def case_error(
-    plan: Plan, case: Case, kernel: Kernel, *, seed: int = 0, device: str = "cuda"
-) -> ShapeError:
+def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "cuda") -> ShapeError:
     """Run the kernel on one case.
 
     An error that is NaN means that an output was no number, or that a row without keys, or of no
@@ -65,10 +65,10 @@ def case_error(
     into = outputs(plan, given["q"])
     if plan.descales:
         packed = quantised(plan, given, rows, turn=seed)
-        kernel({**packed.given, **into})
+        run(**packed.given, **into)
         found = errors_of(plan, packed, rows, **into)
     else:
-        kernel({**given, **into})
+        run(**given, **into)
         found = _errors_in_16_bits(plan, given, rows, **into)
     out, lse = into["out"], into["lse"]
     right = found.right and empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
@@ -111,79 +111,15 @@ def _errors_in_16_bits(
     return Errors(ours, torchs, allowed, lses, LSE_TOLERANCE, right)
 
 
-def check_cases(
-    plan: Plan,
-    cases: Sequence[Case],
-    kernel: Kernel,
-    *,
-    device: str,
-    progress: Callable[[str], None] | None,
-    hard: Iterable[ShapeError] = (),
-) -> tuple[ShapeError, ...]:
-    """Run the kernel over `cases`; a line for each, and for each of what else was found.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-    said = {}
-
-    def errors() -> Any:
-        for seed, case in enumerate(cases):
-            error = case_error(plan, case, kernel, seed=seed, device=device)
-            said[id(error)] = str(case)
-            yield error
-        for error in hard:
-            said[id(error)] = "hard scores"
-            yield error
-
-    def line(error: ShapeError) -> str:
-        verdict = "ok" if error.ok else "WRONG"
-        return (
-            f"  {said[id(error)]:66} error {error.error:.2e} (allowed {error.allowed:.2e}, torch "
-            f"{error.torch_error:.2e})  lse {error.lse_error:.1e}  {verdict}"
-        )
-
-    return judged(plan, errors(), line, progress, of="cases")
-
-
-def check(
-    plan: Plan, binary: Binary, progress: Callable[[str], None] | None
-) -> tuple[ShapeError, ...]:
-    """Run a built kernel over the verification cases; a line for each.
-
-    Raises VerificationError after the last of them if any broke the rule, DeviceError without a
-    Hopper GPU.
-    """
-    hopper()
-    cases, kernel = verification_cases(plan), kernel_of(plan, binary.library)
-    hard = () if plan.descales else hard_errors(plan, as_dense(plan, kernel), families.SIZES)
-    return check_cases(plan, cases, kernel, device="cuda", progress=progress, hard=hard)
-
-
 def trial_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> ShapeError:
     """Run a built kernel over a cell's sequences, with numbers of its own."""
-    case, kernel = trial_case(cell.sizes), kernel_of(plan, library)
-    return case_error(plan, case, kernel, seed=cell.sizes.batch, device=q.device.type)
+    run = partial(call, plan, library)
+    return case_error(plan, run, trial_case(cell.sizes), cell.sizes.batch, q.device.type)
 
 
-def simulated(
-    plan: Plan, run: Callable[..., None], progress: Callable[[str], None] | None
-) -> tuple[ShapeError, ...]:
-    """Check a kernel on a CPU, where `run` takes tensors by name; a line for each case.
-
-    Raises VerificationError after the last of them if any broke the rule.
-    """
-
-    def kernel(given: dict[str, Any]) -> None:
-        run(**given)
-
-    small = families.SMALL_SIZES
-    hard = () if plan.descales else hard_errors(plan, as_dense(plan, kernel), small, "cpu")
-    return check_cases(plan, small_cases(plan), kernel, device="cpu", progress=progress, hard=hard)
-
-
-def as_dense(plan: Plan, kernel: Kernel) -> DenseKernel:
+def as_dense(plan: Plan, run: Run) -> Kernel:
     """A kernel of one sequence, (1, S, H, D), which it gets packed."""
 
     def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -192,12 +128,19 @@ def as_dense(plan: Plan, kernel: Kernel) -> DenseKernel:
             f"cu_seqlens_{name}": torch.tensor([0, x.shape[1]], dtype=torch.int32, device=x.device)
             for name, x in (("q", q), ("k", k))
         }
-        kernel({"q": q[0], "k": k[0], "v": v[0], **ends, "scale": scale, **into})
+        run(q=q[0], k=k[0], v=v[0], **ends, scale=scale, **into)
         return into["out"][None], into["lse"][None]
 
     return dense
 
 
-def kernel_of(plan: Plan, library: Path) -> Kernel:
-    """The built kernel through its C interface, on the current stream."""
-    return lambda given: call(plan, library, **given)
+def _hard_errors(
+    plan: Plan, run: Run, small: bool, device: str
+) -> Iterator[tuple[str, ShapeError]]:
+    if not plan.descales:
+        sizes = families.SMALL_SIZES if small else families.SIZES
+        for error in hard_errors(plan, as_dense(plan, run), sizes, device):
+            yield "hard scores", error
+
+
+RULE = Rule(verification_cases, case_error, said, small_cases, _hard_errors, columns=66)
