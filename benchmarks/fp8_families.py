@@ -16,7 +16,8 @@ are of a head. Each takes the kernel that its dispatch has for so many keys.
 What is measured is out - fp64 over what the bytes stand for, beside the same of a textbook's
 attention in e4m3 over the same bytes (fagen.kinds.forward.verify.textbook), rounded to O's type as
 out is: root mean squares and largest errors. The goal is at most twice the textbook's root mean
-square. Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
+square.
+Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
 needle's product the 13 bits of the tensor cores have no room for the tail's, within one block.
 
 With --device cuda the table is written to benchmarks/results/ (or the folder --out) as

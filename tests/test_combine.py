@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen import fold
-from fagen.folding import exp_below, log_above
+from fagen import combining
+from fagen.combining import exp_below, log_above
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.reference import combine
 from fagen.kinds.combine.verify import RULE, Case, inputs
@@ -35,7 +35,7 @@ def units(found: Tensor, right: Tensor) -> Tensor:
 
 def test_exponentials_are_within_two_units_of_what_their_argument_becomes():
     difference = torch.linspace(-86.6, 86.6, 200_001)
-    exponent = (difference.abs() * -fold.LOG2_E).double()
+    exponent = (difference.abs() * -combining.LOG2_E).double()
     assert units(exp_below(difference), torch.exp2(exponent)).max() < 1.5
 
 

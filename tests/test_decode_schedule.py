@@ -218,7 +218,7 @@ def test_a_plan_fits_and_its_text_renders(schedule):
     warps = plan.blocks * plan.threads // SM90.warp_threads
     assert SM90.warps_resident(plan.registers.limit) >= warps
     assert plan.registers.total <= plan.registers.limit == plan.launch_registers
-    merge = plan.merge
+    merge = plan.combination
     assert merge.lanes * 2 >= plan.head_dim_v and merge.threads % merge.lanes == 0
     assert merge.lanes % merge.window == 0
     assert plan.slug in kernel_text(plan)

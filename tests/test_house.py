@@ -24,14 +24,14 @@ PACKAGE = Path(fagen.__file__).parent
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "decoding", "outputs", "interrupts"),
-    *("arch", "vocab", "fold"),
+    *("arch", "vocab"),
     *("argument_names", "ledger", "schedule"),
     *(
         "problem",
         "statuses",
         "signature",
         "launch",
-        "merge",
+        "combining",
         "records",
         "kind",
         "kinds",
@@ -39,7 +39,7 @@ ORDER = [
     ),
     *("render", "programs", "toolchain", "sass", "build", "doctor"),
     *("evidence", "dispatch", "vendor"),
-    *("e4m3", "tensor_cores", "folding", "kinds.emulate", "runtime", "huggingface"),
+    *("e4m3", "tensor_cores", "kinds.emulate", "runtime", "huggingface"),
     "flash_attn_interface",
     *("measure", "kinds.proof", "simulator"),
     *("flow", "search", "commandline"),
@@ -55,8 +55,8 @@ DOORS = {
     "subprocess": {"process"},
     "click": {"commandline"},
     "torch": {
-        *("e4m3", "tensor_cores", "folding", "kinds.emulate", "kinds.proof", "runtime", "measure"),
-        *("huggingface", "flash_attn_interface"),
+        *("e4m3", "tensor_cores", "kinds.emulate", "kinds.proof", "runtime", "measure"),
+        *("huggingface", "flash_attn_interface", "combining"),
     },
     "transformers": {"huggingface"},
     "distributed": {"search"},

@@ -92,7 +92,7 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 2) * rows * of.chunks
     tiles = batch * heads * -(-queries // of.block_m)
     assert main.grid.x.at(sizes) == tiles * of.chunks
-    assert merge.grid.x.at(sizes) * (merge.threads // of.merge.lanes) >= rows
+    assert merge.grid.x.at(sizes) * (merge.threads // of.combination.lanes) >= rows
     # chunks: whole blocks, equally long but for the last, and no more than there are
     step = of.chunk_keys(keys)
     assert step % of.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= of.chunks)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fagen.folding import folded
+from fagen.combining import combined
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.reference import counting
 
@@ -21,5 +21,5 @@ def compute(
     """
     rows = counting(lses.transpose(-1, -2), num_splits, cu_seqlens)  # (splits, …, Sq, H)
     like = outs.new_empty(outs.shape[1:])
-    combined, lse = folded(zip(outs, rows, strict=True), like)
-    return combined.to(getattr(torch, plan.out_dtype.torch)), lse.transpose(-1, -2).contiguous()
+    out, lse = combined(zip(outs, rows, strict=True), like)
+    return out.to(getattr(torch, plan.out_dtype.torch)), lse.transpose(-1, -2).contiguous()

@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
+from fagen.combining import Combining
 from fagen.kind import Role
 from fagen.kinds.combine.keys import Schedule
 from fagen.kinds.combine.signature import rows_of, signature
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger, Row
-from fagen.merge import Folding
 from fagen.signature import Signature
 from fagen.vocab import PARTIALS, Dtype
 
@@ -22,7 +22,7 @@ _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is cou
 
 
 @dataclass(frozen=True)
-class Plan(Folding):
+class Plan(Combining):
     """Combining, worked out: it fits."""
 
     kind: ClassVar[str] = "combine"

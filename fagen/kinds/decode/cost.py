@@ -12,8 +12,8 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.combining import chunk_blocks
 from fagen.kinds.decode.rules import padded, straddles
-from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 

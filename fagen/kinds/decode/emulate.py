@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fagen.folding import merged
+from fagen.combining import combined_chunks
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.reference import spans
 
@@ -47,7 +47,7 @@ def compute(
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
         chunks = _chunks(plan, queries, keys, values, scale, reference)
-        found, own = merged(chunks, like, scale)
+        found, own = combined_chunks(chunks, like, scale)
         out[number], lse[number] = found.transpose(0, 1).to(q.dtype), own
     return out, lse
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
+from fagen.combining import Combination, Combining, chunk_blocks
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.decode.formulae import (
@@ -25,7 +26,6 @@ from fagen.kinds.decode.rules import SWIZZLE, straddles
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
 from fagen.ledger import Ledger
-from fagen.merge import Folding, Merge, chunk_blocks
 from fagen.signature import Signature
 from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle
 
@@ -59,7 +59,7 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class Plan(Folding):
+class Plan(Combining):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -96,7 +96,7 @@ class Plan(Folding):
     launch_registers: int
     max_spill_bytes: int
 
-    merge: Merge
+    combination: Combination
 
     shared: Ledger
     registers: Ledger
@@ -170,10 +170,10 @@ class Plan(Folding):
     @property
     def launches(self) -> Launches:
         """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
-        grid = Grid(self.merge.units, resident=True, per_multiprocessor=self.blocks)
+        grid = Grid(self.combination.units, resident=True, per_multiprocessor=self.blocks)
         decode = Launch("decode", grid, self.threads, self.shared_bytes, overlaps=True)
-        kernels = decode, self.merge.launch
-        workspace = self.merge.workspace(self.folded_bytes if self.by_runs else 0)
+        kernels = decode, self.combination.launch
+        workspace = self.combination.workspace(self.folded_bytes if self.by_runs else 0)
         return Launches(kernels, workspace=workspace)
 
     def explained(self) -> str:
@@ -226,7 +226,7 @@ def plan(schedule: Schedule) -> Plan:
         blocks=schedule.grid.blocks,
         launch_registers=registers_left(schedule.grid.blocks),
         max_spill_bytes=schedule.build.max_spill_bytes,
-        merge=_merge(schedule.split.chunks, asked.head_dim_v),
+        combination=_combination(schedule.split.chunks, asked.head_dim_v),
         shared=cost.shared,
         registers=cost.registers,
         rescale_threshold=above if unified else _LAZY_ABOVE,
@@ -234,11 +234,11 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _merge(chunks: int, head_dim_v: int) -> Merge:
+def _combination(chunks: int, head_dim_v: int) -> Combination:
     """Fold 8 chunks at a time, which is faster where a row fills warps; nvcc spills elsewhere."""
-    merge = Merge(chunks, head_dim_v, window=8)
-    whole = merge.lanes % 32 == 0 and not merge.ragged
-    return merge if whole else replace(merge, window=16)
+    combination = Combination(chunks, head_dim_v, window=8)
+    whole = combination.lanes % 32 == 0 and not combination.ragged
+    return combination if whole else replace(combination, window=16)
 
 
 def _refusal(schedule: Schedule, cost: Budget) -> Iterator[str]:

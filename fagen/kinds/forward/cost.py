@@ -17,8 +17,8 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.combining import chunk_blocks
 from fagen.kinds.forward.formulae import padded_head_dims
-from fagen.merge import chunk_blocks
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
+from fagen.combining import Combination, Combining, chunk_blocks
 from fagen.errors import OverBudget
 from fagen.kind import Role
 from fagen.kinds.forward.exponents import Exponents
@@ -28,7 +29,6 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger
-from fagen.merge import Folding, Merge, chunk_blocks
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -53,7 +53,7 @@ _SECTION_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Plan(Folding, Exponents):
+class Plan(Combining, Exponents):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -174,9 +174,9 @@ class Plan(Folding, Exponents):
         return 1 if self.part_columns else self.promote
 
     @property
-    def merge(self) -> Merge:
+    def combination(self) -> Combination:
         """The kernel that merges them."""
-        return Merge(self.chunks, self.head_dim_v)
+        return Combination(self.chunks, self.head_dim_v)
 
     @property
     def has_barriers(self) -> bool:
@@ -236,7 +236,7 @@ class Plan(Folding, Exponents):
             kernel = Launch(
                 "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
             )
-            return Launches((kernel, self.merge.launch), self.merge.workspace())
+            return Launches((kernel, self.combination.launch), self.combination.workspace())
         grid = Grid(tiles, resident=True, cluster=self.cluster)
         kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
         if not self.dynamic:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fagen import tensor_cores
 from fagen.arch import SM90
+from fagen.combining import combined_chunks
 from fagen.e4m3 import to_e4m3
-from fagen.folding import merged
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
@@ -58,7 +58,7 @@ def emulate(
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
-            found, log_sum = merged(
+            found, log_sum = combined_chunks(
                 shares, total, float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
             )
         else:
