@@ -9,7 +9,7 @@ import torch
 
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward.reference import gradients
-from fagen.kinds.decode import proof as decode_proof
+from fagen.kinds.decode import verify as decode_proof
 from fagen.kinds.forward.reference import reference
 from fagen.measure import inputs as measure_inputs
 from fagen.measure import rounds
