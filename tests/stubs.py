@@ -5,9 +5,12 @@ the workspace and the message of each status, is rendered from the kernel's own 
 """
 
 import ctypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ import torch
 from fagen import process
 from fagen.build import Binary, CompilerReport
 from fagen.kind import Plan
+from fagen.paths import locate
 from fagen.registry import plan_of
 from fagen.render import BINDING, HASH_WORD, Hashes, environment
 from fagen.runtime import op
@@ -122,11 +126,12 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
     (folder / "binding").mkdir()
     (folder / f"{slug}_torch.cpp").write_text(rendered(planned, template(BINDING)))
     (folder / "probe.cpp").write_text(rendered(planned, PROBE))
-    include = ["-isystem", torch_found.include]
+    flags = (*BINDING_FLAGS, "-O0", *WARNINGS, "-isystem", torch_found.include)
+    headers = precompiled(flags)
     link = [f"-L{folder}", f"-l:{slug}.so", f"-L{torch_found.library_dir}", *BINDING_LINK_FLAGS]
     library = stub_of(planned, folder)
     compile_cpp(
-        *(*BINDING_FLAGS, *WARNINGS, *include, "probe.cpp"),
+        *(*flags, "-include", Path(headers.name) / "all.h", "probe.cpp"),
         *(*link, "-o", f"binding/{slug}_torch.so"),
         folder=folder,
     )
@@ -142,6 +147,16 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
         hashes=Hashes(HASH, HASH, HASH),
         made_with={},
     )
+
+
+@cache
+def precompiled(flags: tuple[str | Path, ...]) -> TemporaryDirectory[str]:
+    """A folder with bindings' headers, compiled once in a process: they take most of its time."""
+    folder = TemporaryDirectory()
+    text = (locate("templates") / BINDING).read_text()
+    (Path(folder.name) / "all.h").write_text("\n".join(re.findall(r"^#include <.*>$", text, re.M)))
+    compile_cpp(*flags, "-x", "c++-header", "all.h", "-o", "all.h.gch", folder=Path(folder.name))
+    return folder
 
 
 def stub_of(planned: Plan, folder: Path) -> Path:
