@@ -108,7 +108,7 @@ class Kind:
     """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
-    the kernel does, arguments as of its op; `proof` is a fagen.measure.proof.Proof; `space`, a
+    the kernel does, arguments as of its op; `proof` is that of fagen.measure; `space`, a
     fagen.search.kinds.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
     None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a

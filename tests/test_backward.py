@@ -173,7 +173,7 @@ def test_a_gradient_of_the_lse_counts():
 def test_what_is_wrong_is_said_line_by_line():
     plan = planned(SPREAD[0])
     wrong = replace(
-        proof.DENSE,
+        proof.RULE,
         error=lambda of, run, sizes, seed, device: GradientError(**vars(sizes), **ERRORS),
         hard=lambda of, run, small, device: [("hard", GradientError(1, 1, 1, 1, 1, **ERRORS))],
     )

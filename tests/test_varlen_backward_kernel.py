@@ -15,7 +15,7 @@ from fagen.errors import ScheduleError, VerificationError
 from fagen.kinds.backward import Schedule
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan, plan
-from fagen.kinds.backward.verify import VARLEN
+from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.proof import check
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.problem import Problem
@@ -61,7 +61,7 @@ def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None
     library = simulator.build(kernel_text.replace(most, "kMostGrid = 2;"))
 
     run = partial(simulator.call, of, library)
-    check(of, VARLEN, run, cases=extreme_cases(of), device="cpu")
+    check(of, VARLEN_RULE, run, cases=extreme_cases(of), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
         found.append(given["dq"].clone())
 
     for seed in range(3):
-        VARLEN.error(of, partial(kernel, seed=seed), case, 0, "cpu")
+        VARLEN_RULE.error(of, partial(kernel, seed=seed), case, 0, "cpu")
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
@@ -180,10 +180,10 @@ def forgets_blind_rows(of: Plan, **given: Any) -> None:
 def test_the_proof_finds_kernels_that_are_wrong(wrong: Callable[..., None]) -> None:
     of = planned(SMALL)
     cases = small_cases(of)
-    right = check(of, VARLEN, partial(emulated, of), cases=cases, device="cpu")
+    right = check(of, VARLEN_RULE, partial(emulated, of), cases=cases, device="cpu")
     assert len(right) == len(cases) and all(one.ok for one in right)
     with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
-        check(of, VARLEN, partial(wrong, of), cases=cases, device="cpu")
+        check(of, VARLEN_RULE, partial(wrong, of), cases=cases, device="cpu")
 
 
 @pytest.mark.parametrize("slug", [*SPREAD, *NARROW])
@@ -192,7 +192,7 @@ def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
 ) -> None:
     of = planned(slug)
     cases = extreme_cases(of)
-    check(of, VARLEN, partial(emulated, of), cases=cases, device="cpu")
+    check(of, VARLEN_RULE, partial(emulated, of), cases=cases, device="cpu")
 
 
 # ---- schedules ----------------------------------------------------------------------------------

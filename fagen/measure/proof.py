@@ -124,8 +124,8 @@ class Proof:
     """How a kind's kernels are proved.
 
     `rule(plan)` says on what and how. `speeds` times a built kernel, and passes a line for each
-    shape to its last argument. `trial` is None where nothing is timed beside peers; of kernels of
-    packed sequences it is `packed`.
+    shape to its last argument. `trial` is None where nothing is timed beside peers; `packed` is
+    that of packed sequences.
     """
 
     rule: Callable[[Any], Rule]

@@ -9,7 +9,7 @@ import torch
 import fagen
 from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
-from fagen.kinds.backward.verify import VARLEN
+from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.proof import check
 from fagen.measure.sequences import Case, small_cases, verification_cases
 from fagen.runtime.c_interface import call
@@ -48,21 +48,21 @@ def on_gpu(lengths, **named):
 def test_small_cases_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
     run = partial(call, plan, binary.library)
-    check(plan, VARLEN, run, cases=small_cases(plan), progress=print)
+    check(plan, VARLEN_RULE, run, cases=small_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
     plan, binary = pair_of(slug)
     run = partial(call, plan, binary.library)
-    check(plan, VARLEN, run, cases=verification_cases(plan), progress=print)
+    check(plan, VARLEN_RULE, run, cases=verification_cases(plan), progress=print)
 
 
 @pytest.mark.parametrize("slug", [*COMMITTED, *SPREAD])
 def test_gradients_of_large_groups_and_any_rows_to_keys_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
     run = partial(call, plan, binary.library)
-    check(plan, VARLEN, run, cases=extreme_cases(plan), progress=print)
+    check(plan, VARLEN_RULE, run, cases=extreme_cases(plan), progress=print)
 
 
 def test_gradients_of_65552_heads_are_near_fp64(pair_of):
@@ -70,7 +70,7 @@ def test_gradients_of_65552_heads_are_near_fp64(pair_of):
     run = partial(call, plan, binary.library)
     lengths = (3, 5), (2, 2), (0, 1)
     cases = [Case(lengths, 65_552, kv_heads, gap=2) for kv_heads in (4_097, 65_552)]
-    check(plan, VARLEN, run, cases=cases, progress=print)
+    check(plan, VARLEN_RULE, run, cases=cases, progress=print)
 
 
 def test_a_projection_behind_attention_has_finite_gradients_whatever_memory_held(pair_of):

@@ -314,8 +314,8 @@ def _rules_of_chunks(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if ORDERS[keys["order"]].longest_first:
         yield (
             "order",
-            f'"{keys["order"]}" does not go with chunks > 1, which are equally long but for a few; '
-            'use "persistent", or leave it out',
+            f'"{keys["order"]}" does not go with chunks > 1, which are equally long but for a '
+            'few; use "persistent", or leave it out',
         )
 
 

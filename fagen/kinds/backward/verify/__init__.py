@@ -250,8 +250,8 @@ def _said(error: GradientError) -> str:
     return error.said
 
 
-DENSE = Rule(verification_sizes, size_error, _said, small_sizes, _hard_errors, of="shapes")
-VARLEN = Rule(
+RULE = Rule(verification_sizes, size_error, _said, small_sizes, _hard_errors, of="shapes")
+VARLEN_RULE = Rule(
     verification_cases,
     partial(varlen.case_error, rule=errors_of),
     _said,
@@ -263,7 +263,7 @@ VARLEN = Rule(
 
 def rule(plan: Plan) -> Rule:
     """The rule for kernels of one length, or of sequences of their own lengths."""
-    return VARLEN if plan.varlen else DENSE
+    return VARLEN_RULE if plan.varlen else RULE
 
 
 # ---- speed --------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def _packed_error(
 ) -> GradientError:
     """Run a built kernel over a cell's sequences, with numbers of its own."""
     case, run = trial_case(cell.sizes), partial(call, plan, library)
-    return VARLEN.error(plan, run, case, cell.sizes.batch, q.device.type)  # type: ignore[no-any-return]
+    return VARLEN_RULE.error(plan, run, case, cell.sizes.batch, q.device.type)  # type: ignore[no-any-return]
 
 
 PACKED = replace(TRIAL, error=_packed_error, quick=quick_sizes)
