@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,44 +16,31 @@ from typing import Any
 import pytest
 
 from fagen.arch import SM90
-from fagen.build import Binary, broken_promises, build, cache_entries, prune, records, store
+from fagen.build import broken_promises, build, cache_entries, prune, records, store
 from fagen.build.report import NO_DISASSEMBLER
 from fagen.errors import BuildError, RefusedBuild
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.registry import from_slug
 from fagen.registry import plan as plan_any
-from fagen.render import Hashes, Source
-from fagen.toolchain import Toolchain, find_disassembler, find_ninja
+from fagen.toolchain import Toolchain, find_disassembler
 from tests.clock import least_seconds
 from tests.process_helpers import is_running, pid_said, wait_until
+from tests.scripted_compilers import (
+    GOOD,
+    LOG,
+    SPILLS,
+    compilations,
+    make,
+    make_program,
+    scripted,
+    source,
+)
 
-LOG = """\
-ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
-ptxas info    : Function properties for kernel
-    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
-ptxas info    : Used {registers} registers, used 16 barriers
-"""
-GOOD = LOG.format(stack=0, stores=0, loads=0, registers=168)
 SERIALISED = (
     "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are "
     "serialized due to insufficient register resources\n"
 )
-
-# Source text is what this nvcc prints, as if ptxas had: a test writes the log it wants.
-NVCC = """#!/bin/sh
-for last; do :; done
-source="${{last%.o}}.cu"
-echo "$source" >> {counter}
-cat "$source"
-grep -q SLOW "$source" && sleep 60
-grep -q "error:" "$source" && exit 2
-cp "$source" "$last"
-"""
-GXX = """#!/bin/sh
-for last; do :; done
-cp {library} "$last"
-"""
 
 
 @pytest.fixture
@@ -63,69 +49,34 @@ def planned() -> Plan:
 
 
 @pytest.fixture
-def counter(tmp_path: Path) -> Path:
+def counter(tmp_path) -> Path:
     """A file with a line for every time a compiler ran."""
     return tmp_path / "counter"
 
 
 @pytest.fixture
-def tools(tmp_path: Path, counter: Path, cache: Path) -> Toolchain:
-    (tmp_path / "library").write_text("machine code")
-    return Toolchain(
-        nvcc=make_program(tmp_path / "bin/nvcc", NVCC.format(counter=counter)),
-        nvcc_version="13.0.88",
-        gxx=make_program(tmp_path / "bin/g++", GXX.format(library=tmp_path / "library")),
-        gxx_version="12.2.0",
-        ninja=find_ninja()[0],
-        cutlass=tmp_path,
-        cutlass_version="4.2.0",
-        cuda_include=tmp_path,
-        library_dirs=(),
-        disassembler=None,
-    )
+def tools(tmp_path, cache) -> Toolchain:
+    return scripted(tmp_path)
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache, whose path has a space and a dollar in it."""
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "my $cache"))
     return tmp_path / "my $cache/kernels"
 
 
-def make_program(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def source(log: str = GOOD, slug: str = "fwd_x") -> Source:
-    return Source(slug=slug, kernel=log, binding="", hash="0" * 64, hashes=Hashes("", "", ""))
-
-
-def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Binary:
-    return build(source(log, slug), planned, binding=False, toolchain=tools)
-
-
-def compilations(counter: Path) -> int:
-    return len(counter.read_text().splitlines()) if counter.exists() else 0
-
-
 # ---- The cache -----------------------------------------------------------------------------------
 
 
-def test_the_second_build_is_found_and_no_compiler_runs(
-    planned: Plan, tools: Toolchain, counter: Path
-) -> None:
+def test_the_second_build_is_found_and_no_compiler_runs(planned, tools, counter):
     first, second = make(GOOD, planned, tools), make(GOOD, planned, tools)
     assert (first.cached, second.cached) == (False, True)
     assert replace(second, cached=False) == first
     assert first.library.read_text() == "machine code" and compilations(counter) == 1
 
 
-def test_whatever_decides_the_outcome_decides_the_folder(
-    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_decides_the_outcome_decides_the_folder(planned, tools, monkeypatch):
     folders = {make(GOOD, planned, tools).folder}
     folders.add(make(GOOD + "// a comment\n", planned, tools).folder)
     for change in (
@@ -140,9 +91,7 @@ def test_whatever_decides_the_outcome_decides_the_folder(
 
 
 @pytest.mark.parametrize("harm", ["library gone", "library cut", "record cut", "record another"])
-def test_a_broken_entry_is_built_again(
-    planned: Plan, tools: Toolchain, counter: Path, harm: str
-) -> None:
+def test_a_broken_entry_is_built_again(planned, tools, counter, harm):
     built = make(GOOD, planned, tools)
     if harm == "library gone":
         built.library.unlink()
@@ -184,9 +133,7 @@ def start(tools: Toolchain, log: str, stderr: int | None = None) -> subprocess.P
     )
 
 
-def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
-    planned: Plan, tools: Toolchain, counter: Path, cache: Path
-) -> None:
+def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(planned, tools, counter, cache):
     done = tools.nvcc.with_name("done")
     slow = f"until [ -e {shlex.quote(str(done))} ]; do sleep 0.01; done"
     make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", slow))
@@ -201,9 +148,7 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_finished(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_killed_build_leaves_no_compiler_running(
-    tools: Toolchain, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_a_killed_build_leaves_no_compiler_running(tools, tmp_path, how):
     steps = {step: tmp_path / f"{step}.pid" for step in ("nvcc", "cicc")}
     quoted = {step: shlex.quote(str(path)) for step, path in steps.items()}
     make_program(
@@ -219,7 +164,7 @@ def test_a_killed_build_leaves_no_compiler_running(
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_two_processes_never_build_the_same_kernel(tools: Toolchain, counter: Path) -> None:
+def test_two_processes_never_build_the_same_kernel(tools, counter):
     make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", "sleep 1"))
     children = [start(tools, GOOD + "SLOW\n") for _ in range(3)]
     said = sorted(child.communicate()[0].strip() for child in children)
@@ -227,9 +172,7 @@ def test_two_processes_never_build_the_same_kernel(tools: Toolchain, counter: Pa
 
 
 @pytest.mark.parametrize("before", ["nothing", "broken"])
-def test_what_was_finished_while_prune_looked_around_stays(
-    tools: Toolchain, cache: Path, monkeypatch: pytest.MonkeyPatch, before: str
-) -> None:
+def test_what_was_finished_while_prune_looked_around_stays(tools, cache, monkeypatch, before):
     done = tools.nvcc.with_name("done")
     slow = f"until [ -e {shlex.quote(str(done))} ]; do sleep 0.01; done"
     make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", slow))
@@ -254,17 +197,15 @@ def test_what_was_finished_while_prune_looked_around_stays(
 
 
 def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(
-    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    planned, tools, tmp_path, monkeypatch
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "file"))
     with pytest.raises(BuildError, match=r"cannot be written(.|\n)*FAGEN_CACHE"):
         make(GOOD, planned, tools)
 
 
-def test_a_full_disk_is_a_build_error_and_leaves_nothing(
-    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_build_error_and_leaves_nothing(planned, tools, monkeypatch):
     def full(folder: Path, record: object) -> None:
         raise OSError(28, os.strerror(28), str(folder))
 
@@ -274,9 +215,7 @@ def test_a_full_disk_is_a_build_error_and_leaves_nothing(
     assert cache_entries() == ()
 
 
-def test_a_kernel_in_a_cache_that_became_read_only_is_still_found(
-    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_in_a_cache_that_became_read_only_is_still_found(planned, tools, monkeypatch):
     make(GOOD, planned, tools)
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -292,7 +231,7 @@ def test_a_kernel_in_a_cache_that_became_read_only_is_still_found(
     assert make(GOOD, planned, tools).cached
 
 
-def test_prune_keeps_the_newest_and_removes_what_failed(planned: Plan, tools: Toolchain) -> None:
+def test_prune_keeps_the_newest_and_removes_what_failed(planned, tools):
     folders = [make(GOOD, planned, tools, slug).folder for slug in ("fwd_a", "fwd_b", "fwd_c")]
     for age, folder in zip((3000, 2000, 1000), folders, strict=True):
         os.utime(folder, (time.time() - age,) * 2)
@@ -310,29 +249,23 @@ def test_prune_keeps_the_newest_and_removes_what_failed(planned: Plan, tools: To
 # ---- The compiler's report -----------------------------------------------------------------------
 
 
-def test_spills_fail_a_build_unless_the_schedule_tolerates_them(
-    planned: Plan, tools: Toolchain
-) -> None:
-    log = LOG.format(stack=16, stores=12, loads=20, registers=168)
+def test_spills_fail_a_build_unless_the_schedule_tolerates_them(planned, tools):
     with pytest.raises(BuildError, match=r"12 bytes of registers spilled, 20 loaded again"):
-        make(log, planned, tools)
-    report = make(log, replace(planned, max_spill_bytes=20), tools).report
+        make(SPILLS, planned, tools)
+    report = make(SPILLS, replace(planned, max_spill_bytes=20), tools).report
     assert (report.spill_store_bytes, report.spill_load_bytes, report.stack_bytes) == (12, 20, 16)
     with pytest.raises(BuildError):  # now in the cache, and judged by the Plan of this call
-        make(log, planned, tools)
+        make(SPILLS, planned, tools)
 
 
-def test_what_spills_is_compiled_once_and_what_does_not_compile_each_time(
-    planned: Plan, tools: Toolchain, counter: Path
-) -> None:
-    log = LOG.format(stack=16, stores=12, loads=20, registers=168)
+def test_what_spills_is_compiled_once_and_what_does_not_compile_each_time(planned, tools, counter):
     said = set()
     for _ in range(3):
         with pytest.raises(RefusedBuild) as refused:
-            make(log, planned, tools)
+            make(SPILLS, planned, tools)
         said.add(str(refused.value))
     assert compilations(counter) == 1 and len(said) == 1
-    assert make(log, replace(planned, max_spill_bytes=20), tools).report.spill_load_bytes == 20
+    assert make(SPILLS, replace(planned, max_spill_bytes=20), tools).report.spill_load_bytes == 20
     for number in range(2):
         with pytest.raises(BuildError) as failed:
             make("error: no\n", planned, tools)
@@ -350,15 +283,13 @@ def test_what_spills_is_compiled_once_and_what_does_not_compile_each_time(
         ("", "one kernel"),
     ],
 )
-def test_what_the_plan_did_not_allow_fails_the_build(
-    planned: Plan, tools: Toolchain, log: str, words: str
-) -> None:
+def test_what_the_plan_did_not_allow_fails_the_build(planned, tools, log, words):
     with pytest.raises(BuildError, match=words):
         make(log, planned, tools)
     assert [entry.state for entry in cache_entries()] == ["failed"]
 
 
-def test_a_quantiser_of_three_kernels_is_judged_by_the_worst_of_them(tools: Toolchain) -> None:
+def test_a_quantiser_of_three_kernels_is_judged_by_the_worst_of_them(tools):
     of = plan_any(from_slug("quant_fp16_d128_shead"))
     logs = [
         LOG.format(stack=0, stores=0, loads=0, registers=registers) for registers in (40, 80, 32)
@@ -376,8 +307,8 @@ def test_a_quantiser_of_three_kernels_is_judged_by_the_worst_of_them(tools: Tool
 
 
 def test_a_failed_build_shows_the_compilers_lines_and_a_command_that_repeats_it(
-    planned: Plan, tools: Toolchain, counter: Path
-) -> None:
+    planned, tools, counter
+):
     line = "fwd_x.cu(7): error: identifier is undefined"
     with pytest.raises(BuildError) as caught:
         make(line + "\n", planned, tools)
@@ -389,9 +320,7 @@ def test_a_failed_build_shows_the_compilers_lines_and_a_command_that_repeats_it(
     assert shlex.split(command)[0] == "cd"
 
 
-def test_without_a_disassembler_the_report_says_what_was_not_checked(
-    planned: Plan, tools: Toolchain
-) -> None:
+def test_without_a_disassembler_the_report_says_what_was_not_checked(planned, tools):
     report = make(GOOD, planned, tools).report
     assert report.machine is None
     assert "not read, no disassembler is installed: python -m pip install" in str(report)
@@ -413,11 +342,11 @@ class KernelInfo(ctypes.Structure):
     )
 
 
-def test_the_library_loads_without_a_gpu_and_was_laid_out_as_the_ledger_says(kernel: Any) -> None:
+def test_the_library_loads_without_a_gpu_and_was_laid_out_as_the_ledger_says(kernel):
     check_info(kernel)
 
 
-def test_so_was_that_of_a_quantiser(built: Callable[[str], Any]) -> None:
+def test_so_was_that_of_a_quantiser(built):
     check_info(built("quant_fp16_d128_rot_shead"))
 
 
@@ -433,9 +362,7 @@ def check_info(kernel: Any) -> None:
     assert info.source_hash.decode() == source.hash == binary.source_hash
 
 
-def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(
-    kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(kernel, tmp_path, monkeypatch):
     check_promises(kernel, 15, tmp_path, monkeypatch)
 
 
@@ -443,9 +370,7 @@ def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(
 @pytest.mark.parametrize(
     "slug", ["bwd_fp16_d128_causal_m64n128", "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2"]
 )
-def test_so_do_those_of_the_backward_pass_within_twenty_five(
-    built: Callable[[str], Any], slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_do_those_of_the_backward_pass_within_twenty_five(built, slug, tmp_path, monkeypatch):
     check_promises(built(slug), 25, tmp_path, monkeypatch)
 
 
@@ -466,9 +391,7 @@ def check_promises(
     assert quick or least_seconds(build_again, cpu_seconds) <= cpu_seconds
 
 
-def test_the_library_needs_neither_torch_nor_a_cuda_runtime_and_the_binding_little(
-    built: Callable[[str], Any],
-) -> None:
+def test_the_library_needs_neither_torch_nor_a_cuda_runtime_and_the_binding_little(built):
     binary = built("fwd_fp16_d128_causal_m128n128").binary
     assert needed(binary.library) <= {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1"}
     theirs = needed(binary.binding)
@@ -483,16 +406,15 @@ def needed(library: Path) -> set[str]:
 
 
 def test_a_kernel_built_before_there_was_a_disassembler_is_read_once_there_is_one(
-    built: Callable[[str], Any], tools: Toolchain, tmp_path: Path
-) -> None:
+    built, tools, tmp_path
+):
     real = built("fwd_fp16_d128_causal_m128n128")  # as other tests do
     (tmp_path / "library").write_bytes(real.binary.library.read_bytes())
-    log = LOG.format(stack=0, stores=0, loads=0, registers=168)
-    assert make(log, real.plan, tools).report.machine_note == NO_DISASSEMBLER
+    assert make(GOOD, real.plan, tools).report.machine_note == NO_DISASSEMBLER
     later = replace(tools, disassembler=find_disassembler())
-    report = make(log, real.plan, later).report
+    report = make(GOOD, real.plan, later).report
     assert report.machine == real.binary.report.machine
-    assert make(log, real.plan, tools).report == report  # it was written down
+    assert make(GOOD, real.plan, tools).report == report  # it was written down
     narrow = replace(real.plan, consumer_registers=24)
     with pytest.raises(BuildError, match=r"the consumer uses \d+ registers, it has 24"):
-        make(log, narrow, later)
+        make(GOOD, narrow, later)

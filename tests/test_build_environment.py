@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fagen.build import Binary, build, records, store
+from fagen.build import records, store
 from fagen.build.digests import digests
 from fagen.build.steps import run_steps
 from fagen.doctor import doctor
@@ -17,26 +17,9 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.paths import compiler_environment
 from fagen.programs import MissingError
-from fagen.render import Source
 from fagen.toolchain import Toolchain, find_gxx, find_ninja, find_nvcc, find_toolchain
-from tests.test_toolchain import make_cutlass, make_program
+from tests.scripted_compilers import GOOD, GXX, SPILLS, make, make_cutlass, make_program, scripted
 
-GOOD = """\
-ptxas info    : Compiling entry function 'kernel' for 'sm_90a'
-    {spilled} bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads
-ptxas info    : Used 168 registers, used 16 barriers
-"""
-# says what its environment is and what it was asked, then what ptxas would
-NVCC = """#!/bin/sh
-for last; do :; done
-env > {told}; echo "$@" >> {told}
-cat "${{last%.o}}.cu"
-cp "${{last%.o}}.cu" "$last"
-"""
-GXX = """#!/bin/sh
-for last; do :; done
-echo library > "$last"
-"""
 # what nvcc, g++ and ld would take from a user's environment
 MEDDLING = {
     "NVCC_APPEND_FLAGS": "--use_fast_math",
@@ -67,41 +50,21 @@ def planned() -> Plan:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def told(tmp_path) -> Path:
     """What the compiler saw."""
     return tmp_path / "told"
 
 
 @pytest.fixture
-def tools(tmp_path: Path, told: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
+def tools(tmp_path, monkeypatch) -> Toolchain:
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "nvcc.profile").write_text("INCLUDES +=\n")
-    return Toolchain(
-        nvcc=make_program(tmp_path / "bin/nvcc", NVCC.format(told=told)),
-        nvcc_version="13.0.88",
-        gxx=make_program(tmp_path / "bin/g++", GXX),
-        gxx_version="12.2.0",
-        ninja=find_ninja()[0],
-        cutlass=make_cutlass(tmp_path / "cutlass"),
-        cutlass_version="4.2.0",
-        cuda_include=tmp_path,
-        library_dirs=(),
-        disassembler=None,
-        profile=tmp_path / "nvcc.profile",
-    )
+    return scripted(tmp_path)
 
 
-def make(planned: Plan, tools: Toolchain, spilled: int = 0) -> Binary:
-    source = Source("fwd_x", GOOD.format(spilled=spilled), "", "0" * 64, "0" * 64)
-    return build(source, planned, binding=False, toolchain=tools)
-
-
-def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(
-    planned: Plan, tools: Toolchain, told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(planned, tools, told, monkeypatch):
     for name, value in MEDDLING.items():
         monkeypatch.setenv(name, value)
-    binary = make(planned, tools)
+    binary = make(GOOD, planned, tools)
     *seen, words = told.read_text().splitlines()
     stated = dict(line.split("=", 1) for line in seen)
     own = {"PWD", "OLDPWD", "SHLVL", "_", "FAGEN_RUNS"}  # of the shell, and of fagen's watch
@@ -112,23 +75,19 @@ def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(
     assert record and record.environment == compiler_environment()
     for name in MEDDLING:
         monkeypatch.delenv(name)
-    assert make(planned, tools).cached
+    assert make(GOOD, planned, tools).cached
 
 
-def test_a_refusal_is_of_a_build_that_no_variable_meddled_with(
-    planned: Plan, tools: Toolchain, told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_of_a_build_that_no_variable_meddled_with(planned, tools, told, monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-maxrregcount=32")
     with pytest.raises(RefusedBuild) as refused:
-        make(planned, tools, spilled=16)
+        make(SPILLS, planned, tools)
     assert "maxrregcount" not in told.read_text()
     command = str(refused.value).splitlines()[-1]
     assert "&& env -i PATH=" in command and "LC_ALL=C" in command  # as it was run
 
 
-def test_g_and_nvcc_themselves_find_nothing_by_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_g_and_nvcc_themselves_find_nothing_by_variables(tmp_path, monkeypatch):
     (tmp_path / "stdio.h").write_text("#error found\n")
     (tmp_path / "x.cpp").write_text("#include <stdio.h>\n")
     for name in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"):
@@ -140,19 +99,19 @@ def test_g_and_nvcc_themselves_find_nothing_by_variables(
 
 
 def test_a_logger_tells_what_is_built_and_for_how_long_and_nobody_else_hears_of_it(
-    planned: Plan, tools: Toolchain, capfd: pytest.CaptureFixture[str]
-) -> None:
+    planned, tools, capfd
+):
     heard: list[logging.LogRecord] = []
     handler, logger = logging.Handler(logging.DEBUG), logging.getLogger("fagen")
     handler.emit = heard.append  # type: ignore[method-assign]
-    make(planned, tools)
+    make(GOOD, planned, tools)
     assert capfd.readouterr() == ("", "")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        make(planned, tools, spilled=0)  # from the cache
+        make(GOOD, planned, tools)  # from the cache
         assert heard == []
-        make(planned, replace(tools, nvcc_version="13.0.89"))
+        make(GOOD, planned, replace(tools, nvcc_version="13.0.89"))
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
@@ -174,24 +133,24 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changes_while_its_version_stays_decides_the_folder_too(
-    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+    planned, tools, tmp_path, monkeypatch, what
+):
     for name in ("as", "ld"):
         make_program(tmp_path / "path" / name, "#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAGEN_CUTLASS", str(tools.cutlass))
     os.mkfifo(tools.cutlass / "cute/nobody_writes_here.hpp")
     (tools.cutlass / "cute/gone.hpp").symlink_to("nowhere")
-    first = make(planned, tools)
+    first = make(GOOD, planned, tools)
     changed = CHANGES[what](tmp_path)
     changed.write_text(changed.read_text() + "# -ffast-math\n")
-    second = make(planned, tools)
+    second = make(GOOD, planned, tools)
     assert not second.cached and second.folder != first.folder
     known = [records.read_record(one.folder) for one in (first, second)]
     assert known[0] and known[1] and known[0].digests != known[1].digests
 
 
-def test_the_same_programs_elsewhere_make_the_same(tools: Toolchain, tmp_path: Path) -> None:
+def test_the_same_programs_elsewhere_make_the_same(tools, tmp_path):
     moved = {name: tmp_path / "moved" / name for name in ("nvcc", "g++")}
     for name, path in moved.items():
         make_program(path, (tmp_path / "bin" / name).read_text())
@@ -210,27 +169,27 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_no_path_of_the_cache_is_read_as_a_rule_or_a_command(
-    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+    planned, tools, tmp_path, monkeypatch, name
+):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / ODD[name]))
-    program = make_program(tmp_path / ODD[name] / "g++", GXX)
-    binary = make(planned, replace(tools, gxx=program))
-    assert binary.library.read_text() == "library\n" and make(planned, tools).cached
+    program = make_program(tmp_path / ODD[name] / "g++", GXX.format(folder=tmp_path))
+    binary = make(GOOD, planned, replace(tools, gxx=program))
+    assert binary.library.read_text() == "machine code" and make(GOOD, planned, tools).cached
     rules = (binary.folder / "build.ninja").read_text()
     assert rules.count("build ") == 2 and rules.count("rule ") == 1 and "$a" not in rules
     with pytest.raises(BuildError) as failed:
-        make(planned, tools, spilled=8)
+        make(SPILLS, planned, tools)
     assert all(line.isprintable() for line in str(failed.value).split("\n"))
     assert not any(line.startswith("build all") for line in str(failed.value).split("\n"))
 
 
 @pytest.mark.parametrize("odd", ['a"b', "`touch x`", "$(touch x)", "${x?no}"])
 def test_a_path_that_nvcc_would_have_a_shell_work_on_is_refused(
-    planned: Plan, tools: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
-) -> None:
+    planned, tools, tmp_path, monkeypatch, odd
+):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / odd))
     with pytest.raises(MissingError, match="which nvcc gives to a shell: set FAGEN_CACHE to"):
-        make(planned, tools)
+        make(GOOD, planned, tools)
     (finding,) = (one for one in doctor() if one.name == "cache folder")
     assert not finding.ok and "set FAGEN_CACHE" in finding.remedy
     for variable, name in (("FAGEN_CUTLASS", "cute"), ("NVCC_CCBIN", "g++"), ("CUDA_HOME", "bin")):
@@ -245,9 +204,7 @@ def test_a_path_that_nvcc_would_have_a_shell_work_on_is_refused(
 
 
 @pytest.mark.parametrize("step", ["compiler", "record"])
-def test_a_full_disk_is_said_and_nothing_half_written_stays(
-    planned: Plan, tools: Toolchain, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_full_disk_is_said_and_nothing_half_written_stays(planned, tools, monkeypatch, step):
     if step == "compiler":
         make_program(tools.nvcc, "#!/bin/sh\necho 'x.ii: No space left on device' >&2; exit 2\n")
     else:
@@ -257,5 +214,5 @@ def test_a_full_disk_is_said_and_nothing_half_written_stays(
 
         monkeypatch.setattr(records, "write_whole", full)
     with pytest.raises(CacheError, match=r"No space left on device(.|\n)*FAGEN_CACHE"):
-        make(planned, tools)
+        make(GOOD, planned, tools)
     assert not [path for path in store.kernels_folder().iterdir() if path.suffix != ".lock"]

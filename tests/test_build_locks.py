@@ -21,7 +21,7 @@ DAY = 86_400
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(locks.tempfile, "tempdir", str(tmp_path))
     return tmp_path / "cache/kernels"
@@ -41,7 +41,7 @@ def made(name: str = "fwd_x", make=fill) -> bool:
 
 
 @pytest.fixture
-def no_locks(cache: Path, monkeypatch: pytest.MonkeyPatch, request) -> None:
+def no_locks(cache, monkeypatch, request):
     """No file below the cache has locks; those elsewhere have."""
     locked = fcntl.flock
 
@@ -57,9 +57,7 @@ WORDS = [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS]
 
 
 @pytest.mark.parametrize("no_locks", WORDS, indirect=True)
-def test_without_locks_a_kernel_is_made_and_once_by_the_threads_of_a_machine(
-    cache: Path, no_locks: None
-) -> None:
+def test_without_locks_a_kernel_is_made_and_once_by_the_threads_of_a_machine(cache, no_locks):
     runs = []
 
     def slowly(making: Path) -> Record:
@@ -81,8 +79,8 @@ def test_without_locks_a_kernel_is_made_and_once_by_the_threads_of_a_machine(
 
 @pytest.mark.parametrize("no_locks", [errno.ENOTSUP], indirect=True)
 def test_without_any_locks_each_makes_its_own_and_the_first_to_finish_is_taken(
-    cache: Path, no_locks: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    cache, no_locks, monkeypatch, tmp_path
+):
     monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path / "not there"))
     others = []
 
@@ -98,9 +96,7 @@ def test_without_any_locks_each_makes_its_own_and_the_first_to_finish_is_taken(
 # ---- several machines ----------------------------------------------------------------------------
 
 
-def test_what_another_machine_is_making_stays_until_nothing_changed_for_a_day(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_machine_is_making_stays_until_nothing_changed_for_a_day(cache, monkeypatch):
     cache.mkdir(parents=True)
     monkeypatch.setattr(locks, "_machine", lambda: "0123456789ab")
     theirs = new_making(cache / "fwd_x")
@@ -117,7 +113,7 @@ def test_what_another_machine_is_making_stays_until_nothing_changed_for_a_day(
     assert made() is False and not theirs.exists()
 
 
-def test_of_this_machine_its_process_is_asked_for(cache: Path) -> None:
+def test_of_this_machine_its_process_is_asked_for(cache):
     cache.mkdir(parents=True)
     code = (
         "from pathlib import Path; import sys; from fagen.build.locks import new_making\n"
@@ -140,7 +136,7 @@ def test_of_this_machine_its_process_is_asked_for(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a", "0123456789ab-x-y-z", "-1-2-", "gone", "9" * 40])
-def test_a_folder_of_any_other_name_is_left_for_a_day(cache: Path, name: str) -> None:
+def test_a_folder_of_any_other_name_is_left_for_a_day(cache, name):
     making = cache / f"fwd_x.making-{name}"
     making.mkdir(parents=True)
     assert not is_abandoned(making)

@@ -7,7 +7,6 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ WHOLE = Record(LIBRARY, {"g++": "12.2.0"}, {"g++": "0" * 64}, {"PATH": "/bin"}, 
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache/kernels"
 
@@ -46,7 +45,7 @@ def finished(folder: Path) -> dict[str, Any]:
     return said
 
 
-def test_what_was_written_is_read(cache: Path) -> None:
+def test_what_was_written_is_read(cache):
     finished(cache)
     found = read_record(cache)
     assert found and replace(found, files=None) == WHOLE
@@ -71,7 +70,7 @@ ODD = [None, True, -1, 1 << 70, 1e999, "\x1b[2J", [], {"a": 1}, ["/dev/zero"]]
 MAY_BE_NONE = {("report",), ("report", "machine")}
 
 
-def test_no_field_may_be_of_another_type_or_missing_or_odd(cache: Path) -> None:
+def test_no_field_may_be_of_another_type_or_missing_or_odd(cache):
     text = json.dumps(finished(cache))
     for path in paths_in(json.loads(text)):
         for odd in [*ODD, "gone"]:
@@ -94,9 +93,7 @@ NAMES = ("/dev/zero", "../fwd_x.so", ".", "..", "a/b", "fifo", "link", "a\0b", "
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_record_names_regular_files_of_its_folder_and_nothing_else(
-    cache: Path, name: str
-) -> None:
+def test_a_record_names_regular_files_of_its_folder_and_nothing_else(cache, name):
     said = finished(cache)
     os.mkfifo(cache / "fifo")
     (cache / "link").symlink_to(LIBRARY)
@@ -157,9 +154,7 @@ HARMS += (another_library, long_number, not_text)
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_a_bad_entry_is_one_line_and_is_built_again_or_removed(
-    cache: Path, harm: Callable[[Path], None]
-) -> None:
+def test_a_bad_entry_is_one_line_and_is_built_again_or_removed(cache, harm):
     folder = cache / "fwd_x-0123456789abcdef"
 
     def make() -> bool:
@@ -179,9 +174,7 @@ def test_a_bad_entry_is_one_line_and_is_built_again_or_removed(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB
 
 
-def test_folders_nested_deeper_than_python_follows_are_removed_too(
-    cache: Path,
-) -> None:
+def test_folders_nested_deeper_than_python_follows_are_removed_too(cache):
     inner = cache / "fwd_x"
     for _ in range(300):
         inner.mkdir(parents=True)
@@ -195,7 +188,7 @@ def test_folders_nested_deeper_than_python_follows_are_removed_too(
     assert not (cache / "fwd_x").exists()
 
 
-def test_a_record_that_is_a_link_is_not_read_and_goes_with_its_folder(cache: Path) -> None:
+def test_a_record_that_is_a_link_is_not_read_and_goes_with_its_folder(cache):
     finished(cache / "fwd_x")
     (cache / "fwd_x" / RECORD).unlink()
     (cache / "fwd_x" / RECORD).symlink_to("/dev/zero")
@@ -203,7 +196,7 @@ def test_a_record_that_is_a_link_is_not_read_and_goes_with_its_folder(cache: Pat
     assert [entry.state for entry in prune()] == ["foreign"]
 
 
-def test_what_is_no_folder_is_removed_and_no_lock_is_waited_for(cache: Path) -> None:
+def test_what_is_no_folder_is_removed_and_no_lock_is_waited_for(cache):
     cache.mkdir(parents=True)
     for name in ("fwd_a", "fwd_b.lock"):
         os.mkfifo(cache / name)
@@ -214,7 +207,7 @@ def test_what_is_no_folder_is_removed_and_no_lock_is_waited_for(cache: Path) -> 
     assert store.place(folder, LIBRARY, fill, lock=store.lock_of(folder))[1] is False
 
 
-def test_hundreds_of_records_with_bytes_changed_are_read_without_an_error(cache: Path) -> None:
+def test_hundreds_of_records_with_bytes_changed_are_read_without_an_error(cache):
     finished(cache)
     text = (cache / RECORD).read_bytes()
     draw = random.Random(1)
@@ -234,9 +227,7 @@ def test_hundreds_of_records_with_bytes_changed_are_read_without_an_error(cache:
         assert found is None or isinstance(found, Record)
 
 
-def test_one_entry_that_cannot_be_removed_keeps_no_other(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_entry_that_cannot_be_removed_keeps_no_other(cache, monkeypatch):
     for name in ("fwd_a", "fwd_b", "fwd_c"):
         folder = cache / name
         store.place(folder, LIBRARY, fill, lock=store.lock_of(folder))

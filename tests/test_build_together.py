@@ -34,7 +34,7 @@ else:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def started(tmp_path, monkeypatch) -> Path:
     """A folder with a file for each kernel whose build was begun: options, and where."""
     folder = tmp_path / "a 'folder'\n of $HOME"
     folder.mkdir()

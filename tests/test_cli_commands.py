@@ -19,18 +19,18 @@ from tests.evidence_helpers import evidence_of, stand_in
 
 
 @pytest.fixture
-def generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def generated(tmp_path, monkeypatch) -> Path:
     """An empty folder that stands in for generated/."""
     return stand_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def without_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_nvcc(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
 
 
 @pytest.fixture
-def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
@@ -178,7 +178,7 @@ def test_a_name_beside_all_schedules_is_a_usage_error(command, option, without_g
 
 
 @pytest.fixture
-def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_gpu(monkeypatch):
     """As if there were one: what would run on it is faked by the test."""
     monkeypatch.setattr(flow, "need_gpu", lambda: None)
     monkeypatch.setattr(flow, "built", lambda schedule, **_: (registry.plan(schedule), None))

@@ -32,7 +32,7 @@ def made() -> bool:
 @pytest.fixture(
     params=["unset", "empty", "nobody's", "not there", "not to be read", "inherited", "a file"]
 )
-def homeless(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def homeless(request, tmp_path, monkeypatch):
     """A home that nobody can use, and a user that is in no list."""
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -59,8 +59,8 @@ def homeless(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_home_that_is_not_to_be_had_is_not_asked_for_where_the_cache_is_named(
-    homeless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    homeless, tmp_path, monkeypatch
+):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     assert made() is False and made() is True
     found = pick(dtype="fp16", head_dim=128, causal=True)
@@ -76,9 +76,7 @@ def test_a_home_that_is_not_to_be_had_is_not_asked_for_where_the_cache_is_named(
         assert "set XDG_CONFIG_HOME" in told["schedules"].remedy
 
 
-def test_without_a_cache_named_the_way_out_is(
-    homeless: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_named_the_way_out_is(homeless, monkeypatch):
     monkeypatch.delenv("FAGEN_CACHE")
     (finding,) = (one for one in doctor() if one.name == "cache folder")
     if not finding.ok:
@@ -87,17 +85,13 @@ def test_without_a_cache_named_the_way_out_is(
 
 
 @pytest.mark.parametrize("name", ["FAGEN_CACHE", "XDG_CONFIG_HOME", "CUDA_HOME", "FAGEN_CUTLASS"])
-def test_a_home_of_nobody_in_a_variable_is_said_by_the_doctor(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_home_of_nobody_in_a_variable_is_said_by_the_doctor(monkeypatch, name):
     monkeypatch.setenv(name, "~nobody-at-all/x")
     said = [one for one in doctor() if name in one.found + one.remedy]
     assert said and not any(one.ok for one in said)
 
 
-def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(tmp_path, monkeypatch):
     monkeypatch.setenv("FAGEN_CACHE", os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n\x1b[2J"))
     assert made() is False
     for words in (("cache", "list"), ("cache", "prune", "--all"), ("doctor",)):
@@ -109,9 +103,7 @@ def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(
 
 
 @pytest.mark.parametrize("where", ["loop", "loop/x", "y" * 300, "file", "file/x"])
-def test_a_cache_that_cannot_be_is_said_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_cache_that_cannot_be_is_said_in_words(tmp_path, monkeypatch, where):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / where))
@@ -123,7 +115,7 @@ def test_a_cache_that_cannot_be_is_said_in_words(
         assert fagen(*words).exit_code in (0, 4)
 
 
-def test_the_doctor_names_what_compilers_do_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_what_compilers_do_not_get(monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
     (finding,) = (one for one in doctor() if one.name == "compilers")
     assert finding.ok and "do not get NVCC_APPEND_FLAGS" in finding.found

@@ -38,7 +38,7 @@ SLUGS = (
 
 
 @pytest.fixture(params=SLUGS)
-def of(request: pytest.FixtureRequest) -> Plan:
+def of(request) -> Plan:
     return planned(request.param)
 
 

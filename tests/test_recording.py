@@ -70,9 +70,7 @@ CALLS: list[Call] = [
 
 
 @pytest.mark.parametrize("calls", [CALLS[:2], CALLS])
-def test_every_problem_and_size_that_was_called_is_written_with_how_often(
-    tmp_path: Path, calls: list[Call]
-) -> None:
+def test_every_problem_and_size_that_was_called_is_written_with_how_often(tmp_path, calls):
     path, expected = tmp_path / "mine.toml", Counter[Call]()
     for times in (1, 2):  # the second recording is added to the first
         with fagen.recording(path):
@@ -88,7 +86,7 @@ def test_every_problem_and_size_that_was_called_is_written_with_how_often(
     assert len(targets) == len({one[:3] for one in calls})  # and nothing else is searched
 
 
-def test_what_was_called_before_the_body_raised_is_written(tmp_path: Path) -> None:
+def test_what_was_called_before_the_body_raised_is_written(tmp_path):
     path = tmp_path / "mine.toml"
     with pytest.raises(ZeroDivisionError), fagen.recording(path):
         call(*CALLS[0])
@@ -100,7 +98,7 @@ def test_what_was_called_before_the_body_raised_is_written(tmp_path: Path) -> No
     assert counts(path) == {CALLS[0]: 1}
 
 
-def test_a_call_in_e4m3_is_of_its_layout_and_scales(tmp_path: Path) -> None:
+def test_a_call_in_e4m3_is_of_its_layout_and_scales(tmp_path):
     path = tmp_path / "mine.toml"
     tensors, how = quantised(scale_rows=32, layout="columns")
     with fagen.recording(path):
@@ -114,7 +112,7 @@ def test_a_call_in_e4m3_is_of_its_layout_and_scales(tmp_path: Path) -> None:
     assert space.values["scale_rows"] == (32,) and space.values["v_layout"] == ("columns",)
 
 
-def test_weights_stay_finite_whatever_is_added(tmp_path: Path) -> None:
+def test_weights_stay_finite_whatever_is_added(tmp_path):
     path, sizes = tmp_path / "mine.toml", Sizes(1, 4, 2, 40, 40)
     problem = Problem("fp16", 64, 64, "causal", None, "", 0)
     text = text_of({problem: {sizes: 1.7e308}})
@@ -130,7 +128,7 @@ def test_weights_stay_finite_whatever_is_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_processes_that_record_into_one_file_at_a_time_lose_nothing(tmp_path: Path) -> None:
+def test_processes_that_record_into_one_file_at_a_time_lose_nothing(tmp_path):
     code = (
         "import sys, torch, fagen\n"
         "q = torch.zeros(1, 8, 2, 64, dtype=torch.float16)\n"
@@ -146,7 +144,7 @@ def test_processes_that_record_into_one_file_at_a_time_lose_nothing(tmp_path: Pa
     assert [*read_recording(path).values()] == [{Sizes(1, 2, 2, 8, 8): 300}]
 
 
-def test_a_file_that_no_recording_has_written_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_file_that_no_recording_has_written_is_refused_before_the_run(tmp_path):
     path = tmp_path / "mine.toml"
     with fagen.recording(path):
         call(*CALLS[0])
@@ -176,7 +174,7 @@ def test_a_file_that_no_recording_has_written_is_refused_before_the_run(tmp_path
     assert counts(other) == {CALLS[1]: 1}
 
 
-def test_without_a_call_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_call_nothing_is_written(tmp_path):
     with (
         pytest.warns(UserWarning, match="no call of fagen.attention"),
         fagen.recording(tmp_path / "m"),
@@ -193,12 +191,12 @@ def test_without_a_call_nothing_is_written(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kernels(monkeypatch):
     """What stands in for every kernel returns at once."""
     without_kernels(monkeypatch)
 
 
-def test_symbolic_sizes_are_skipped_with_a_note(tmp_path: Path) -> None:
+def test_symbolic_sizes_are_skipped_with_a_note(tmp_path):
     fagen.prepare(dtype="fp16", head_dim=64)
     path = tmp_path / "mine.toml"
 
@@ -231,9 +229,7 @@ def test_symbolic_sizes_are_skipped_with_a_note(tmp_path: Path) -> None:
 # ---- many sizes ----------------------------------------------------------------------------------
 
 
-def test_of_very_many_sizes_those_nearly_alike_count_as_one(
-    tmp_path: Path, no_kernels: None
-) -> None:
+def test_of_very_many_sizes_those_nearly_alike_count_as_one(tmp_path, no_kernels):
     path = tmp_path / "mine.toml"
     q, k = torch.empty(1, 1, 4, 64).half(), torch.empty(1, 3_000, 2, 64).half()
     with fagen.recording(path):
@@ -249,7 +245,7 @@ def test_of_very_many_sizes_those_nearly_alike_count_as_one(
     assert kept[-1] > 2_800 and max(b / a for a, b in itertools.pairwise(kept[8:])) < 1.3
 
 
-def test_a_recording_of_very_many_problems_can_be_read_back(tmp_path: Path) -> None:
+def test_a_recording_of_very_many_problems_can_be_read_back(tmp_path):
     path = tmp_path / "mine.toml"
     sizes = {Sizes(1, 4, 4, n, n): 0.25 for n in range(1, 33)}
     problems = [
@@ -289,9 +285,7 @@ MORE = "[space.build]\nmax_spill_bytes = {{ from = 0, to = 3 }}\n"  # times as m
         ("".join(map((SPACE + MORE).format, range(16, 256, 8))), "points in 30 spaces"),
     ],
 )
-def test_a_file_of_several_spaces_is_refused_where_it_is_wrong(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_file_of_several_spaces_is_refused_where_it_is_wrong(tmp_path, text, said):
     path = tmp_path / "x.toml"
     path.write_text(text)
     with pytest.raises(ScheduleError, match=said):
@@ -300,7 +294,7 @@ def test_a_file_of_several_spaces_is_refused_where_it_is_wrong(
     assert answer.exit_code == 1 and str(path) in answer.output.replace("x.toml: ", f"{path} ")
 
 
-def test_two_files_for_one_problem_are_refused_before_anything_is_searched(tmp_path: Path) -> None:
+def test_two_files_for_one_problem_are_refused_before_anything_is_searched(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(SPACE.format(64))
     files = tmp_path / "a.toml", tmp_path / "b.toml"
@@ -314,8 +308,8 @@ def test_two_files_for_one_problem_are_refused_before_anything_is_searched(tmp_p
 
 
 def test_what_a_search_finds_for_a_recording_is_what_its_calls_are_then_served_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     monkeypatch.setattr(flow, "all_committed", lambda: flow.committed("combine"))

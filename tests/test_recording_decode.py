@@ -1,6 +1,5 @@
 """What fagen.recording writes of decoding, where the host knows what room a cache has."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def call(queries: int = 1, keys: int = 100, **said: Any) -> Any:
     return fagen.attention_decode(normal(2, queries, 8, 64), k, k, **said)
 
 
-def test_calls_of_decoding_are_written_beside_others_and_added_to(tmp_path: Path) -> None:
+def test_calls_of_decoding_are_written_beside_others_and_added_to(tmp_path):
     path, q = tmp_path / "mine.toml", normal(1, 60, 4, 64)
     for times in (1, 2):
         with fagen.recording(path):
@@ -53,21 +52,21 @@ def test_calls_of_decoding_are_written_beside_others_and_added_to(tmp_path: Path
     assert "dec_fp16_d64_causal: " in answer.output and "dec_fp16_d64_full_r8" in answer.output
 
 
-def test_a_cache_of_as_many_keys_as_queries_and_heads_says_all_sizes(tmp_path: Path) -> None:
+def test_a_cache_of_as_many_keys_as_queries_and_heads_says_all_sizes(tmp_path):
     path, q = tmp_path / "mine.toml", normal(2, 4, 2, 64)
     with fagen.recording(path):
         fagen.attention_decode(q, q, q)
     assert read_recording(path) == {ONE: {Sizes(2, 2, 2, 4, 4): 1}}
 
 
-def test_a_cache_read_by_flash_attentions_function_is_recorded(tmp_path: Path) -> None:
+def test_a_cache_read_by_flash_attentions_function_is_recorded(tmp_path):
     path, cache = tmp_path / "mine.toml", normal(2, 100, 2, 64)
     with fagen.recording(path):
         flash_attn_with_kvcache(normal(2, 1, 8, 64), cache, cache, cache_seqlens=USED)
     assert read_recording(path) == {ONE: {Sizes(2, 8, 2, 1, 100): 1}}
 
 
-def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path) -> None:
+def test_what_cannot_be_searched_is_left_out_in_words(tmp_path):
     path = tmp_path / "mine.toml"
     with pytest.warns(UserWarning) as said, fagen.recording(path):
         call(reference=torch.zeros(8))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,13 +67,11 @@ CALLS = {
 
 
 @pytest.fixture(params=CALLS)
-def public(request: pytest.FixtureRequest) -> Public:
+def public(request) -> Public:
     return CALLS[request.param]
 
 
-def test_recording_costs_a_call_at_most_a_microsecond(
-    public: Public, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_costs_a_call_at_most_a_microsecond(public, tmp_path, monkeypatch):
     without_kernels(monkeypatch)
     with fagen.recording(tmp_path / "mine.toml"):
         call = partial(public.call, *public.tensors)
@@ -84,9 +81,7 @@ def test_recording_costs_a_call_at_most_a_microsecond(
     assert counts.popitem()[1] % 30_000 == 0
 
 
-def test_what_is_compiled_runs_as_before_and_is_not_counted(
-    public: Public, tmp_path: Path, fresh_dynamo: None
-) -> None:
+def test_what_is_compiled_runs_as_before_and_is_not_counted(public, tmp_path, fresh_dynamo):
     def model(q: Tensor, k: Tensor, lengths: Tensor | None) -> Tensor:
         out = public.call(q * 2, k, lengths)
         assert isinstance(out, Tensor)
@@ -103,9 +98,7 @@ def test_what_is_compiled_runs_as_before_and_is_not_counted(
     assert read_recording(tmp_path / "mine.toml") == {public.problem: {public.sizes: 1}}
 
 
-def test_lengths_that_cannot_be_read_are_recorded(
-    public: Public, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_that_cannot_be_read_are_recorded(public, tmp_path, monkeypatch):
     without_kernels(monkeypatch)
     unread = (None if x is None else x.to("meta") for x in public.tensors)
     with fagen.recording(tmp_path / "mine.toml"):

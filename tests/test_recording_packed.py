@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def totals(batch: int, tokens: int, longest: int, *keys: int) -> PackedTotals:
 # ---- what is recorded ---------------------------------------------------------------------------
 
 
-def test_packed_calls_are_written_beside_others_and_added_to(tmp_path: Path) -> None:
+def test_packed_calls_are_written_beside_others_and_added_to(tmp_path):
     path, q = tmp_path / "mine.toml", normal(1, 60, 4, 64)
     for times in (1, 2):
         with fagen.recording(path):
@@ -106,15 +105,15 @@ def test_packed_calls_are_written_beside_others_and_added_to(tmp_path: Path) -> 
     ],
 )
 def test_what_is_known_of_lengths_is_their_sum_and_what_callers_say_of_the_longest(
-    tmp_path: Path, said: dict[str, int], known: PackedTotals
-) -> None:
+    tmp_path, said, known
+):
     path = tmp_path / "mine.toml"
     with fagen.recording(path):
         call(**said)
     assert read_recording(path) == {PROBLEM: {known: 1}}
 
 
-def test_flash_attentions_functions_say_the_longest(tmp_path: Path) -> None:
+def test_flash_attentions_functions_say_the_longest(tmp_path):
     path = tmp_path / "mine.toml"
     q, k, cache = normal(60, 4, 64), normal(60, 2, 64), normal(4, 50, 2, 64)
     with fagen.recording(path):
@@ -131,7 +130,7 @@ def test_flash_attentions_functions_say_the_longest(tmp_path: Path) -> None:
     assert read_recording(path) == {PROBLEM: known}
 
 
-def test_a_call_in_e4m3_is_of_its_layout(tmp_path: Path) -> None:
+def test_a_call_in_e4m3_is_of_its_layout(tmp_path):
     path = tmp_path / "mine.toml"
     (q, of_q), (k, of_k) = (fagen.quantize(normal(1, 60, heads, 64)) for heads in (4, 2))
     descales = {"q_descale": of_q, "k_descale": of_k, "v_descale": of_k}
@@ -148,12 +147,12 @@ def test_a_call_in_e4m3_is_of_its_layout(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kernels(monkeypatch):
     """What stands in for every kernel returns at once."""
     without_kernels(monkeypatch)
 
 
-def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path, no_kernels: None) -> None:
+def test_what_cannot_be_searched_is_left_out_in_words(tmp_path, no_kernels):
     path = tmp_path / "mine.toml"
     many = torch.arange(16_386, dtype=torch.int32)
     with pytest.warns(UserWarning) as said, fagen.recording(path):
@@ -167,7 +166,7 @@ def test_what_cannot_be_searched_is_left_out_in_words(tmp_path: Path, no_kernels
     assert read_recording(path) == {PROBLEM: {totals(4, 60, 15): 1}}
 
 
-def test_lengths_that_cannot_be_read_are_recorded(tmp_path: Path, no_kernels: None) -> None:
+def test_lengths_that_cannot_be_read_are_recorded(tmp_path, no_kernels):
     path = tmp_path / "mine.toml"
     q, k, offsets = normal(60, 4, 64), normal(60, 2, 64), OFFSETS
     q, k, offsets, longest = (x.to("meta") for x in (q, k, offsets, torch.tensor(30)))
@@ -204,7 +203,7 @@ def extents() -> list[tuple[int, int, int]]:
     return found
 
 
-def test_lengths_that_are_taken_have_the_sum_the_number_and_the_longest() -> None:
+def test_lengths_that_are_taken_have_the_sum_the_number_and_the_longest():
     for tokens, batch, longest in extents():
         lengths = spread(tokens, batch, longest)
         assert len(lengths) == batch and sum(lengths) == tokens, (tokens, batch, longest)
@@ -214,7 +213,7 @@ def test_lengths_that_are_taken_have_the_sum_the_number_and_the_longest() -> Non
         assert PackedTotals.of(known) == known and [q for q, _ in known.sequences] == lengths
 
 
-def test_lengths_that_are_taken_fall_by_one_ratio() -> None:
+def test_lengths_that_are_taken_fall_by_one_ratio():
     assert spread(400, 4, 100) == [100] * 4 and spread(403, 4, 400) == [400, 1, 1, 1]
     lengths = spread(65_536, 22, 16_384)
     ratios = [after / before for before, after in pairwise(lengths)]
@@ -235,9 +234,7 @@ DRAWN: dict[str, Callable[[random.Random], list[int]]] = {
 
 
 @pytest.mark.parametrize("lengths", DRAWN)
-def test_for_these_lengths_nearly_the_same_kernel_is_predicted_best_as_for_the_true_ones(
-    lengths: str,
-) -> None:
+def test_for_these_lengths_nearly_the_same_kernel_is_predicted_best_as_for_the_true_ones(lengths):
     (space,) = read_spaces(locate("cli.py").parent / "spaces/fwd_fp16_d128_varlen.toml")
     predictor = space_of(space.kind).predictor
     dice, more = random.Random(lengths), []
@@ -270,9 +267,7 @@ HEAD = '[attention]\ndtype = "fp16"\nhead_dim = 64\nmask = "causal"\nlengths = "
         ("[[shapes]]\ntokens = 60\nbatch = 4\nlongest = 58\n", r":9: shapes\.0\.longest = 58: of "),
     ],
 )
-def test_a_file_that_says_lengths_is_refused_before_the_run(
-    tmp_path: Path, shapes: str, said: str
-) -> None:
+def test_a_file_that_says_lengths_is_refused_before_the_run(tmp_path, shapes, said):
     path = tmp_path / "mine.toml"
     path.write_text(HEAD + shapes)
     with pytest.raises(ScheduleError, match=said), fagen.recording(path):
@@ -280,7 +275,7 @@ def test_a_file_that_says_lengths_is_refused_before_the_run(
     assert path.read_text() == HEAD + shapes and VARLEN.note is None
 
 
-def test_sequences_of_one_length_say_no_more_than_a_recording(tmp_path: Path) -> None:
+def test_sequences_of_one_length_say_no_more_than_a_recording(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(HEAD + "[[shapes]]\nseqlen = 15\nbatch = 4\nheads = 4\nkv_heads = 2\n")
     with fagen.recording(path):
@@ -288,7 +283,7 @@ def test_sequences_of_one_length_say_no_more_than_a_recording(tmp_path: Path) ->
     assert read_recording(path) == {PROBLEM: {totals(4, 60, 15): 2}}
 
 
-def test_a_backward_space_is_no_recording(tmp_path: Path) -> None:
+def test_a_backward_space_is_no_recording(tmp_path):
     path = tmp_path / "mine.toml"
     shape = "[[shapes]]\ntokens = 60\nbatch = 4\n"
     path.write_text(HEAD.replace("attention", "backward") + shape)
@@ -296,7 +291,7 @@ def test_a_backward_space_is_no_recording(tmp_path: Path) -> None:
         read_recording(path)
 
 
-def test_of_very_many_sizes_those_nearly_alike_count_as_one(tmp_path: Path) -> None:
+def test_of_very_many_sizes_those_nearly_alike_count_as_one(tmp_path):
     path, dice = tmp_path / "mine.toml", random.Random(0)
     sizes: dict[Sizes, int] = {}
     while len(sizes) < 2_000:
@@ -309,8 +304,8 @@ def test_of_very_many_sizes_those_nearly_alike_count_as_one(tmp_path: Path) -> N
 
 
 def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_served_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(search, "LocalExecutor", AtOnce)
     forget(monkeypatch)

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ def assemble(folder: Path, name: str = "kernel", factor: int = 7, comment: str =
     return cubin
 
 
-def test_the_roles_of_a_small_kernel_are_told_apart(tmp_path: Path) -> None:
+def test_the_roles_of_a_small_kernel_are_told_apart(tmp_path):
     code = machine_code(assemble(tmp_path))
     assert code.kernel == "kernel"
     assert (code.lowered_to, code.raised_to) == ((24,), (240,))
@@ -61,7 +60,7 @@ def test_the_roles_of_a_small_kernel_are_told_apart(tmp_path: Path) -> None:
     assert 0 < code.producer_registers < code.consumer_registers == code.registers <= 24
 
 
-def test_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path: Path) -> None:
+def test_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path):
     first = machine_code(assemble(tmp_path))
     renamed = machine_code(assemble(tmp_path, name="another_name", comment="b"))
     changed = machine_code(assemble(tmp_path, name="changed", factor=9))
@@ -69,7 +68,7 @@ def test_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path: Path) ->
     assert replace(renamed, kernel="kernel") == first
 
 
-def test_what_holds_no_kernel_is_refused(tmp_path: Path) -> None:
+def test_what_holds_no_kernel_is_refused(tmp_path):
     empty = tmp_path / "empty.so"
     empty.write_bytes(b"nothing")
     with pytest.raises(BuildError, match="holds 0 cubins"):
@@ -93,7 +92,7 @@ def listing(*lines: str) -> str:
     return "\n".join(printed)
 
 
-def test_of_all_registers_there_is_no_table_and_all_count() -> None:
+def test_of_all_registers_there_is_no_table_and_all_count():
     drawn = listing("LDG.E R4, desc[UR4][R2.64] // 6", "EXIT // 6")
     bare = re.sub(r"//[ -]*\|.*", "", drawn)
     assert read_listing(bare, "", untold=255) == replace(read_listing(drawn, ""), registers=255)
@@ -105,8 +104,8 @@ def test_of_all_registers_there_is_no_table_and_all_count() -> None:
     ("refusal", "read"), [("Invalid register count : '255'", True), ("out of order", False)]
 )
 def test_where_nvdisasm_draws_no_table_roles_have_no_registers_of_their_own(
-    refusal: str, read: bool, tmp_path: Path
-) -> None:
+    refusal, read, tmp_path
+):
     cubin, tools = assemble(tmp_path), find_disassembler()
     assert tools is not None
     fussy = tmp_path / "nvdisasm"
@@ -128,7 +127,7 @@ def test_where_nvdisasm_draws_no_table_roles_have_no_registers_of_their_own(
     assert {**code.opcodes, "NOP": 0, "BRA": 0} == {**known.opcodes, "NOP": 0, "BRA": 0}
 
 
-def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:
+def test_threads_that_meet_again_go_on_where_they_agreed_to():
     # both roles end in the common code behind .L_end; the way there is told by BSSY alone
     code = read_listing(
         listing(
@@ -148,7 +147,7 @@ def test_threads_that_meet_again_go_on_where_they_agreed_to() -> None:
     assert (code.producer_registers, code.consumer_registers, code.registers) == (4, 8, 10)
 
 
-def test_of_several_kernels_the_figures_are_the_sums_and_the_largest() -> None:
+def test_of_several_kernels_the_figures_are_the_sums_and_the_largest():
     parts = [listing("LDL R1 // 3", "EXIT // 2"), listing("NOP // 7", "NOP // 1", "EXIT // 1")]
     both = f"{parts[0]}\n{parts[1].replace('.text.kernel', '.text.other')}"
     code = read_listing(both, "hash", 2)
@@ -160,7 +159,7 @@ def test_of_several_kernels_the_figures_are_the_sums_and_the_largest() -> None:
             read_listing(both, "hash", expected)
 
 
-def test_a_conditional_branch_goes_both_ways_and_a_plain_one_does_not() -> None:
+def test_a_conditional_branch_goes_both_ways_and_a_plain_one_does_not():
     code = read_listing(
         listing(
             "USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xf0 // 1",
@@ -184,7 +183,7 @@ def test_a_conditional_branch_goes_both_ways_and_a_plain_one_does_not() -> None:
     assert code.producer_registers is None
 
 
-def test_a_branch_that_cannot_be_followed_is_not_passed_over() -> None:
+def test_a_branch_that_cannot_be_followed_is_not_passed_over():
     with pytest.raises(BuildError, match="a branch to nowhere"):
         read_listing(listing("BRA `(.L_gone) // 1", "EXIT // 1"), "")
 
@@ -192,9 +191,7 @@ def test_a_branch_that_cannot_be_followed_is_not_passed_over() -> None:
 # ---- Real kernels --------------------------------------------------------------------------------
 
 
-def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so(
-    kernel: Any,
-) -> None:
+def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     shapes = {opcode.split(".")[1] for opcode in code.opcodes if opcode.startswith("HGMMA")}
     assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.o_columns}x16"}
@@ -213,14 +210,14 @@ def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so
     assert code.count("SYNCS") > 0
 
 
-def test_nothing_goes_through_local_memory_or_past_tma(kernel: Any) -> None:
+def test_nothing_goes_through_local_memory_or_past_tma(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     # no spills; K and V neither through registers nor by cp.async; nothing is accumulated in memory
     assert code.count("LDL", "STL", "LDGSTS", "LDG", "LD", "ST", "RED") == 0
     assert bool(code.count("ATOMG")) is plan.dynamic  # tiles are drawn
 
 
-def test_no_role_uses_a_register_beyond_its_budget(kernel: Any) -> None:
+def test_no_role_uses_a_register_beyond_its_budget(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     if plan.producer_warp:
         assert 0 < code.producer_registers <= plan.producer_registers
@@ -230,6 +227,6 @@ def test_no_role_uses_a_register_beyond_its_budget(kernel: Any) -> None:
         assert code.registers <= plan.launch_registers
 
 
-def test_p_reaches_the_pv_gemm_from_registers_and_q_never_does(kernel: Any) -> None:
+def test_p_reaches_the_pv_gemm_from_registers_and_q_never_does(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     assert plan.pv_steps <= code.wgmma_from_registers <= code.count("HGMMA") - plan.qk_steps

@@ -14,6 +14,7 @@ from fagen import paths, programs, toolchain
 from fagen.build import build_together
 from fagen.doctor import doctor
 from fagen.errors import ToolchainError
+from tests.scripted_compilers import make_cutlass, make_program
 
 NVCC = """#!/bin/sh
 case "$1" in
@@ -40,26 +41,8 @@ def make_cuda(root: Path, release: str = "13.0", headers: str = "13000", lib: st
     return root
 
 
-def make_program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def make_cutlass(root: Path, version: tuple[int, int, int] = (4, 2, 0)) -> Path:
-    names = ("MAJOR", "MINOR", "PATCH")
-    (root / "cutlass").mkdir(parents=True)
-    (root / "cute").mkdir()
-    (root / "cute/tensor.hpp").touch()
-    (root / "cutlass/version.h").write_text(
-        "".join(f"#define CUTLASS_{n} {v}\n" for n, v in zip(names, version, strict=True))
-    )
-    return root
-
-
 @pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def bare(monkeypatch, tmp_path) -> Path:
     """A machine with nothing: no programs, no wheels, no variables; returns its folder on PATH."""
     folder = tmp_path / "path"
     folder.mkdir()
@@ -72,14 +55,14 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_this_machine_has_a_whole_toolchain() -> None:
+def test_this_machine_has_a_whole_toolchain():
     found = toolchain.find_toolchain()
     assert found.nvcc.is_file() and (found.cuda_include / "cuda_runtime.h").is_file()
     assert (found.cutlass / "cute/tensor.hpp").is_file()
     assert any((folder / "libcudart_static.a").is_file() for folder in found.library_dirs)
 
 
-def test_everything_missing_is_named_at_once_with_the_command_that_fixes_it(bare: Path) -> None:
+def test_everything_missing_is_named_at_once_with_the_command_that_fixes_it(bare):
     with pytest.raises(ToolchainError) as caught:
         toolchain.find_toolchain()
     said = str(caught.value)
@@ -90,9 +73,7 @@ def test_everything_missing_is_named_at_once_with_the_command_that_fixes_it(bare
     assert len(said.splitlines()) == 4
 
 
-def test_cuda_home_alone_counts_where_it_is_set(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_home_alone_counts_where_it_is_set(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(toolchain, "SYSTEM_CUDA", make_cuda(tmp_path / "system"))
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "own", "13.1", "13010")))
     assert toolchain.find_nvcc().version == "13.1.88"
@@ -101,9 +82,7 @@ def test_cuda_home_alone_counts_where_it_is_set(
         toolchain.find_nvcc()
 
 
-def test_where_cuda_home_is_wrong_the_advice_is_what_helps(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_cuda_home_is_wrong_the_advice_is_what_helps(bare, tmp_path, monkeypatch):
     def advice(home: Path) -> str:
         monkeypatch.setenv("CUDA_HOME", str(home))
         with pytest.raises(programs.MissingError) as caught:
@@ -121,9 +100,7 @@ def test_where_cuda_home_is_wrong_the_advice_is_what_helps(
     assert advice(half).startswith("unset it, nvcc 13.1.88")
 
 
-def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(bare, tmp_path, monkeypatch):
     old = make_cuda(tmp_path / "old", "11.8", "11080")
     (bare / "nvcc").symlink_to(old / "bin/nvcc")
     with pytest.raises(
@@ -136,7 +113,7 @@ def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(
     assert found.library_dirs == (tmp_path / "new/lib64",)
 
 
-def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare: Path, tmp_path: Path) -> None:
+def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare, tmp_path):
     real = make_cuda(tmp_path / "real")
     make_program(bare / "nvcc", f'#!/bin/sh\nexec {real}/bin/nvcc "$@"\n')
     found = toolchain.find_nvcc()
@@ -144,9 +121,7 @@ def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare: Path, tmp_path: 
     assert found.include == real / "include"
 
 
-def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(bare, tmp_path, monkeypatch):
     site = tmp_path / "site-packages/nvidia"
     make_cuda(site / "cu12", "12.9", "12090")
     make_cuda(site / "cu13")
@@ -170,9 +145,7 @@ def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(
         ("nvvm/bin/cicc", "nvvm"),
     ],
 )
-def test_half_a_toolkit_is_refused_by_what_it_lacks(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, words: str
-) -> None:
+def test_half_a_toolkit_is_refused_by_what_it_lacks(bare, tmp_path, monkeypatch, file, words):
     root = make_cuda(tmp_path / "cuda")
     (root / file).unlink()
     monkeypatch.setenv("CUDA_HOME", str(root))
@@ -180,17 +153,15 @@ def test_half_a_toolkit_is_refused_by_what_it_lacks(
         toolchain.find_nvcc()
 
 
-def test_headers_of_another_release_than_the_compiler_are_refused(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_of_another_release_than_the_compiler_are_refused(bare, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda", "13.0", "13050")))
     with pytest.raises(ToolchainError, match=r"13\.0\.88 but its headers are of 13\.5"):
         toolchain.find_nvcc()
 
 
 def test_cutlass_is_found_in_a_checkout_or_its_include_folder_and_an_old_one_refused(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bare, tmp_path, monkeypatch
+):
     include = make_cutlass(tmp_path / "checkout/include", (4, 3, 1))
     for place in (include, include.parent):
         monkeypatch.setenv("FAGEN_CUTLASS", str(place))
@@ -207,9 +178,7 @@ def test_cutlass_is_found_in_a_checkout_or_its_include_folder_and_an_old_one_ref
     ("version", "usable"),
     [("2.9.1", False), ("2.10.0+cu128", True), ("2.13.0+cpu", True), ("3.0.0a0+git1", True)],
 )
-def test_any_torch_since_the_stable_abi_that_is_asked_for_will_do(
-    tmp_path: Path, version: str, usable: bool
-) -> None:
+def test_any_torch_since_the_stable_abi_that_is_asked_for_will_do(tmp_path, version, usable):
     header = tmp_path / "include/torch/csrc/stable/library.h"
     header.parent.mkdir(parents=True)
     header.touch()
@@ -217,7 +186,7 @@ def test_any_torch_since_the_stable_abi_that_is_asked_for_will_do(
     assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in toolchain.BINDING_FLAGS
 
 
-def test_torch_is_found_without_being_imported() -> None:
+def test_torch_is_found_without_being_imported():
     code = (
         "import sys; from fagen.toolchain import find_torch; t = find_torch();"
         "print(t.version, t.usable, 'torch' in sys.modules)"
@@ -229,7 +198,7 @@ def test_torch_is_found_without_being_imported() -> None:
     assert re.fullmatch(r"2\.\d+\..*", said[0]) and said[1:] == ["True", "False"]
 
 
-def test_the_doctor_names_a_remedy_for_all_that_ails_and_never_raises(bare: Path) -> None:
+def test_the_doctor_names_a_remedy_for_all_that_ails_and_never_raises(bare):
     findings = {finding.name: finding for finding in doctor()}
     ill = {name for name, finding in findings.items() if not finding.ok}
     assert ill >= {"nvcc", "g++", "ninja", "CUTLASS", "disassembler", "torch", "GPU"}
@@ -238,8 +207,8 @@ def test_the_doctor_names_a_remedy_for_all_that_ails_and_never_raises(bare: Path
 
 @pytest.mark.parametrize(("driver", "fits"), [("580.95.05", True), ("575.57.08", False)])
 def test_the_doctor_compares_the_driver_with_the_runtime_that_is_linked(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, fits: bool
-) -> None:
+    bare, tmp_path, monkeypatch, driver, fits
+):
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda")))
     make_program(
         bare / "nvidia-smi",
@@ -260,7 +229,7 @@ def make_gxx(path: Path, version: str) -> Path:
 
 
 @pytest.fixture
-def nvcc(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toolchain.Compiler:
+def nvcc(bare, tmp_path, monkeypatch) -> toolchain.Compiler:
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "cuda")))
     return toolchain.find_nvcc()
 
@@ -270,8 +239,8 @@ def nvcc(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> toolcha
     [("12.4", 13), ("12.6", 13), ("12.8", 14), ("12.9", 14), ("13.0", 15), ("13.1", 15)],
 )
 def test_the_newest_g_that_an_nvcc_takes_is_told_by_its_headers_or_else_by_its_release(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, newest: int
-) -> None:
+    bare, tmp_path, monkeypatch, release, newest
+):
     major, minor = release.split(".")
     headers = f"{int(major) * 1000 + int(minor) * 10}"
     root = make_cuda(tmp_path / "cuda", release, headers)
@@ -283,7 +252,7 @@ def test_the_newest_g_that_an_nvcc_takes_is_told_by_its_headers_or_else_by_its_r
     assert toolchain.find_nvcc().newest_gxx == 16
 
 
-def test_this_nvccs_own_limit_is_read_as_its_table_has_it() -> None:
+def test_this_nvccs_own_limit_is_read_as_its_table_has_it():
     found = toolchain.find_nvcc()
     release = programs.numbers(found.version)
     if release < (13, 1):
@@ -291,9 +260,7 @@ def test_this_nvccs_own_limit_is_read_as_its_table_has_it() -> None:
         assert found.newest_clang == toolchain._newest(toolchain.CLANG_UNTIL, found.version)
 
 
-def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(
-    bare: Path, nvcc: toolchain.Compiler
-) -> None:
+def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(bare, nvcc):
     make_gxx(bare / "g++", "16.1.0")
     said = r"g\+\+ 16\.1\.0 at .* is too new for nvcc 13\.0\.88, which takes g\+\+ 15 at most: apt "
     with pytest.raises(ToolchainError, match=said + r"install g\+\+-15"):
@@ -311,9 +278,7 @@ def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(
     assert toolchain.find_gxx(nvcc) == (older, "14.2.0")
 
 
-def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(
-    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(bare, tmp_path, nvcc, monkeypatch):
     make_gxx(bare / "g++", "12.2.0")
     own = make_gxx(tmp_path / "own/g++", "13.1.0")
     other = make_gxx(tmp_path / "a folder/x86_64-conda-linux-gnu-g++", "14.1.0")
@@ -336,9 +301,7 @@ def make_clang(path: Path, version: str) -> Path:
     return make_program(path, f"#!/bin/sh\n{told}\n")
 
 
-def test_a_host_compiler_may_be_clang(
-    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_compiler_may_be_clang(bare, tmp_path, nvcc, monkeypatch):
     make_gxx(bare / "g++", "12.2.0")
     clang = make_clang(tmp_path / "clang++-20", "20.1.8")
     monkeypatch.setenv("CXX", str(clang))
@@ -352,8 +315,8 @@ def test_a_host_compiler_may_be_clang(
 
 @pytest.mark.parametrize("variable", ["NVCC_CCBIN", "CXX"])
 def test_a_host_compiler_that_will_not_do_is_refused_by_its_variable(
-    bare: Path, tmp_path: Path, nvcc: toolchain.Compiler, monkeypatch: pytest.MonkeyPatch, variable
-) -> None:
+    bare, tmp_path, nvcc, monkeypatch, variable
+):
     make_gxx(bare / "g++", "12.2.0")
     other = make_program(tmp_path / "icpx", "#!/bin/sh\necho unknown argument >&2; exit 1\n")
     clang = make_clang(tmp_path / "clang++", "21.1.0")
@@ -376,7 +339,7 @@ def test_a_host_compiler_that_will_not_do_is_refused_by_its_variable(
             toolchain.find_gxx(nvcc)
 
 
-def test_max_jobs_says_how_many_compilers_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_jobs_says_how_many_compilers_run_at_once(monkeypatch):
     monkeypatch.delenv("MAX_JOBS", raising=False)
     assert toolchain.compile_jobs() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("MAX_JOBS", "3")
@@ -393,9 +356,7 @@ def test_max_jobs_says_how_many_compilers_run_at_once(monkeypatch: pytest.Monkey
         assert not finding.ok and "MAX_JOBS" in finding.found
 
 
-def test_folders_named_from_where_one_is_are_found_from_anywhere(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_named_from_where_one_is_are_found_from_anywhere(bare, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_cuda(tmp_path / "cuda")
     make_cutlass(tmp_path / "cutlass")
@@ -409,16 +370,14 @@ def test_folders_named_from_where_one_is_are_found_from_anywhere(
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"#define CUTLASS_MAJOR " + b"9" * 5000, b""])
-def test_a_version_of_cutlass_that_is_no_text_is_too_old(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
-) -> None:
+def test_a_version_of_cutlass_that_is_no_text_is_too_old(bare, tmp_path, monkeypatch, text):
     (make_cutlass(tmp_path / "cutlass") / "cutlass/version.h").write_bytes(text)
     monkeypatch.setenv("FAGEN_CUTLASS", str(tmp_path / "cutlass"))
     with pytest.raises(ToolchainError, match=r"CUTLASS 0\.0\.0 at .* is too old"):
         toolchain.find_cutlass()
 
 
-def test_what_is_installed_by_the_extra_is_what_is_tested_and_told() -> None:
+def test_what_is_installed_by_the_extra_is_what_is_tested_and_told():
     root = Path(toolchain.__file__).parents[1]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     cuda = extras["optional-dependencies"]["cuda"]
@@ -429,6 +388,6 @@ def test_what_is_installed_by_the_extra_is_what_is_tested_and_told() -> None:
     assert all(one in made for one in cuda)
 
 
-def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile() -> None:
+def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile():
     flags = " ".join((*toolchain.FLAGS, *toolchain.BINDING_FLAGS))
     assert "EXTENDED_MMA_SHAPES" not in flags and "fast_math" not in flags

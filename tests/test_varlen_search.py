@@ -74,7 +74,7 @@ def values(slug: str) -> dict[str, Any]:
 # ---- sizes --------------------------------------------------------------------------------------
 
 
-def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem() -> None:
+def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem():
     dense, packed = Sizes(4, 16, 4, 512, 700), PackedSizes.of([(512, 700)] * 4, 16, 4)
     assert dense.sequences == packed.sequences and not dense.packed and packed.packed
     assert (packed.total_q, packed.total_k) == (dense.total_q, dense.total_k) == (2_048, 2_800)
@@ -85,7 +85,7 @@ def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem() -> None:
     assert dense != packed and len({dense, packed}) == 2
 
 
-def test_what_mixed_lengths_count_is_what_each_counts_by_itself() -> None:
+def test_what_mixed_lengths_count_is_what_each_counts_by_itself():
     packed = PackedSizes.of(MIXED, 4, 2)
     alone = [Sizes(1, 4, 2, q, k) for q, k in MIXED]
     assert flops(TARGET, packed) == sum(flops(TARGET, one) for one in alone)
@@ -97,14 +97,14 @@ def test_what_mixed_lengths_count_is_what_each_counts_by_itself() -> None:
 @pytest.mark.parametrize(
     "each", [MIXED, ((7, 7),) * 3 + ((7, 8),) * 2, ((0, 0),), ((1, 0), (1, 1))]
 )
-def test_lengths_in_words_are_read_back(each: Lengths) -> None:
+def test_lengths_in_words_are_read_back(each):
     words = lengths_in_words(each)
     assert lengths_from(words, len(each)) == each
     with pytest.raises(ValueError, match="is no length, or of more than"):
         lengths_from(words, len(each) - 1)
 
 
-def test_other_lengths_are_said_in_other_words() -> None:
+def test_other_lengths_are_said_in_other_words():
     some = [tuple((i * j % 97 + 1,) * 2 for i in range(60)) for j in range(1, 60)]
     said = {str(PackedSizes.of(each, 4, 4)) for each in (*some, *(s[::-1] for s in some))}
     assert len(said) == len({*some, *(s[::-1] for s in some)})
@@ -118,7 +118,7 @@ def sizes_of(text: str, head_dim: int = 64) -> list[Sizes]:
     return [shape.sizes(head_dim) for shape in parse_space(HEAD + text).shapes]
 
 
-def test_shapes_are_of_one_length_listed_or_drawn() -> None:
+def test_shapes_are_of_one_length_listed_or_drawn():
     one, listed, drawn = sizes_of(TEXT.partition("[[shapes]]")[1] + TEXT.partition("[[shapes]]")[2])
     assert one == PackedSizes.of([(4_096, 4_096)] * 4, 32, 32)
     assert drawn == PackedSizes.of([(300, 300), (5, 70), (95, 95)], 32, 32)
@@ -130,7 +130,7 @@ def test_shapes_are_of_one_length_listed_or_drawn() -> None:
     assert ragged == PackedSizes.of([(100, 300)] * 3, 8, 2)
 
 
-def test_of_tokens_in_a_batch_each_sequence_is_shorter_by_one_ratio_than_the_last() -> None:
+def test_of_tokens_in_a_batch_each_sequence_is_shorter_by_one_ratio_than_the_last():
     text = "[[shapes]]\ntokens = 80\nbatch = 4\nheads = 4\n"
     (even,) = sizes_of(text)
     assert even == PackedSizes.of([(20, 20)] * 4, 4, 4)
@@ -142,14 +142,14 @@ def test_of_tokens_in_a_batch_each_sequence_is_shorter_by_one_ratio_than_the_las
     assert other.sequences == ((77, 100), (1, 100), (1, 100), (1, 100))
 
 
-def test_a_file_that_says_no_shapes_has_equal_mixed_and_tiny_ones() -> None:
+def test_a_file_that_says_no_shapes_has_equal_mixed_and_tiny_ones():
     equal, mixed, tiny = sizes_of("", head_dim=128)
     assert equal.sequences == ((4_096, 4_096),) * 4 and equal.heads == 16
     assert mixed.total_q == 65_536 and 10 < mixed.batch < 60
     assert tiny.batch == 1_024 and {q for q, _ in tiny.sequences} == {*range(1, 65)}
 
 
-def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time() -> None:
+def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time():
     shape = PackedShape.model_validate({"seqlens": {"from": 16, "to": 16_384}, "batch": 4_000})
     lengths = [q for q, _ in shape.each()]
     assert lengths == [q for q, _ in shape.each()] and len(lengths) == 4_000
@@ -201,14 +201,14 @@ def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time() -> N
         ("seqlens = [9]\nx = 3", "shapes.0.x is not a key of shapes: seqlen, seqlen_k, seqlens,"),
     ],
 )
-def test_a_shape_that_is_none_is_refused_with_its_line(shape: str, said: str) -> None:
+def test_a_shape_that_is_none_is_refused_with_its_line(shape, said):
     with pytest.raises(ScheduleError) as refused:
         parse_space(f"{HEAD}[[shapes]]\n{shape}\n", "x.toml")
     (line,) = str(refused.value).splitlines()
     assert re.match(r"x\.toml:\d+: ", line) and said in line, line
 
 
-def test_a_space_is_of_packed_sequences_or_of_such_of_one_length() -> None:
+def test_a_space_is_of_packed_sequences_or_of_such_of_one_length():
     both = HEAD.replace('"varlen"', '["equal", "varlen"]')
     with pytest.raises(ScheduleError, match="lengths names both: their shapes are others, so make"):
         parse_space(both)
@@ -228,7 +228,7 @@ def test_a_space_is_of_packed_sequences_or_of_such_of_one_length() -> None:
 CAUSAL = "fwd_fp16_d128_causal_m128n128_varlen"
 
 
-def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order() -> None:
+def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order():
     for length in (512, 4_096):
         packed = PackedSizes.of([(length, length)] * (16_384 // length), 16, 4)
         dense = Sizes(16_384 // length, 16, 4, length, length)
@@ -242,7 +242,7 @@ def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order() -
 
 
 @pytest.mark.parametrize("slug", [CAUSAL, "bwd_fp16_d128_causal_m64n128_varlen"])
-def test_what_is_predicted_grows_with_every_sequence_and_depends_on_no_order(slug: str) -> None:
+def test_what_is_predicted_grows_with_every_sequence_and_depends_on_no_order(slug):
     seconds = backward_cost.seconds if slug.startswith("bwd") else cost.seconds
     times = [
         seconds(values(slug), PackedSizes.of(MIXED * (1 + count), 16, 16)) for count in range(20)
@@ -252,7 +252,7 @@ def test_what_is_predicted_grows_with_every_sequence_and_depends_on_no_order(slu
     assert mixed == seconds(values(slug), PackedSizes.of(MIXED[::-1], 16, 16))
 
 
-def test_one_long_sequence_among_short_ones_is_waited_for() -> None:
+def test_one_long_sequence_among_short_ones_is_waited_for():
     long, alone = PackedSizes.of([(9, 9)] * 50 + [(128, 30_000)], 1, 1), Sizes(1, 1, 1, 128, 30_000)
     steps, tiles = cost.grid(128, 128, "full", "dynamic", long)
     assert steps == math.ceil(30_000 / 128) == cost.grid(128, 128, "full", "dynamic", alone)[0]
@@ -260,7 +260,7 @@ def test_one_long_sequence_among_short_ones_is_waited_for() -> None:
     assert cost.grid(128, 128, "causal", "dynamic", PackedSizes.of([(0, 5)], 4, 4)) == (0, 0)
 
 
-def test_tiny_sequences_want_small_tiles_and_long_ones_large_ones() -> None:
+def test_tiny_sequences_want_small_tiles_and_long_ones_large_ones():
     tiny, long = PackedSizes.of([(60, 60)] * 1_024, 16, 16), PackedSizes.of([(16_384,) * 2], 16, 16)
     small, large = (f"fwd_fp16_d128_full_m{m}n{n}_varlen" for m, n in ((64, 64), (128, 128)))
     assert cost.seconds(values(small), tiny) < cost.seconds(values(large), tiny)
@@ -270,7 +270,7 @@ def test_tiny_sequences_want_small_tiles_and_long_ones_large_ones() -> None:
 # ---- the space ----------------------------------------------------------------------------------
 
 
-def test_the_committed_space_holds_what_calls_get_today() -> None:
+def test_the_committed_space_holds_what_calls_get_today():
     (declared,) = read_spaces(ROOT / "spaces/fwd_fp16_d128_varlen.toml")
     names = [target.name for target in declared.targets()]
     assert names == ["fp16_d128_full_varlen", "fp16_d128_causal_varlen"]
@@ -292,7 +292,7 @@ def test_the_committed_space_holds_what_calls_get_today() -> None:
     ["fwd_bf16_d72_causal_m256n48_varlen_s4_q2", "bwd_bf16_d96_causal_m64n64_varlen",
      "bwd_fp16_d64_full_m64n64_varlen_det", "fwd_e4m3_d64_full_m128n64_varlen"],
 )  # fmt: skip
-def test_a_slug_stands_for_what_might_beat_it(slug: str) -> None:
+def test_a_slug_stands_for_what_might_beat_it(slug):
     declared = space_like(slug)
     (target,) = declared.targets()
     assert target.name == Problem.searched(from_slug(slug)).name and target.varlen
