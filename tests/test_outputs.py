@@ -84,10 +84,7 @@ def test_no_search_writes_over_what_it_reads_or_what_is_somebody_elses(words, pl
     before = contents(place)
     answer = fagen(*words.split(), "--json")
     assert answer.exit_code == 1, answer.output
-    assert re.search(
-        "named twice|as fagen wrote it|symbolic link|no file of search|comments|no folder",
-        answer.stdout,
-    )
+    assert re.search(REFUSED, answer.stdout)
     assert contents(place) == before
 
 

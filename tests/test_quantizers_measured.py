@@ -1,6 +1,7 @@
 """How a quantiser is compared with its reference: with the reference in its place, and faults."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 
 import pytest
 import torch
@@ -37,6 +38,9 @@ SLUGS = (
 )
 
 
+Fault = Callable[[tuple[Tensor, ...]], object]
+
+
 @pytest.fixture(params=SLUGS)
 def of(request) -> Plan:
     return planned(request.param)
@@ -70,6 +74,16 @@ def run_of(of: Plan, kernel: Kernel) -> Run:
     return run
 
 
+def spoiled(kernel: Kernel, fault: Fault) -> Kernel:
+    """What writes as a kernel does, and then a fault into what it wrote."""
+
+    def faulty(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
+        kernel(x, into, given)
+        fault(into)
+
+    return faulty
+
+
 def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
     said: list[str] = []
     small = [size for size in SIZES if size.batch * size.seqlen * size.heads < 5000]
@@ -83,49 +97,37 @@ def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
     assert all(line.endswith("  ok") for line in said)
 
 
-FAULTS: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "a value that was not written": lambda values, descale: (
-        values.view(torch.uint8).flatten()[-1:].fill_(0x7F)
-    ),
-    "a wrong sign": lambda values, descale: values.view(torch.uint8).bitwise_xor_(0x80),
-    "values two steps away": lambda values, descale: values.view(torch.uint8).add_(2),
-    "too many neighbours": lambda values, descale: values.view(torch.uint8).bitwise_xor_(1),
-    "a descale that was not written": lambda values, descale: descale.view(-1)[-1:].fill_(
-        torch.nan
-    ),
-    "a descale that is off": lambda values, descale: descale.mul_(1.0001),
+def bytes_of(into: tuple[Tensor, ...]) -> Tensor:
+    """The values that were written, as bytes."""
+    return into[0].view(torch.uint8)
+
+
+CENTERS = "quant_fp16_d48_center_scol_vcols"
+FAULTS: dict[str, Fault] = {
+    "a value that was not written": lambda into: bytes_of(into).flatten()[-1:].fill_(0x7F),
+    "a wrong sign": lambda into: bytes_of(into).bitwise_xor_(0x80),
+    "values two steps away": lambda into: bytes_of(into).add_(2),
+    "too many neighbours": lambda into: bytes_of(into).bitwise_xor_(1),
+    "a descale that was not written": lambda into: into[1].view(-1)[-1:].fill_(torch.nan),
+    "a descale that is off": lambda into: into[1].mul_(1.0001),
+    "a mean that is off": lambda into: into[2].add_(1e-3),
+    "a mean that was not written": lambda into: into[2].view(-1)[-1:].fill_(torch.nan),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(of, fault):
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        FAULTS[fault](into[0], into[1])
-
+@pytest.mark.parametrize(
+    ("slug", "fault"),
+    [
+        (slug, fault)
+        for slug, fault in product(SLUGS, FAULTS)
+        if slug == CENTERS or "mean" not in fault
+    ],
+)
+def test_a_fault_is_found(slug, fault):
+    of = planned(slug)
     with pytest.raises(VerificationError, match="shapes are wrong"):
-        check(of, RULE, run_of(of, kernel), cases=cases(of, [Size(2, 70, 3)]), device="cpu")
-
-
-def test_a_mean_that_is_off_is_found():
-    of = planned("quant_fp16_d48_center_scol_vcols")
-
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        into[2].add_(1e-3)
-
-    with pytest.raises(VerificationError, match="shapes are wrong"):
-        check(of, RULE, run_of(of, kernel), cases=cases(of, [Size(2, 70, 3)]), device="cpu")
-
-
-def test_a_mean_that_was_not_written_is_found():
-    of = planned("quant_fp16_d48_center_scol_vcols")
-
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        into[2].view(-1)[-1:].fill_(torch.nan)
-
-    assert not rounding_error(of, kernel, numbers(of, Size(2, 70, 3), seed=0), given=False).ok
+        spoilt = run_of(of, spoiled(right(of), FAULTS[fault]))
+        check(of, RULE, spoilt, cases=cases(of, [Size(2, 70, 3)]), device="cpu")
 
 
 # ---- single rows less themselves
@@ -169,11 +171,11 @@ def test_what_rounding_leaves_of_a_single_row_is_right_whatever_its_bytes(slug, 
     assert not found.ok and found.wrong and found.descale_error > 1
 
 
-FAULTS_OF_NOISE: dict[str, Callable[[tuple[Tensor, ...]], object]] = {
-    "a value that was not written": lambda into: into[0].view(torch.uint8).flatten()[:1].fill_(127),
+FAULTS_OF_NOISE: dict[str, Fault] = {
+    "a value that was not written": lambda into: bytes_of(into).flatten()[:1].fill_(127),
     "a descale that was not written": lambda into: into[1].view(-1)[:1].fill_(torch.nan),
     "a descale of no noise": lambda into: (
-        into[0].view(torch.uint8).zero_(),
+        bytes_of(into).zero_(),
         into[1].fill_(1 / 448),
     ),
     "a mean that is off": lambda into: into[2].view(-1)[:1].add_(1e-3),
@@ -185,44 +187,26 @@ FAULTS_OF_NOISE: dict[str, Callable[[tuple[Tensor, ...]], object]] = {
 @pytest.mark.parametrize("slug", CENTERED)
 def test_a_fault_in_a_single_row_is_found(slug, fault):
     of = planned(slug)
-
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        with_noise(of, 1.0)(x, into, given)
-        FAULTS_OF_NOISE[fault](into)
-
+    kernel = spoiled(with_noise(of, 1.0), FAULTS_OF_NOISE[fault])
     assert not rounding_error(of, kernel, numbers(of, Size(1, 1, 1), seed=0), given=False).ok
 
 
-def test_a_block_of_little_that_is_no_rounding_is_judged_by_its_bytes():
-    """Numbers 2^-8 around their mean, hundreds of times what rounding may be."""
+@pytest.mark.parametrize(
+    ("x", "fault"),
+    [  # numbers 2^-8 around their mean, hundreds of times what rounding may be
+        ((1 + torch.randn(1, 70, 2, 128) * 2.0**-8).half(), lambda into: into[1].mul_(1.0001)),
+        (torch.zeros(1, 3, 2, 128).half(), lambda into: bytes_of(into)[0, 0, 0, :1].fill_(2)),
+    ],
+    ids=["little", "zeros"],
+)
+def test_what_is_no_rounding_is_judged_by_its_bytes(x, fault):
     of = planned("quant_fp16_d128_rot_center")
-    x = (1 + torch.randn(1, 70, 2, 128) * 2.0**-8).half()
     assert rounding_error(of, right(of), x, given=False).ok
-
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        into[1].mul_(1.0001)
-
-    assert not rounding_error(of, kernel, x, given=False).ok
-
-
-def test_zeros_are_judged_by_their_bytes():
-    of = planned("quant_fp16_d128_rot_center")
-    x = torch.zeros(1, 3, 2, 128).half()
-    assert rounding_error(of, right(of), x, given=False).ok
-
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        into[0].view(torch.uint8)[0, 0, 0, 0] = 2
-
-    assert not rounding_error(of, kernel, x, given=False).ok
+    assert not rounding_error(of, spoiled(right(of), fault), x, given=False).ok
 
 
 def test_a_given_descale_is_no_output(of):
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        into[1].fill_(torch.nan)
-
+    kernel = spoiled(right(of), lambda into: into[1].fill_(torch.nan))
     x = numbers(of, Size(2, 70, 3), seed=0)
     if not of.by_block:
         assert rounding_error(of, kernel, x, given=True).ok

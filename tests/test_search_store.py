@@ -161,34 +161,27 @@ def older(path: Path, layout: int) -> Path:
 
 
 @pytest.mark.parametrize("layout", [1, 2])
-def test_a_store_without_lengths_is_read_and_has_them_once_it_is_searched_again(tmp_path, layout):
+def test_an_older_store_is_read_and_has_all_once_it_is_searched_again(tmp_path, layout):
     path = record(tmp_path / "s.sqlite", kernels=3)
     known = search.found(path)
     before = older(path, layout).read_bytes()
     (full, causal), wanted = search.found(path), [one.marks.leader() for one in known]
     assert [full.marks.leader(), causal.marks.leader()] == wanted
+    with Store(path, read_only=True) as store:
+        assert len(store.sessions()) == layout - 1
     assert path.read_bytes() == before
-    size = PackedSizes.of(((3, 4), (5, 6)), 4, 2)
+    size, session = (
+        PackedSizes.of(((3, 4), (5, 6)), 4, 2),
+        Session(date="2026-11-22", version="0.1.0"),
+    )
     with Store(path) as store:
+        store.put_session(session)
         times = [replace(timed("cudnn"), size=one) for one in (size, full.sizes[0])]
         store.put_timed(full.target, CARD, {}, times, [], [])
     with Store(path, read_only=True) as store:
         assert size in {row.time.size for _, row in store.timed()}
+        assert store.sessions()[-1] == session and len(store.sessions()) == layout
     assert [one.marks.leader() for one in search.found(path)] == wanted
-
-
-def test_a_store_without_sessions_is_read_and_has_them_once_it_is_searched_again(tmp_path):
-    path = older(record(tmp_path / "s.sqlite", kernels=2), 1)
-    before = path.read_bytes()
-    with Store(path, read_only=True) as store:
-        assert store.sessions() == () and len(store.surveys()) == 2
-    assert path.read_bytes() == before
-    with Store(path) as store:
-        assert store.sessions() == ()
-        store.put_session(Session(date="2026-11-22", version="0.1.0"))
-    with Store(path, read_only=True) as store:
-        assert store.sessions() == (Session(date="2026-11-22", version="0.1.0"),)
-        assert len(store.surveys()) == 2
 
 
 def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written(tmp_path):
@@ -250,25 +243,26 @@ def test_claims_end_with_the_process_however_it_ends(tmp_path):
 # ---- child processes -----------------------------------------------------------------------------
 
 
-def test_a_child_that_dies_fails_its_own_task_alone():
+@pytest.fixture
+def workers():
     workers = Workers(1)
-    try:
-        with pytest.raises(ChildDied, match="status -9"):
-            workers.submit(_die).result(30)
-        assert workers.submit(os.path.basename, "a/b").result(30) == "b"
-    finally:
-        workers.close()
+    yield workers
+    workers.close()
 
 
-def test_a_child_that_takes_too_long_is_ended():
-    workers = Workers(1)
-    try:
-        began = time.monotonic()
-        with pytest.raises(ChildDied, match="took longer"):
-            workers.submit(time.sleep, 60, timeout=0.2).result(30)
-        assert time.monotonic() - began < 20
-    finally:
-        workers.close()
+def test_a_child_that_dies_fails_its_own_task_alone(workers):
+    with pytest.raises(ChildDied, match="status -9"):
+        workers.submit(_die).result(30)
+    assert workers.submit(os.path.basename, "a/b").result(30) == "b"
+    with pytest.raises(ZeroDivisionError):  # what a task raises is raised here
+        workers.submit(divmod, 1, 0).result(30)
+
+
+def test_a_child_that_takes_too_long_is_ended(workers):
+    began = time.monotonic()
+    with pytest.raises(ChildDied, match="took longer"):
+        workers.submit(time.sleep, 60, timeout=0.2).result(30)
+    assert time.monotonic() - began < 20
 
 
 def test_a_child_ends_with_its_parent_and_so_does_the_program_that_it_runs(tmp_path):
@@ -283,15 +277,6 @@ def test_a_child_ends_with_its_parent_and_so_does_the_program_that_it_runs(tmp_p
     parent.kill()
     parent.wait()
     wait_until(lambda: not is_running(pid))
-
-
-def test_what_a_task_raises_is_raised_here():
-    workers = Workers(1)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            workers.submit(divmod, 1, 0).result(30)
-    finally:
-        workers.close()
 
 
 def _die():
