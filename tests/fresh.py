@@ -12,13 +12,15 @@ def forget(patch: pytest.MonkeyPatch) -> None:
     call.reset()
     for door in call.DOORS.values():
         patch.setattr(door, "known", {})
-    for name in ("_ready", "_rows"):
-        patch.setattr(call, name, {})
+    patch.setattr(call, "_ready", {})
 
 
 def asked_for(kind: str = "forward") -> set[Any]:
     """The slugs, None the usual one, that tables or callers chose of what is ready of a kind."""
-    return {slug for key, slug in call._ready if key.problem and key.problem.kind == kind}
+    problems = {key: key.problem for key in call._ready if key.problem}
+    return {
+        slug for key, of in problems.items() if of.kind == kind for slug in call._ready[key].kernels
+    }
 
 
 def without_kernels(patch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
     def slugs(**sizes):
         call.reset()
         fagen.attention_decode(*tensors(**sizes))
-        ((key, _),) = call._ready
+        (key,) = call._ready
         values = key.derived[0].values()
         return tuple(values[name] for name in ("mask", "rows", "chunks", "by"))
 
@@ -232,7 +232,10 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
 def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monkeypatch):
     of = dict(batch=33, heads=8, kv_heads=8)
     slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **of)
-    taken = {key.derived[0].values()["by"]: kernel.slug for (key, _), kernel in call._ready.items()}
+    taken = {
+        key.derived[0].values()["by"]: ready.kernels[None].slug
+        for key, ready in call._ready.items()
+    }
     assert taken == {"turn": slug, "run": f"{slug}_runs"}
     monkeypatch.setattr(op, "ready", None)
     q, k, v = tensors(**of, keys=20)
@@ -287,7 +290,7 @@ def chosen(**sizes) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
         fagen.attention_decode(*tensors(**sizes))
-    ((_, slug),) = call._ready
+    ((slug,),) = (ready.kernels for ready in call._ready.values())
     return slug
 
 
@@ -317,7 +320,7 @@ def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
     tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
     call.reset()
     assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
-    assert [slug for _, slug in call._ready] == [WIDE]
+    assert [[*ready.kernels] for ready in call._ready.values()] == [[WIDE]]
 
 
 def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):

@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def in_order() -> set[bool]:
     """Whether the kernels of gradients that are ready are deterministic."""
-    problems = (key.problem for key, _ in calls._ready)
+    problems = (key.problem for key in calls._ready)
     return {of.deterministic for of in problems if of and of.kind == "backward"}
 
 

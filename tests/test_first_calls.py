@@ -21,7 +21,7 @@ import fagen
 from fagen.dispatch import select
 from fagen.errors import UntunedWarning
 from fagen.process import run
-from fagen.runtime.once import Once
+from fagen.runtime.op import Once
 from tests.attention_helpers import picked
 from tests.doors import DOORS
 from tests.fresh import forget

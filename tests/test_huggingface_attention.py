@@ -155,7 +155,7 @@ def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch: pytest.MonkeyPatc
     forget(monkeypatch)
     bounds = torch.stack((ints(3, 0), ints(140, 140)))[:, None, None]
     attend(Layer(True), *tensors(140, 150), bounds)
-    (key,) = (key for key, _ in call._ready if key.problem.kind == "decode")
+    (key,) = (key for key in call._ready if key.problem.kind == "decode")
     assert key.derived[0].values()["rows"] == 8
     compiled = torch.compile(
         lambda *given: attend(Layer(True), *given)[0], fullgraph=True, backend="eager"

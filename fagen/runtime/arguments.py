@@ -29,8 +29,8 @@ from fagen.vocab import (
 Made = TypeVar("Made", bound=Schedule)
 
 E4M3 = torch.float8_e4m3fn
-# 1/√D by head dim, which a call asks for sooner than it works it out
-USUAL_SCALES = (0.0, *(head_dim**-0.5 for head_dim in range(1, 1025)))
+# a size as a number that an `untraced` function takes, also one that is traced open
+settled = index
 _OF_FP8 = (
     *("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
     *("v_layout", "scale_rows", "out_dtype"),
@@ -119,19 +119,9 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
         raise ValueError(f"fagen.{kind}: {'; '.join(said)}") from None
 
 
-def with_sizes(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a key whose sizes are numbers: while torch.jit.trace goes on, tensors have them."""
-    return tuple(int(part) if isinstance(part, Tensor) else part for part in key)
-
-
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)
-
-
-def settled(size: Any) -> int:
-    """Return a size as a number that an `untraced` function takes, also one that is traced open."""
-    return index(size)
 
 
 def known(size: Any) -> Any:

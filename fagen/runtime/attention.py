@@ -187,8 +187,9 @@ def attention(
             except TypeError:  # sizes that are left open are no keys
                 kernel = None
             if kernel is None:
+                sizes = _sizes(q_shape, k_shape)
                 key = _key(device, dtype, q_shape[3], width, causal, schedule, *more)
-                kernel = ATTENTION.find(key, _sizes(q_shape, k_shape), call)
+                kernel = ATTENTION.find(key, sizes, call)
             if ATTENTION.note is not None:
                 ATTENTION.note(call)
         if scale is None:

@@ -34,8 +34,7 @@ from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.argument_types import flag, refuse_tangents
 from fagen.runtime.call import CallKey, Door, Sizes, traced, untraced
-from fagen.runtime.once import Once
-from fagen.runtime.op import Kernel, Named
+from fagen.runtime.op import Kernel, Named, Once
 from fagen.vocab import BACKWARD
 
 _ops = torch.library.Library("fagen", "FRAGMENT")

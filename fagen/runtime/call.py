@@ -58,10 +58,29 @@ class CallKey:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
 
 
-# What is ready in this process, and locks by which one thread readies it and the others wait.
-_ready: dict[tuple[CallKey, Choice], Kernel] = {}
-_rows: dict[CallKey, Rows | None] = {}
-_locks: dict[CallKey, Any] = {}
+class Ready:
+    """What a CallKey has: rows of the tables, None where none is asked, and kernels by their slugs.
+
+    One thread readies a kernel of it at a time, and the others wait.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.rows: Rows | None = None
+        self.is_looked_up = False
+        self.kernels: dict[Choice, Kernel] = {}  # None the usual one
+
+    def look_up(self, key: CallKey) -> Rows | None:
+        """Return the rows; the first time tables are read.  Raises ScheduleError."""
+        if not self.is_looked_up:
+            if key.problem and key.tabled and key.schedule is None:
+                self.rows = select(key.problem, key.card)
+            self.is_looked_up = True
+        return self.rows
+
+
+# All that is ready in this process.
+_ready: dict[CallKey, Ready] = {}
 
 
 class Door:
@@ -91,10 +110,7 @@ class Door:
 
     def rows(self, key: CallKey) -> Rows | None:
         """What tables have for a call; None where none is asked.  Raises ScheduleError."""
-        if key not in _rows:
-            asked = key.tabled and key.schedule is None
-            _rows[key] = select(key.problem, key.card) if key.problem and asked else None
-        return _rows[key]
+        return _ready.setdefault(key, Ready()).look_up(key)
 
     def find(
         self,
@@ -112,8 +128,9 @@ class Door:
         """
         # One frame: what serves a call can be read, and stepped through, from here down.
         plain = sizes is None or all(type(size) is int for size in sizes)
-        with _locks.setdefault(key, RLock()):
-            rows, capturing = self.rows(key), False
+        ready, capturing = _ready.setdefault(key, Ready()), False
+        with ready.lock:
+            rows = ready.look_up(key)
             if rows is None:
                 slug = key.schedule
             elif slug is None:
@@ -121,9 +138,9 @@ class Door:
                 if sizes is not None and rows.others:
                     is_ready = None
                     if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                        capturing, is_ready = True, lambda slug: (key, slug) in _ready
+                        capturing, is_ready = True, ready.kernels.__contains__
                     slug = rows.slug(*sizes, surely=None if plain else surely, ready=is_ready)
-            kernel = _ready.get((key, slug))
+            kernel = ready.kernels.get(slug)
             if kernel is None:
                 usual = Buildable(key.derived, bool(key.problem and key.schedule is None))
                 serving = usual if slug == key.schedule and key.derived else None
@@ -143,7 +160,7 @@ class Door:
                         UntunedWarning,
                         stacklevel=_outside(),
                     )
-                _ready[key, slug] = kernel
+                ready.kernels[slug] = kernel
         if call and not (capturing or _is_tracing()) and len(self.known) < MOST_KNOWN:
             with suppress(TypeError):  # sizes that are left open are no keys
                 self.known[call] = kernel
@@ -153,7 +170,7 @@ class Door:
         self, key: CallKey, slug: Choice, progress: Callable[[str], None] | None = None
     ) -> Kernel:
         """Ready the kernel of a slug, run once on a GPU so that calls of it can be captured."""
-        is_new = (key, slug) not in _ready
+        is_new = slug not in _ready.setdefault(key, Ready()).kernels
         kernel = self.find(key, slug=slug, progress=progress)
         if is_new and key.device.type == "cuda":
             op.run_once(kernel.slug, key.device)
@@ -165,8 +182,9 @@ DOORS: dict[str, Door] = {}
 
 def reset() -> None:
     """Forget what is ready, as in a new process; ops stay registered with torch."""
-    for cache in (_ready, _rows, _locks, *(door.known for door in DOORS.values())):
-        cache.clear()  # type: ignore[attr-defined]
+    _ready.clear()
+    for door in DOORS.values():
+        door.known.clear()
     op.forget()
 
 

@@ -161,8 +161,10 @@ def attention_decode(
             except TypeError:  # sizes that are left open are no keys
                 kernel = None
             if kernel is None:  # of one that is known, the op says what is wrong
-                _refuse_ranks(q, k, v)
-                kernel = DECODING.find(key_at_hand(*call), _sizes(q_shape, k_shape), call)
+                if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
+                    _refuse_ranks(q, k, v)
+                sizes = _sizes(q_shape, k_shape)
+                kernel = DECODING.find(key_at_hand(*call), sizes, call)
             if DECODING.note is not None:
                 DECODING.note(call, q_shape, k_shape)
         if scale is None:

@@ -4,10 +4,11 @@ What an op takes and gives is its Plan's signature; `<slug>_without_<output>` le
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,13 +28,42 @@ from fagen.registry import kind, plan, plan_of
 from fagen.render import render
 from fagen.runtime.c_interface import info_of, library_at
 from fagen.runtime.checks import allocated, checked
-from fagen.runtime.once import Once
 from fagen.schedule import Schedule
 
 Op = Callable[..., Any]
 
 REGISTERING = RLock()  # torch is told of ops one after the other
 _ops = torch.library.Library("fagen", "FRAGMENT")
+
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Once(dict[Key, Value]):
+    """A cache whose values are made once each, whichever thread asks first; the others wait for it.
+
+    What is there is read as of any dict, without a lock: `cache.get(key) or cache.made(key)`. By
+    `lock` one value is made at a time, of all caches that share it.
+    """
+
+    def __init__(
+        self, make: Callable[..., Value], lock: AbstractContextManager[Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.make = make
+        self._lock = lock
+        self._making: dict[Key, AbstractContextManager[Any]] = {}
+
+    def made(self, key: Key, *more: Any) -> Value:
+        """Return the value of a key, by `make(key, *more)` where there is none yet.
+
+        What that raises reaches who asked; the next one tries again.
+        """
+        with self._lock or self._making.setdefault(key, RLock()):
+            if key not in self:
+                self[key] = self.make(key, *more)
+        return self[key]
 
 
 class Named(NamedTuple):
