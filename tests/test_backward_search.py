@@ -4,17 +4,12 @@ from itertools import product
 
 import pytest
 
-from fagen import search
 from fagen.arch import SM90
 from fagen.dispatch.select import buildable
-from fagen.errors import ScheduleError
 from fagen.kinds.backward import cost
-from fagen.kinds.backward.formulae import budget
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.space import SPACE
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, flops, standard_sizes
-from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.space import survey
 from fagen.vocab import MASKS
@@ -128,20 +123,6 @@ def test_the_kernels_around_it_move_bytes():
 # ---- the space ----------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_what_the_ledgers_say():
-    for said in list(product(*SPACE.defaults.values()))[::11]:
-        keys = dict(zip(SPACE.defaults, said, strict=True))
-        for head_dim in (64, 96, 256):
-            made = {"dtype": "fp16", "head_dim": head_dim, "mask": "full", **keys}
-            try:
-                schedule = Schedule.make(**made)
-            except ScheduleError:
-                continue
-            over = [(one.name, one.total, one.limit) for one in budget(schedule).over()]
-            assert list(SPACE.sums(schedule.values())) == over
-            assert {name for name, *_ in over} <= {*SPACE.budgets}
-
-
 @pytest.mark.parametrize("path", sorted(locate("cli.py").parent.glob("spaces/bwd_*.toml")))
 def test_committed_spaces_hold_what_serves_and_predict_it_among_the_best(path):
     (declared,) = read_spaces(path)
@@ -169,17 +150,3 @@ def test_a_space_of_a_head_dim_without_a_schedule_is_tried_in_half_a_minute(dims
         assert not declared.effort.long_runs
         predicted = {found.schedule(one).slug: found.predicted(one) for one in found.points}
         assert predicted[first.slug] == min(predicted.values()), "what is derived is predicted best"
-
-
-def test_a_slug_stands_for_what_might_beat_it():
-    declared = space_like("bwd_bf16_d72_causal_m64n64_s3")
-    assert declared.targets() == (Problem("bf16", 72, 72, "causal", kind="backward"),)
-    assert declared.effort.anchor == "bwd_bf16_d72_causal_m64n64_s3"
-    assert {key: declared.values[key] for key in SPACE.defaults} == SPACE.defaults
-
-
-def test_both_passes_of_one_problem_may_be_searched_together_and_neither_twice():
-    spaces = [parse_space(text, f"{n}.toml") for n, text in enumerate((TEXT, FORWARD))]
-    search.files.refuse_twice(spaces)
-    names = [target.name for one in spaces for target in one.targets()]
-    assert names == ["bwd_fp16_d64_full", "bwd_fp16_d64_causal", "fp16_d64_full", "fp16_d64_causal"]

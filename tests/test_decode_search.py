@@ -2,23 +2,20 @@
 
 import json
 import math
-from dataclasses import replace
 from itertools import product
 from statistics import fmean
 
 import pytest
 
-from fagen import evidence, search
+from fagen import evidence
 from fagen.arch import SM90
 from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError
 from fagen.kinds.decode import cost
-from fagen.kinds.decode.formulae import budget
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.space import SPACE
 from fagen.paths import locate
-from fagen.problem import Problem, Sizes, solves
-from fagen.registry import from_slug, schedules
+from fagen.problem import Problem, Sizes
+from fagen.registry import schedules
 from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
@@ -182,19 +179,6 @@ def test_nothing_to_read_takes_a_launch():
 # ---- the space ----------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_what_the_ledgers_say():
-    refused = 0
-    for said in list(product(*SPACE.defaults.values()))[::37]:
-        keys = dict(zip(SPACE.defaults, said, strict=True))
-        for head_dim in (64, 96, 256):
-            schedule = Schedule.make(dtype="fp16", head_dim=head_dim, mask="causal", **keys)
-            over = [(one.name, one.total, one.limit) for one in budget(schedule).over()]
-            assert list(SPACE.sums(schedule.values())) == over
-            assert {name for name, *_ in over} <= {*SPACE.budgets}
-            refused += bool(over)
-    assert refused
-
-
 @pytest.mark.parametrize("path", sorted(ROOT.glob("spaces/dec_*.toml")), ids=lambda path: path.stem)
 def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_best(path):
     (declared,) = read_spaces(path)
@@ -214,18 +198,6 @@ def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_bes
     assert set(serving(found, "NVIDIA H200")) == {sized(slugs[0], s).slug for s in found.sizes}
 
 
-def test_a_slug_stands_for_what_might_beat_it():
-    declared = space_like("dec_bf16_d72_causal_r8n64_c20")
-    sizes = [shape.sizes(72) for shape in declared.shapes]
-    assert {sized("dec_bf16_d72_causal_r8n64_c20", s).slug for s in sizes} <= {
-        "dec_bf16_d72_causal_r8n64",
-        "dec_bf16_d72_causal_r8n64_runs",
-    }
-    assert declared.targets() == (Problem("bf16", 72, 72, "causal", kind="decode"),)
-    assert declared.effort.anchor == "dec_bf16_d72_causal_r8n64_c20"
-    assert {key: declared.values[key] for key in SPACE.defaults} == SPACE.defaults
-
-
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 @pytest.mark.parametrize("chunks", [16, 32, 64])
 def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, chunks):
@@ -243,19 +215,3 @@ def test_a_shape_has_to_say_what_follows_from_nothing():
         "shapes.1.batch is missing",
         "shapes.1.kv_heads is missing",
     ]
-
-
-def test_of_the_same_problem_forward_kernels_may_be_searched_beside():
-    other = '[attention]\ndtype = "fp16"\nhead_dim = 64\nmask = "causal"\n'
-    spaces = [parse_space(text, f"{n}.toml") for n, text in enumerate((TEXT, other))]
-    search.files.refuse_twice(spaces)
-    names = [target.name for one in spaces for target in one.targets()]
-    assert names == ["dec_fp16_d64_causal", "fp16_d64_causal"]
-    kernel, plain = (
-        from_slug("dec_fp16_d64_causal_r8n128"),
-        from_slug("fwd_fp16_d64_causal_m128n128"),
-    )
-    asked = replace(TARGET, out_dtype="fp16", v_layout="", scale_rows=0)
-    assert solves(kernel, asked) and not solves(plain, asked)
-    # a call of attention may be served by either
-    assert all(solves(one, replace(asked, kind="forward")) for one in (kernel, plain))

@@ -3,19 +3,27 @@
 import json
 import math
 import time
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fagen import registry
+from fagen.dispatch.select import sized
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.space import SPACE as FORWARD
 from fagen.paths import locate
-from fagen.problem import Problem
-from fagen.search.declared import parse_space
-from fagen.search.files import read_spaces
+from fagen.problem import Problem, solves
+from fagen.registry import from_slug
+from fagen.search.declared import parse_space, space_like
+from fagen.search.files import read_spaces, refuse_twice
+from fagen.search.kinds import space_of
+from fagen.search.shapes import SEQLENS
 from fagen.search.space import survey
 from tests.clock import least_seconds
 from tests.recordings import SPACE, space
@@ -93,6 +101,73 @@ def test_a_slug_is_the_space_of_all_that_might_beat_it():
         read_spaces("nowhere.toml")[0]
     with pytest.raises(ScheduleError, match="not searched"):
         read_spaces("comb_fp16_d64")[0]
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [
+        "bwd_bf16_d72_causal_m64n64_s3",
+        "dec_bf16_d72_causal_r8n64_c20",
+        "fwd_bf16_d72_causal_m256n48_varlen_s4_q2",
+        "bwd_bf16_d96_causal_m64n64_varlen",
+        "bwd_fp16_d64_full_m64n64_varlen_det",
+        "fwd_e4m3_d64_full_m128n64_varlen",
+    ],
+)
+def test_so_is_that_of_any_kind(slug):
+    declared, schedule = space_like(slug), from_slug(slug)
+    (target,) = declared.targets()
+    assert target.name == Problem.searched(schedule).name and target.kind == schedule.kind
+    assert target.varlen == ("_varlen" in slug)
+    assert declared.effort.anchor == slug
+    tried = space_of(target.kind).defaults
+    if not target.varlen:  # of which some values are not tried
+        assert {key: declared.values[key] for key in tried} == tried
+    if target.kind == "decode":
+        sizes = declared.sizes(target)
+        usual = {sized(slug, size).slug.removesuffix("_runs") for size in sizes}
+        assert usual == {"dec_bf16_d72_causal_r8n64"}
+    else:
+        assert len(declared.shapes) == (3 if target.varlen else len(SEQLENS))
+        assert survey(replace(declared, shapes=declared.shapes[:1]), target).points
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "mask"), [("backward", 11, "full"), ("decode", 37, "causal")]
+)
+def test_what_does_not_fit_is_what_the_ledgers_say(kind, every, mask):
+    space, schedules = space_of(kind), registry.kind(kind).schedule
+    budget = import_module(f"fagen.kinds.{kind}.formulae").budget
+    refused = 0
+    for said in list(product(*space.defaults.values()))[::every]:
+        keys = dict(zip(space.defaults, said, strict=True))
+        for head_dim in (64, 96, 256):
+            try:
+                schedule = schedules.make(dtype="fp16", head_dim=head_dim, mask=mask, **keys)
+            except ScheduleError:
+                assert kind == "backward"
+                continue
+            over = [(one.name, one.total, one.limit) for one in budget(schedule).over()]
+            assert list(space.sums(schedule.values())) == over
+            assert {name for name, *_ in over} <= {*space.budgets}
+            refused += bool(over)
+    assert refused
+
+
+def test_all_kinds_of_one_problem_may_be_searched_together():
+    table = '[{}]\ndtype = "fp16"\nhead_dim = 64\nmask = "causal"\n'
+    shape = "[[shapes]]\nbatch = 1\nheads = 4\nkv_heads = 2\nseqlen = 1\nseqlen_k = 128\n"
+    texts = [table.format(name) for name in ("backward", "attention", "decode")]
+    texts[2] += shape
+    spaces = [parse_space(text, f"{number}.toml") for number, text in enumerate(texts)]
+    refuse_twice(spaces)
+    names = [target.name for one in spaces for target in one.targets()]
+    assert names == ["bwd_fp16_d64_causal", "fp16_d64_causal", "dec_fp16_d64_causal"]
+    decoding, plain = map(from_slug, ("dec_fp16_d64_causal_r8n128", "fwd_fp16_d64_causal_m128n128"))
+    asked = Problem("fp16", 64, 64, "causal", "fp16", "", 0, "decode")
+    assert solves(decoding, asked) and not solves(plain, asked)
+    # a call of attention may be served by either
+    assert all(solves(one, replace(asked, kind="forward")) for one in (decoding, plain))
 
 
 def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():

@@ -24,7 +24,7 @@ from fagen.problem import (
     moved_bytes,
 )
 from fagen.registry import from_slug
-from fagen.search.declared import parse_space, space_like
+from fagen.search.declared import parse_space
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
 from fagen.search.shapes import PackedShape
@@ -285,16 +285,3 @@ def test_the_committed_space_holds_what_calls_get_today():
         assert len(found.sizes) == 3 and all(size.packed for size in found.sizes)
         refused = {refusal.reason for refusal in found.refusals}
         assert "rule of producer" not in refused, "what no such kernel has is not tried"
-
-
-@pytest.mark.parametrize(
-    "slug",
-    ["fwd_bf16_d72_causal_m256n48_varlen_s4_q2", "bwd_bf16_d96_causal_m64n64_varlen",
-     "bwd_fp16_d64_full_m64n64_varlen_det", "fwd_e4m3_d64_full_m128n64_varlen"],
-)  # fmt: skip
-def test_a_slug_stands_for_what_might_beat_it(slug):
-    declared = space_like(slug)
-    (target,) = declared.targets()
-    assert target.name == Problem.searched(from_slug(slug)).name and target.varlen
-    assert declared.effort.anchor == slug and len(declared.shapes) == 3
-    assert survey(replace(declared, shapes=declared.shapes[:1]), target).points
