@@ -1,6 +1,5 @@
 """A search's memory: what is kept, who has claimed what, and what a sudden end leaves behind."""
 
-import json
 import os
 import signal
 import sqlite3
@@ -8,10 +7,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,12 +17,12 @@ import fagen
 from fagen import search
 from fagen.errors import FagenError
 from fagen.paths import environment_with, locate
-from fagen.problem import PackedSizes, Problem, Sizes
+from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.search.rows import Session
 from fagen.search.run import summary
 from fagen.search.space import survey
-from fagen.search.store import _SIZE_WITHOUT_LENGTHS, Store
+from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
 from fagen.search.workers import ChildDied, Workers
 from tests.process_helpers import is_running, pid_said, wait_until
@@ -140,48 +137,6 @@ def test_a_search_keeps_its_day_and_a_replay_does_not(tmp_path, monkeypatch):
     assert session.version == fagen.__version__ and session.note == ""
     now = datetime.now(UTC)  # it may have become another day by now
     assert session.date in {str(day.date()) for day in (now, now - timedelta(minutes=1))}
-
-
-def older(path: Path, layout: int) -> Path:
-    """Make a store that an earlier version of fagen would have written."""
-    with closing(sqlite3.connect(path)) as base, base:
-        if layout == 1:
-            base.execute("DROP TABLE session")
-        columns = "id, batch, seqlen_q, seqlen_k, heads, kv_heads"
-        known = base.execute(f"SELECT {columns} FROM size").fetchall()
-        base.execute("DROP TABLE size")
-        base.execute(_SIZE_WITHOUT_LENGTHS)
-        base.executemany("INSERT INTO size VALUES (?, ?, ?, ?, ?, ?)", known)
-        base.execute(f"PRAGMA user_version = {layout}")
-        for name, found in base.execute("SELECT target, found FROM survey").fetchall():
-            said = json.loads(found)
-            del said["target"]["lengths"]
-            base.execute("UPDATE survey SET found = ? WHERE target = ?", (json.dumps(said), name))
-    return path
-
-
-@pytest.mark.parametrize("layout", [1, 2])
-def test_an_older_store_is_read_and_has_all_once_it_is_searched_again(tmp_path, layout):
-    path = record(tmp_path / "s.sqlite", kernels=3)
-    known = search.found(path)
-    before = older(path, layout).read_bytes()
-    (full, causal), wanted = search.found(path), [one.marks.leader() for one in known]
-    assert [full.marks.leader(), causal.marks.leader()] == wanted
-    with Store(path, read_only=True) as store:
-        assert len(store.sessions()) == layout - 1
-    assert path.read_bytes() == before
-    size, session = (
-        PackedSizes.of(((3, 4), (5, 6)), 4, 2),
-        Session(date="2026-11-22", version="0.1.0"),
-    )
-    with Store(path) as store:
-        store.put_session(session)
-        times = [replace(timed("cudnn"), size=one) for one in (size, full.sizes[0])]
-        store.put_timed(full.target, CARD, {}, times, [], [])
-    with Store(path, read_only=True) as store:
-        assert size in {row.time.size for _, row in store.timed()}
-        assert store.sessions()[-1] == session and len(store.sessions()) == layout
-    assert [one.marks.leader() for one in search.found(path)] == wanted
 
 
 def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written(tmp_path):

@@ -15,7 +15,7 @@ from fagen.dispatch.rows import MOST, Row
 from fagen.dispatch.select import sized
 from fagen.paths import make_folder
 from fagen.problem import Problem, Sizes
-from fagen.registry import DEFAULT, from_slug
+from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.search.choice import spearman
 from fagen.search.kinds import space_of
@@ -295,8 +295,8 @@ def results(store: Store) -> tuple[Result, ...]:
 
 
 def target_of_survey(survey: Mapping[str, Any]) -> Problem:
-    """What a survey is of; a store may be older than the second kind."""
-    return Problem(**survey["target"], kind=str(survey.get("kind", DEFAULT)))
+    """What a survey is of."""
+    return Problem(**survey["target"], kind=survey["kind"])
 
 
 def _place(result: Result) -> tuple[Any, ...]:

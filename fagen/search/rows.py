@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fagen.errors import FagenError
 from fagen.problem import DETERMINISTIC, PackedSizes, Problem, Sizes, lengths_from
-from fagen.registry import DEFAULT, from_slug
+from fagen.registry import from_slug
 from fagen.search.kinds import space_of
 from fagen.search.marks import PEER_NAMES
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
@@ -157,7 +157,7 @@ class _Survey(_Row):
     """What fagen.search.run.summary says, as JSON."""
 
     space: Line
-    kind: str = DEFAULT  # a store may be older than the second kind
+    kind: str
     target: dict[str, str | int | bool]
     total: Count
     fit: Count
@@ -257,8 +257,6 @@ def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         raise Damaged(str(error)) from None
     if row.kind not in PASSES:
         raise Damaged(f"there is no problem of the kind {shown(row.kind)}")
-    for key in ({*keys} - row.target.keys()) & {"lengths"}:  # of a store older than packed ones
-        row.target[key] = LENGTHS[0]
     types = {field: type(value) for field, value in row.target.items()}
     if types != {key: _TYPES.get(key, int) for key in keys}:
         raise Damaged(f"target has not {', '.join(keys)}")

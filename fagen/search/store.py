@@ -27,18 +27,12 @@ from fagen.toml_lines import printable
 Row = TypeVar("Row")
 
 LAYOUT = 3
-# layouts that are brought up to date when written to
-_WITHOUT_SESSIONS, _WITHOUT_LENGTHS = 1, 2
-_OLDER = (_WITHOUT_SESSIONS, _WITHOUT_LENGTHS)
-_SESSION = """CREATE TABLE session (date TEXT, version TEXT, note TEXT,
-  PRIMARY KEY (date, version)) WITHOUT ROWID"""
-_SIZE = """CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER,
-  seqlen_k INTEGER, heads INTEGER, kv_heads INTEGER, lengths TEXT,
-  UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads, lengths))"""
-_SIZE_WITHOUT_LENGTHS = """\
-CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER, seqlen_k INTEGER,
-  heads INTEGER, kv_heads INTEGER, UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads))"""
 _SCHEMA = """
+CREATE TABLE session (date TEXT, version TEXT, note TEXT,
+  PRIMARY KEY (date, version)) WITHOUT ROWID;
+CREATE TABLE size (id INTEGER PRIMARY KEY, batch INTEGER, seqlen_q INTEGER,
+  seqlen_k INTEGER, heads INTEGER, kv_heads INTEGER, lengths TEXT,
+  UNIQUE (batch, seqlen_q, seqlen_k, heads, kv_heads, lengths));
 CREATE TABLE space (name TEXT PRIMARY KEY, text TEXT) WITHOUT ROWID;
 CREATE TABLE survey (target TEXT PRIMARY KEY, found TEXT) WITHOUT ROWID;
 CREATE TABLE anchor (target TEXT, card TEXT, driver TEXT, slug TEXT,
@@ -117,11 +111,10 @@ class Store:
             if empty:
                 return
             raise FagenError(f"{self._named}: nothing is in this file yet")
-        if layout not in (LAYOUT, *_OLDER):
+        if layout != LAYOUT:
             message = f"results of layout {layout}, not {LAYOUT}"
             raise FagenError(f"{self._named}: {message}: use a new file")
-        self._layout = layout
-        if sorted(map(str, there)) != _declared(layout):
+        if sorted(map(str, there)) != _declared():
             raise FagenError(f"{self._named}: its tables are not those of search results")
 
     @contextmanager
@@ -287,8 +280,6 @@ class Store:
 
     def sessions(self) -> tuple[Session, ...]:
         """When something was searched, the first day first."""
-        if self._layout == _WITHOUT_SESSIONS:
-            return ()
         select = "SELECT date, version, note FROM session ORDER BY date, version"
         return tuple(self._rows("session", rows.session, select))
 
@@ -318,11 +309,10 @@ class Store:
 
     def timed(self, since: int = 0) -> Iterator[tuple[int, TimedRow]]:
         """Times kept after number `since`, each with its own."""
-        lengths = "s.lengths" if self._layout == LAYOUT else "''"
         return self._numbered(
             "timed",
             rows.timed,
-            f"SELECT t.rowid, s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, {lengths},"
+            "SELECT t.rowid, s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, s.lengths,"
             " k.target, k.source_hash, c.name, c.driver, k.slug, t.regime, t.round,"
             " t.seconds, t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
             " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
@@ -386,33 +376,22 @@ def _make_ready(base: sqlite3.Connection) -> None:
     base.execute("BEGIN IMMEDIATE")
     if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
         _create(base)
-    elif (layout := base.execute("PRAGMA user_version").fetchone()[0]) in _OLDER:
-        if layout == _WITHOUT_SESSIONS:
-            base.execute(_SESSION)
-        known = base.execute("SELECT *, '' FROM size").fetchall()
-        base.execute("DROP TABLE size")
-        base.execute(_SIZE)
-        base.executemany("INSERT INTO size VALUES (?, ?, ?, ?, ?, ?, ?)", known)
-        base.execute(f"PRAGMA user_version = {LAYOUT}")
     base.execute("COMMIT")
 
 
 @cache
-def _declared(layout: int) -> list[str]:
+def _declared() -> list[str]:
     base = sqlite3.connect(":memory:")
-    _create(base, layout)
+    _create(base)
     statements = sorted(map(str, base.execute(_DECLARED)))
     base.close()
     return statements
 
 
-def _create(base: sqlite3.Connection, layout: int = LAYOUT) -> None:
-    if layout != _WITHOUT_SESSIONS:
-        base.execute(_SESSION)
-    base.execute(_SIZE_WITHOUT_LENGTHS if layout in _OLDER else _SIZE)
+def _create(base: sqlite3.Connection) -> None:
     for statement in filter(str.strip, _SCHEMA.split(";")):
         base.execute(statement)
-    base.execute(f"PRAGMA user_version = {layout}")
+    base.execute(f"PRAGMA user_version = {LAYOUT}")
 
 
 def _short(seconds: float) -> float:
