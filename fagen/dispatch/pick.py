@@ -5,7 +5,7 @@ neither torch nor a GPU.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -119,8 +119,8 @@ class Pick:
             own = config_folder()
             if own and self.file and self.file.is_relative_to(own):
                 lines = read_text(self.file).splitlines()
-                said = (line[2:] for line in lines if line.startswith("# Found by"))
-                return printable(next(said, ""))
+                found = (line[2:] for line in lines if line.startswith("# Found by"))
+                return printable(next(found, ""))
         return ""
 
     @property
@@ -163,7 +163,7 @@ class Pick:
         }
 
     def __str__(self) -> str:
-        told = {
+        lines = {
             "for": f"{self.problem}{', decoding' * self.decodes}; {self.sizes}",
             "why": self.why,
             "schedule": printable(str(self.file)) if self.file else "in no file",
@@ -171,11 +171,11 @@ class Pick:
             "measured": "; ".join(self._measured()) or self.found or "nothing of this source",
             "search": self.search or "nothing searches such schedules",
         }
-        return "\n".join([self.slug, *(f"  {name:<10} {said}" for name, said in told.items())])
+        return "\n".join([self.slug, *(f"  {name:<10} {text}" for name, text in lines.items())])
 
     def _measured(self) -> Iterator[str]:
-        if found := self.evidence:
-            yield from (f"{said} on {found.card}" for said in found.speeds_in_words())
+        if measured := self.evidence:
+            yield from (f"{speed} on {measured.card}" for speed in measured.speeds_in_words())
 
 
 def pick(
@@ -219,9 +219,7 @@ def pick(
     _refuse_other_types(locals())
     problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
     _refuse_head_dims(problem)
-    for name, said, words in (("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS)):
-        if said not in words:
-            raise ScheduleError(f"{name} is {said!r}; it must be one of {', '.join(words)}")
+    _refuse_words(("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS))
     decodes = bool(PASSES[kind].computes)
     if decodes and lengths != LENGTHS[0]:
         raise ScheduleError("decoding reads each sequence's length anyway: leave lengths out")
@@ -267,15 +265,20 @@ def _problem(
         return Problem(word, head_dim, head_dim_v, mask, word, "", 0)
     v_layout, scale_rows = v_layout or "rows", scale_rows or 0
     out = _word(out_dtype) if out_dtype else DTYPES[word].out
-    for name, said, words in (
+    _refuse_words(
         ("v_layout", v_layout, V_LAYOUTS),
         ("scale_rows", scale_rows, (0, *SCALE_ROWS)),
         ("out_dtype", out, OUT_DTYPES),
-    ):
-        if said not in words:
-            listed = ", ".join(map(str, words))
-            raise ScheduleError(f"{name} is {said!r}; it must be one of {listed}")
+    )
     return Problem(word, head_dim, head_dim_v, mask, out, v_layout, scale_rows)
+
+
+def _refuse_words(*arguments: tuple[str, object, Collection[object]]) -> None:
+    """Raise ScheduleError for the first argument that is none of the words it may be."""
+    for name, value, words in arguments:
+        if value not in words:
+            listed = ", ".join(map(str, words))
+            raise ScheduleError(f"{name} is {value!r}; it must be one of {listed}")
 
 
 def _word(dtype: Any) -> str:
@@ -290,17 +293,13 @@ def _refuse_other_types(given: Mapping[str, Any]) -> None:
         taken = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
         if not taken or name not in given:  # dtypes are anybody's
             continue
-        found = type(given[name])
-        if hint is bool and given[name] not in (0, 1) and issubclass(found, Integral):
-            raise TypeError(f"pick: {name} is {shown(given[name])}; it must be True or False")
-        if issubclass(found, tuple(kind for kind, _ in taken)):
-            continue
-        if hint is bool and found.__name__ == "bool":  # NumPy's
-            continue
-        raise TypeError(
-            f"pick: {name} is of type {found.__name__}; it must be "
-            f"{' or '.join(said for _, said in taken)}"
-        )
+        value, kind = given[name], type(given[name])
+        if hint is bool and value not in (0, 1) and issubclass(kind, Integral):
+            raise TypeError(f"pick: {name} is {shown(value)}; it must be True or False")
+        numpys = hint is bool and kind.__name__ == "bool"
+        if not numpys and not issubclass(kind, tuple(of for of, _ in taken)):
+            words = " or ".join(word for _, word in taken)
+            raise TypeError(f"pick: {name} is of type {kind.__name__}; it must be {words}")
 
 
 def _refuse_head_dims(problem: Problem) -> None:

@@ -138,6 +138,9 @@ class Rows(NamedTuple):
         """
         if not self.others:
             return (self.only,)
+        query_rows, keys = (
+            size if size is None else min(size, MOST) for size in (query_rows, keys)
+        )
         found: list[tuple[int, int, str | None]] = []
         for slug, _, _, rows_to, least, most, _ in self.others:
             fewer = query_rows is None or query_rows <= rows_to

@@ -10,6 +10,7 @@ from fagen import evidence
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
+from fagen.problem import Problem
 from fagen.registry import from_slug, plan
 from fagen.render import Source, render, written
 from fagen.schedule import Schedule
@@ -174,7 +175,8 @@ class Gradient:
     def given(self) -> tuple[str, ...]:
         """The inputs of a call whose gradients it gives, in its order."""
         assert self.by
-        return gradients.given(self.by.signature, self.of.signature)
+        outputs = self.by.signature.outputs
+        return tuple(tensor.name.removeprefix(gradients.PREFIX) for tensor in outputs)
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -195,7 +197,8 @@ class Gradient:
     @property
     def repeating_wanted(self) -> str:
         """The slug of a kernel that does as `by`, or `wanted`, with the same bits in each call."""
-        return gradients.repeating(self.by.schedule if self.by else from_slug(self.wanted))
+        by = self.by.schedule if self.by else from_slug(self.wanted)
+        return by.but(deterministic=True).slug
 
 
 @dataclass(frozen=True)
@@ -330,7 +333,7 @@ class Folder:
     def _gradient(self, of: Kernel) -> Gradient:
         every = [k for k in self.kernels if gradients.differentiates(k.schedule, of.schedule)]
         by = next(iter(every), None)
-        repeating = next((k for k in every if gradients.repeats(k.schedule)), None)
+        repeating = next((k for k in every if Problem.of(k.schedule).deterministic), None)
         return Gradient(of, by, repeating, "" if by else gradients.wanted(of.schedule))
 
     @property

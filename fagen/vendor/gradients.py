@@ -24,16 +24,6 @@ def differentiates(by: Schedule, of: Schedule) -> bool:
     return problem_of(by) == Problem.of(of)
 
 
-def repeats(by: Schedule) -> bool:
-    """Whether the gradients are the same bit for bit in each call."""
-    return Problem.of(by).deterministic
-
-
-def repeating(by: Schedule) -> str:
-    """Return the slug of the kernel that computes the same so that it repeats."""
-    return by.but(deterministic=True).slug
-
-
 def wanted(of: Schedule) -> str:
     """Return the slug of the kernel that fagen would take for that, "" where there is none."""
     if of.kind != FORWARD:
@@ -60,10 +50,3 @@ def passed(by: Signature, of: Signature) -> tuple[str, ...]:
             free = argument.may_be_none
         assert free or argument.name in there, f"{by.kind}: {argument.name} is of no call"
     return tuple(one.name for one in by.arguments if one.name in there)
-
-
-def given(by: Signature, of: Signature) -> tuple[str, ...]:
-    """Return the inputs of a call whose gradients the kernel gives, in its order."""
-    names = tuple(tensor.name.removeprefix(PREFIX) for tensor in by.outputs)
-    assert set(names) <= {tensor.name for tensor in of.inputs}, f"{by.kind}: {names}"
-    return names
