@@ -192,7 +192,6 @@ def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_
         "quant_fp16_d64",
         "comb_fp16_d64",
         "bwd_fp16_d64_full_m64n64",
-        "bwd_fp16_d64_causal_m64n64",
         "dec_fp16_d64_causal_r8n128",
         "dec_fp16_d64_causal_r16n128",
     )
