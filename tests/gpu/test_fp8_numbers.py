@@ -78,7 +78,7 @@ KNOBS = [
     "fwd_e4m3_d256_causal_m128n96_halves_vrows",
     "fwd_e4m3_d64_causal_m256n64_s3_sblock",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
-    "fwd_e4m3_d64_full_m128n128_sblock_sr128_single",
+    "fwd_e4m3_d64_full_m128n128_sblock_sr128",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
     "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
     "fwd_e4m3_d96_full_m128n64_vrows_sblock_pm1_pc48",
