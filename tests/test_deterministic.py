@@ -6,6 +6,7 @@ is called.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
         if not kernel.slug.startswith("bwd_"):
             return kernel
-        return kernel._replace(op=noting(kernel.op), below=noting(kernel.below))
+        return replace(kernel, op=noting(kernel.op), below=noting(kernel.below))
 
     monkeypatch.setattr(op, "ready", noted)
     return found

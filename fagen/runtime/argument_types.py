@@ -24,8 +24,9 @@ from fagen.argument_names import refuse_unknown_names
 from fagen.schedule import Schedule
 from fagen.toml_lines import shown
 
-# What a wrong argument may raise on its way before anyone names it.
-UNCLEAR = (AttributeError, IndexError, OverflowError, RuntimeError, TypeError)
+# What a wrong argument may raise on its way before anyone names it, and what says too little.
+_UNCLEAR = (AttributeError, IndexError, OverflowError, RuntimeError, TypeError)
+FAILURES = (*_UNCLEAR, ValueError)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,17 +58,24 @@ def names_types(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **more: P.kwargs) -> R:
         try:
             return function(*args, **more)
-        except UNCLEAR:
-            if more.keys() - names:
+        except FAILURES as error:
+            if more.keys() - names and isinstance(error, _UNCLEAR):
                 refuse_unknown_names(function, [name for name in more if name not in names])
             # more arguments than there are names say so themselves
-            refuse_other_types(function, dict(zip(names, args, strict=False)) | more)
-            raise
-        except ValueError:
-            refuse_unreadable(function, dict(zip(names, args, strict=False)) | more)
+            explain(error, function, dict(zip(names, args, strict=False)) | more)
             raise
 
     return call
+
+
+def explain(error: Exception, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise what names the argument for which a call has failed so; nothing where that is said.
+
+    `given` are those of `function` by name, and there may be more.
+    """
+    (_refuse_unreadable_ones if isinstance(error, ValueError) else refuse_other_types)(
+        function, given
+    )
 
 
 def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -103,7 +111,7 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
             _refuse_unreadable(f"{function.__name__}: {name}", value)
 
 
-def refuse_unreadable(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def _refuse_unreadable_ones(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise ValueError for the first tensor that no call could have judged, by its name.
 
     torch refuses to tell the shape of a parameter that is not initialised, and a nested tensor's is

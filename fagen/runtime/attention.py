@@ -16,13 +16,13 @@ from fagen.argument_names import refuse_unknown_names
 from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
-    UNCLEAR,
+    FAILURES,
+    explain,
     flag,
     number,
     refuse_negative,
     refuse_order_alone,
     refuse_other_types,
-    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     E4M3,
@@ -196,13 +196,10 @@ def attention(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        given = (q, k, v, scale, *of_fp8)
-        return results("fagen.attention", kernel, given, return_lse, deterministic, named)
-    except UNCLEAR:
-        refuse_other_types(attention, locals())
-        raise
-    except ValueError:
-        refuse_unreadable(attention, locals())
+        given = (q, k, v, scale, *of_fp8) if of_fp8 else (q, k, v, scale)
+        return results(ATTENTION.call, kernel, given, return_lse, deterministic, named)
+    except FAILURES as error:
+        explain(error, attention, locals())
         raise
 
 

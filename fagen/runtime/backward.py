@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +50,23 @@ def results(
 ) -> Any:
     """Return out, with return_lse (out, lse), of a public call: by what torch can trace if `named`.
 
+    Of a `call` that is "" no gradient is computed.
+
     `arguments` are the op's, the first three q, k and v. Raises ValueError where a gradient would
     be needed that no kernel computes, and what readying one of gradients raises.
     """
-    q, k, v, *_ = arguments
     if deterministic is not False:
         deterministic = flag("deterministic", deterministic)
     if forward_ad._current_level >= 0:
-        refuse_tangents(q, k, v)
+        refuse_tangents(*arguments[:3])
     plain = named is None and not (_is_tracing() or peek_interpreter_stack())
-    if (
-        is_grad_enabled()
-        and (q.requires_grad or k.requires_grad or v.requires_grad)
-        and kernel.gradients_by == call
-        and (plain or named)
-    ):
-        if named:
-            both = _with_gradient_by_name(named, q, k, deterministic)(*arguments)
-        else:
-            both = _with_gradient(kernel, q, k, deterministic, arguments)
-        return both if return_lse else both[0]
+    if call and is_grad_enabled() and (plain or named):
+        q, k, v = arguments[:3]
+        needed = q.requires_grad or k.requires_grad or v.requires_grad
+        if needed and kernel.gradients_by == call:
+            gradients = _with_gradient_by_name if named else _with_gradient
+            both = gradients(named or kernel, q, k, deterministic, arguments)
+            return both if return_lse else both[0]
     if plain:
         if return_lse:
             both = kernel.below(*arguments)
@@ -80,7 +76,8 @@ def results(
             out = kernel.direct(*arguments)
             if not out.requires_grad:
                 return out
-    return (kernel.op if return_lse else kernel.alone)(*arguments)  # refuses a gradient
+    # refuses a gradient
+    return (kernel.op if return_lse else kernel.alone)(*arguments)
 
 
 # ---- which kernel --------------------------------------------------------------------------------
@@ -306,11 +303,14 @@ def _laid_out(dout: Tensor) -> Tensor:
 # ---- by name, as torch.compile traces it ---------------------------------------------------------
 
 
-def _with_gradient_by_name(name: Named, q: Tensor, k: Tensor, deterministic: bool) -> op.Op:
-    """Return torch.ops.fagen.<slug>_with_grad of a ready kernel; its gradients' is ready then."""
+def _with_gradient_by_name(
+    name: Named, q: Tensor, k: Tensor, deterministic: bool, arguments: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return the same by torch.ops.fagen.<slug>_with_grad, which can be traced."""
     _traced(name.slug, q, k, deterministic)
-    registered = _registered_for(name.slug, q.device.type)
-    return partial(getattr(torch.ops.fagen, registered).default, deterministic=deterministic)
+    registered = getattr(torch.ops.fagen, _registered_for(name.slug, q.device.type)).default
+    both: tuple[Tensor, Tensor] = registered(*arguments, deterministic=deterministic)
+    return both
 
 
 def _traced(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> Kernel:

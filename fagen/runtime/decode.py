@@ -20,11 +20,11 @@ from fagen.problem import Problem
 from fagen.registry import given as schedule_given
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
-    UNCLEAR,
+    FAILURES,
+    explain,
     flag,
     number,
     refuse_other_types,
-    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     dtype_of,
@@ -171,15 +171,14 @@ def attention_decode(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        before = (q, k, v) if lazy else (q, k, v, reference)
-        given = (*before, scale, seqused_k, leftpad_k)
-        return results("fagen.attention_decode", kernel, given, return_lse, named=named)
-    except UNCLEAR:
-        refuse_other_types(attention_decode, locals())
-        _refuse_ranks(q, k, v)
-        raise
-    except ValueError:
-        refuse_unreadable(attention_decode, locals())
+        given: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k)
+        if not lazy:
+            given = (q, k, v, reference, scale, seqused_k, leftpad_k)
+        return results("", kernel, given, return_lse, False, named)
+    except FAILURES as error:
+        explain(error, attention_decode, locals())
+        if not isinstance(error, ValueError):
+            _refuse_ranks(q, k, v)
         raise
 
 

@@ -6,6 +6,7 @@ What an op takes and gives is its Plan's signature; `<slug>_without_<output>` le
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple, TypeVar
@@ -79,7 +80,8 @@ class Named(NamedTuple):
     gradients_by: str  # the public call that has gradients of it
 
 
-class Kernel(NamedTuple):
+@dataclass(slots=True)  # read soonest
+class Kernel:
     """A kernel that is loaded, or emulated, and the ways into it: all take arguments by place.
 
     `op` gives all outputs and `alone` the first: torch can trace, transform and record them, and
@@ -238,7 +240,7 @@ def kernel_of(slug: str, place: str) -> Kernel:
     below = _called_below(slug), _called_below(f"{slug}{name.ends}")
     if _names_some(slug):
         below = _by_place(below[0], name), _by_place(below[1], name)
-    return kernel._replace(below=below[0], direct=below[1])
+    return replace(kernel, below=below[0], direct=below[1])
 
 
 def _names_some(slug: str) -> bool:

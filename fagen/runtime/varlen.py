@@ -16,12 +16,12 @@ from fagen.argument_names import refuse_unknown_names
 from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
-    UNCLEAR,
+    FAILURES,
+    explain,
     flag,
     number,
     refuse_order_alone,
     refuse_other_types,
-    refuse_unreadable,
 )
 from fagen.runtime.arguments import (
     E4M3,
@@ -188,22 +188,19 @@ def attention_varlen(
             kernel = VARLEN.known.get(of) or VARLEN.find(_key(*of), None, of)
             if VARLEN.note is not None:
                 VARLEN.note(of, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
-        if scale is None:
-            scale = kernel.scale
-        elif type(scale) is not float:
-            scale = number("scale", scale)
         if seqused_q is not None:
             refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             at = used_queries(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             cu_seqlens_q, cu_seqlens_k, seqused_k = at
             of_fp8 = tuple(map(twice, of_fp8))
+        if scale is None:
+            scale = kernel.scale
+        elif type(scale) is not float:
+            scale = number("scale", scale)
         given = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
-        return results("fagen.attention_varlen", kernel, given, return_lse, deterministic, named)
-    except UNCLEAR:
-        refuse_other_types(attention_varlen, locals())
-        raise
-    except ValueError:
-        refuse_unreadable(attention_varlen, locals())
+        return results(VARLEN.call, kernel, given, return_lse, deterministic, named)
+    except FAILURES as error:
+        explain(error, attention_varlen, locals())
         raise
 
 
