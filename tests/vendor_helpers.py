@@ -13,14 +13,15 @@ import pytest
 
 from fagen import registry, vendor
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.rows import Row
+from fagen.dispatch.rows import Row, first_fit, measures_of
 from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
-from fagen.problem import Sizes
+from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import Source, written
 from fagen.vendor import torch_package
 from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.place import Written
+from fagen.vendor.table import Table
 
 KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
@@ -286,6 +287,12 @@ SERVED = (
     ((PLAIN, SPLIT_16), {Sizes(1, 1, 1, 5, 300): PLAIN, Sizes(9, 9, 1, 3, 300): SPLIT_16}),
     ((SPLIT_4,), dict.fromkeys((Sizes(1, 1, 1, 1, 9), Sizes(9, 9, 1, 999, 999)), SPLIT_4)),
 )
+
+
+def first_of(table: Table, problem: Problem, sizes: Sizes) -> str:
+    """The slug of the first row that fits, as Python reads a dispatcher's rows."""
+    own = ((entry.row.slug, entry.row.limits) for entry in table.rows if entry.problem == problem)
+    return str(first_fit(own, measures_of(sizes, table.tile)))
 
 
 def narrow_rows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

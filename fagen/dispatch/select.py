@@ -417,9 +417,3 @@ def _rank(schedule: Schedule) -> tuple[bool, int, str]:
 def committed(name: str) -> tuple[Schedule, ...]:
     """The committed schedules of a kind that computes problems, read once."""
     return tuple(map(read, schedules(name)))
-
-
-def forget() -> None:
-    """Read tables and schedules anew, as in a new process."""
-    for one in (committed, sized_slug, table_at):
-        one.cache_clear()

@@ -14,14 +14,12 @@ from fagen.dispatch.rows import (
     TILE,
     Bound,
     Row,
-    first_fit,
-    measures_of,
     without_repeats,
 )
 from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
 from fagen.dispatch.tables import chunks_of
 from fagen.kind import Step
-from fagen.problem import Problem, Sizes
+from fagen.problem import Problem
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.vendor.gradients import problem_of
@@ -152,11 +150,6 @@ class Table:
         """What the rows are for, in words."""
         single = {entry.problem: entry.row.queries_to == 1 for entry in self.rows}  # the last says
         return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
-
-    def entry_for(self, problem: Problem, sizes: Sizes) -> Entry | None:
-        """The row that serves a problem at these sizes; None where it has none for the problem."""
-        own = ((entry, entry.row.limits) for entry in self.rows if entry.problem == problem)
-        return first_fit(own, measures_of(sizes, self.tile))
 
     @property
     def narrow(self) -> bool:
