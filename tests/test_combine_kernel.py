@@ -3,90 +3,26 @@
 import ctypes
 import math
 import re
-import shutil
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from fagen import flow, registry
+from fagen import flow, registry, simulator
 from fagen.arch import SM90
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.verify import RULE, Case
 from fagen.measure.proof import check
-from fagen.process import run
-from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
+from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
-from fagen.toolchain import find_gxx, find_nvcc
 from tests.c_calls import changed
 from tests.combine_helpers import SPREAD, planned
 from tests.often import some
 
 # ---- the kernel's text, on a CPU ----------------------------------------------------------------
 
-HARNESS = """
-#include "combine_simt.h"
-{kernel}
-using namespace fagen_{slug}_kernel;
-
-template <typename T>
-std::vector<T> read(size_t count) {{
-  std::vector<T> data(count + 1);
-  if (fread(data.data(), sizeof(T), count, stdin) != count) {{
-    exit(2);
-  }}
-  return data;
-}}
-
-int main(int, char** words) {{
-  const int splits = atoi(words[1]), batch = atoi(words[2]), seqlen = atoi(words[3]);
-  const int heads = atoi(words[4]), columns = {head_dim};
-  const int sequences = {packed} ? 1 : batch;  // packed rows are those of one
-  const int rows = sequences * seqlen * heads;
-  const auto outs = read<Element>(size_t(splits) * rows * columns);
-  const auto lses = read<float>(size_t(splits) * rows);
-  std::vector<Output> out(size_t(rows) * columns + 16);
-  std::vector<float> lse(rows);
-  Params params = {{}};
-  params.outs = outs.data();
-  params.lses = lses.data();
-  params.out = out.data();
-  params.lse = lse.data();
-  params.outs_stride_split = int64_t(rows) * columns;
-  params.outs_stride_seq = params.out_stride_seq = heads * columns;
-  params.outs_stride_head = params.out_stride_head = columns;
-  params.lses_stride_split = rows;
-  params.lses_stride_head = params.lse_stride_head = seqlen;
-  params.heads = FastDivisor(heads);
-  params.splits = splits;
-  params.rows = rows;
-  {layout}
-  const unsigned blocks = (rows + kRows - 1) / kRows;
-  simt::launch({{blocks, 1, 1}}, kThreads, [&] {{ combine(params); }});
-  fwrite(out.data(), sizeof(Output), size_t(rows) * columns, stdout);
-  fwrite(lse.data(), 4, lse.size(), stdout);
-}}
-"""
-DENSE = """
-  params.seqlen = FastDivisor(seqlen);
-  params.outs_stride_batch = params.out_stride_batch = int64_t(seqlen) * heads * columns;
-  params.lses_stride_batch = params.lse_stride_batch = seqlen * heads;
-"""
-PACKED = """
-  const auto num_splits = read<int32_t>(batch), cu_seqlens = read<int32_t>(batch + 1);
-  params.num_splits = num_splits.data();
-  params.cu_seqlens = cu_seqlens.data();
-  params.batch = batch;
-  params.sequences_per_row = float(batch) / seqlen;
-"""
-ASM = {
-    "cp.async.cg": "simt::copy_async(slot, from);",
-    "commit_group": "simt::close_group();",
-    "wait_group": "simt::wait_group(kStages - 1);",
-    "griddepcontrol": "",
-}
 CASES = (
     Case(1, 2, 3, 5),
     Case(2, 3, 5, 2, "some"),
@@ -98,65 +34,23 @@ CASES = (
 )
 
 
-def compiled(plan: Plan, folder: Path) -> Path:
-    """Compile the rendered kernel with g++, each asm as what the PTX manual says."""
-    text = render(plan).kernel.partition("// " + HOST_MARK)[0]
-
-    def meaning(match: re.Match[str]) -> str:
-        return next(said for word, said in ASM.items() if word in match[0])
-
-    text = re.sub(r"asm volatile\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
-    assert "asm" not in text
-    text = re.sub(r"extern __shared__ .* ring\[\];", "static Stage ring[kStages];", text)
-    program = HARNESS.format(
-        kernel=text[text.index("namespace fagen_") :],
-        slug=plan.slug,
-        head_dim=plan.head_dim,
-        packed=int(plan.packed),
-        layout=PACKED if plan.packed else DENSE,
-    )
-    (folder / "run.cpp").write_text(program)
-    for header in ("simt.h", "combine_simt.h"):
-        shutil.copy(Path(__file__).parent / header, folder)
-    gxx, _ = find_gxx()
-    flags = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-I", find_nvcc().include)
-    made = run([gxx, *flags, "run.cpp", "-o", "run"], cwd=folder)
-    assert made.returncode == 0, made.stderr[:4000]
-    return folder / "run"
-
-
-def run_on_cpu(plan: Plan, program: Path, given: dict[str, Tensor]) -> None:
-    """Run what `compiled` made on contiguous copies of the inputs, into the outputs."""
-    names = ("outs", "lses", "num_splits", "cu_seqlens")
-    raw = [given[name].contiguous().view(torch.uint8) for name in names if name in given]
-    (program.parent / "in").write_bytes(b"".join(part.numpy().tobytes() for part in raw))
-    out, lse = given["out"], given["lse"]
-    batch = len(given["num_splits"]) if plan.packed else out.shape[0]
-    words = " ".join(map(str, (len(given["outs"]), batch, *out.shape[-3:-1])))
-    done = run(["sh", "-c", f"./run {words} < in > out"], cwd=program.parent)
-    assert done.returncode == 0, done.stderr
-    raw_out = bytearray((program.parent / "out").read_bytes())
-    size = math.prod(out.shape) * out.element_size()
-    out.copy_(torch.frombuffer(raw_out[:size], dtype=out.dtype).view(out.shape))
-    lse.copy_(torch.frombuffer(raw_out[size:], dtype=torch.float32).view(lse.shape))
+def on_cpu(plan: Plan) -> Callable[[dict[str, Tensor]], None]:
+    """The kernel's text on the simulated GPU, given inputs and outputs by name."""
+    library = simulator.build(render(plan).kernel)
+    return lambda given: simulator.call(plan, library, **given)
 
 
 @pytest.mark.parametrize("slug", some(SPREAD, SPREAD[:6]))
-def test_the_kernels_own_text_has_the_emulations_bits(slug, tmp_path):
+def test_the_kernels_own_text_has_the_emulations_bits(slug):
     plan = planned(slug)
-    program = compiled(plan, tmp_path)
-
-    def kernel(**given: Tensor) -> None:
-        run_on_cpu(plan, program, given)
-
-    errors = check(plan, RULE, kernel, device="cpu")
+    errors = check(plan, RULE, on_cpu(plan), device="cpu")
     assert all(error.differing == 0 for error in errors)
 
 
 @pytest.mark.parametrize("slug", ["comb_fp32_d8_packed", "comb_fp32_d128_obf16_packed"])
-def test_a_row_finds_its_sequence_wherever_it_lies(slug, tmp_path):
+def test_a_row_finds_its_sequence_wherever_it_lies(slug):
     plan = planned(slug)
-    program = compiled(plan, tmp_path)
+    kernel = on_cpu(plan)
     generator = torch.Generator().manual_seed(0)
 
     def drawn(batch: int, rows: int) -> Tensor:
@@ -189,17 +83,17 @@ def test_a_row_finds_its_sequence_wherever_it_lies(slug, tmp_path):
         )
         right = compute(plan, **given)
         out, lse = (torch.full_like(tensor, math.nan) for tensor in right)
-        run_on_cpu(plan, program, {**given, "out": out, "lse": lse})
+        kernel({**given, "out": out, "lse": lse})
         if starts.equal(starts.sort().values):
             assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
 
 
-def test_no_splits_at_all_are_zeros_and_minus_infinity(tmp_path):
+def test_no_splits_at_all_are_zeros_and_minus_infinity():
     plan = planned("comb_fp32_d128_obf16")
     given = dict(outs=torch.empty(0, 2, 3, 5, 128), lses=torch.empty(0, 2, 5, 3))
     out = torch.full((2, 3, 5, 128), math.nan, dtype=torch.bfloat16)
     lse = torch.full((2, 5, 3), math.nan)
-    run_on_cpu(plan, compiled(plan, tmp_path), {**given, "out": out, "lse": lse})
+    on_cpu(plan)({**given, "out": out, "lse": lse})
     assert torch.all(out == 0) and torch.all(lse == -math.inf)
 
 

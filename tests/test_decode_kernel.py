@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fagen import registry, simulator
 from fagen.build import build
-from fagen.errors import DeviceError
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, small_cases
 from fagen.measure.proof import check
@@ -31,7 +30,7 @@ def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tenso
     """What the kernels make of a case."""
     given = inputs(plan, case, 0, "cpu")
     found = outputs(given)
-    simulator.call(plan, library, seed=seed, **given, **found)
+    simulator.call(plan, library, chance=seed, **given, **found)
     return found
 
 
@@ -122,109 +121,6 @@ def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused()
         given = {"q": q, "k": k, "v": k, "scale": 0.1, "out": out}
         with pytest.raises(ValueError, match=r"there are 2\^30 rows of chunks or .*more"):
             described(plan, built(plan), given, workspace=room)(None)
-
-
-_MEET = "    meet();\n#pragma unroll\n    for (int j = 0; j < kRows / 4; ++j) {\n      "
-# what is there, and what is left of it: a number is wrong then, or nobody can go on
-FAULTS = {
-    "K or V is not waited for": ("shared.full[tile.stage].wait(tile.phase);", ""),
-    "nor are the queries": ("shared.q_full[q.stage].wait(q.phase);", ""),
-    "a buffer is filled before it has been read": (
-        "shared.empty[tile.stage].wait(tile.phase ^ 1);",
-        "",
-    ),
-    "S is read before it is there": ("wgmma_wait<0>();\n#pragma unroll", "#pragma unroll"),
-    "V behind the end stays what it was": ("      clear_values(", "      if (false) clear_values("),
-    "no reference is outgrown": ("meet_and_vote(outgrown(s))", "meet_and_vote(false)"),
-    "maxima are read too early": (f"{_MEET}float maximum", f"{_MEET[12:]}float maximum"),
-    "sums are read too early": (f"{_MEET}const int row", f"{_MEET[12:]}const int row"),
-    "what was summed does not follow the reference": ("sum[j] *= factor;", ""),
-}
-# the same of chunks of one block: the ring has place for a third one's
-SHORT = Case(Sizes(8, 8, 2, 1, 512), (512,) * 8)
-SHORT_FAULTS = {
-    "queries are filled before they have been read": (
-        "shared.q_empty[q.stage].wait(q.phase ^ 1);",
-        "",
-    ),
-}
-# the same of a kernel whose blocks fold chunks that follow each other: some of several tiles
-MANY = Case(Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70))
-RUN_FAULTS = {
-    "a chunk goes on with the sums before": ("        begin(unit);\n      }", "      }"),
-    "a chunk's end is not seen": ("key + kBlockN == unit.first_key + chunk", "false"),
-    "tiles stay whole that are not alike": (
-        "params.level && __all_sync",
-        "params.level || __all_sync",
-    ),
-    "a fold goes on with the next tile": ("      begin_fold();\n", ""),
-    "blocks abreast take the same tile": (
-        " + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast",
-        "",
-    ),
-    "a block folds what another one began": ("folds = unit.chunk == 0;", "folds = true;"),
-    "merge begins anew": ("maximum = __ldcg(&folded->maximum);", ""),
-    "merge forgets the state's sum": ("sum = __ldcg(&folded->sum);", ""),
-    "merge counts chunks twice": ("of_sequence - begun;", "of_sequence;"),
-}
-# and where chunks are too long for a run's share
-LONG = Case(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70))
-TURN_FAULTS = {
-    "chunks are passed over": ("at += params.abreast.divide", "at += 2 * params.abreast.divide"),
-    "a chunk goes on to the end": ("min(unit.first_key + keys, unit.sequence.length)", "2 * keys"),
-    "sequences count as in runs": ("(in_turns ? chunks_of", "(false ? chunks_of"),
-}
-GROUPS = Case(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
-GROUP_FAULTS = {
-    "all groups are the first": (
-        "group = rank - unit.chunk * params.tile_groups.value;",
-        "group = 0;",
-    ),
-}
-# and of one whose references are the caller's
-MISSED = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
-UNIFIED_FAULTS = {
-    "no row fails": ("!(total >= kLeastMean * keys)", "false"),
-    "nobody asks whether one has": ("__syncthreads_or(consumer.failed)", "__syncthreads_or(false)"),
-    "all rows of a unit are computed again": ("exact ? !repeats[j] : row", "row"),
-    "the second time keeps the reference": ("exact ? -INFINITY : params", "params"),
-}
-QUICK = (
-    "V behind the end stays what it was",
-    "no reference is outgrown",
-    "a block folds what another one began",
-    "no row fails",
-)
-
-
-def faults() -> list[object]:
-    found = [
-        *((FIRST, RISING, name, *fault) for name, fault in FAULTS.items()),
-        *((FIRST, SHORT, name, *fault) for name, fault in SHORT_FAULTS.items()),
-        *((f"{FIRST}_runs", MANY, name, *fault) for name, fault in RUN_FAULTS.items()),
-        *((f"{FIRST}_c4_runs", LONG, name, *fault) for name, fault in TURN_FAULTS.items()),
-        *((f"{FIRST}_c1_runs", GROUPS, name, *fault) for name, fault in GROUP_FAULTS.items()),
-        *((f"{FIRST}_unified", MISSED, name, *fault) for name, fault in UNIFIED_FAULTS.items()),
-    ]
-    long = pytest.mark.long
-    return [pytest.param(*one, id=one[2], marks=[] if one[2] in QUICK else [long]) for one in found]
-
-
-@pytest.mark.parametrize(("slug", "case", "name", "right", "left"), faults())
-def test_each_wait_and_each_care_is_needed(slug, case, name, right, left):
-    plan = planned(slug)
-    kernel = render(plan).kernel
-    assert right in kernel, "the kernel has changed: say it here too"
-    library = simulator.build(kernel.replace(right, left))
-    healthy = ran(plan, built(plan), case)
-    for seed in range(12):
-        try:
-            found = ran(plan, library, case, seed)
-        except DeviceError:
-            return
-        if not all(torch.equal(found[key], healthy[key]) for key in healthy):
-            return
-    pytest.fail("nothing showed")
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,19 @@
 """The kernel of a quantiser: its own text, run on a CPU, and what its compilers make of it."""
 
 import ctypes
-import math
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fagen import flow, registry
+from fagen import flow, registry, simulator
 from fagen.arch import SM90
-from fagen.e4m3 import Centered, by_columns, sign_words
+from fagen.e4m3 import Centered, by_columns
 from fagen.kinds.quantize.plan import Plan
 from fagen.kinds.quantize.reference import quantize
-from fagen.process import run
-from fagen.render import HASH_WORD, HOST_MARK, formatted, render, token_hash
-from fagen.toolchain import find_gxx, find_nvcc
+from fagen.render import HASH_WORD, formatted, render, token_hash
+from fagen.runtime.checks import allocated, checked
 from tests.c_calls import changed
 from tests.often import some
 from tests.quantize_helpers import SEED, SPREAD, normal, planned, rotary, uneven
@@ -25,190 +21,28 @@ from tests.quantize_helpers import SEED, SPREAD, normal, planned, rotary, uneven
 # ---- the kernel's text, on a CPU ----------------------------------------------------------------
 
 
-HARNESS = """
-#include "simt.h"
-{kernel}
-using namespace fagen_{slug}_kernel;
-
-float* aligned(std::vector<float>& of) {{
-  return of.data() + (16 - uintptr_t(of.data()) % 16) % 16 / 4;
-}}
-
-int main(int count, char** words) {{
-  const int batch = atoi(words[1]), seqlen = atoi(words[2]), heads = atoi(words[3]);
-  const bool given = atoi(words[4]);
-  const int padded = (seqlen + 15) / 16 * 16, blocks = atoi(words[5]);
-  std::vector<char> space(sizeof(Element) * batch * seqlen * heads * {head_dim} + 16);
-  std::vector<uint8_t> out(size_t(batch) * padded * heads * {head_dim} + 64, 0xee);
-  std::vector<float> space_of_descales(batch * heads * blocks + 4, -1);
-  std::vector<float> space_of_means(batch * heads * {head_dim} + 4, -1);
-  std::vector<float> workspace(batch * heads * ((seqlen + 31) / 32) * 3 * {head_dim}, -1);
-  float* descale = aligned(space_of_descales);
-  float* mean = aligned(space_of_means);
-  char* in = space.data() + (16 - uintptr_t(space.data()) % 16) % 16;
-  uint8_t* to = out.data() + (16 - uintptr_t(out.data()) % 16) % 16;
-  fread(in, 1, space.size() - 16, stdin);
-  std::vector<char> angles(sizeof(Element) * batch * seqlen * {head_dim} + 16);
-  char* cos = angles.data() + (16 - uintptr_t(angles.data()) % 16) % 16;
-  if ({rotary}) {{
-    fread(cos, 1, angles.size() - 16, stdin);
-  }}
-  if (given) {{
-    fread(descale, 4, batch * heads * blocks, stdin);
-    fread(mean, 4, batch * heads * {head_dim}, stdin);
-  }}
-  Params params = {{}};
-  params.x = reinterpret_cast<const Element*>(in);
-  params.values = to;
-  params.descale = descale;
-  params.x_stride_head = {head_dim};
-  params.x_stride_seq = heads * {head_dim};
-  params.x_stride_batch = int64_t(seqlen) * heads * {head_dim};
-  params.values_stride_row = {columns} ? padded : heads * {head_dim};
-  params.values_stride_head = {columns} ? padded * {head_dim} : {head_dim};
-  params.values_stride_batch = int64_t({columns} ? padded : seqlen) * heads * {head_dim};
-  params.descale_stride_batch = {by_tensor} ? 0 : heads * blocks;
-  params.descale_stride_head = {by_tensor} ? 0 : blocks;
-  params.seqlen = seqlen;
-  {signs}
-  {angles}
-  const unsigned rows = (seqlen + kRows - 1) / kRows;
-  params.heads = FastDivisor(heads);
-  params.tiles = FastDivisor(rows);
-  const simt::Index grid = {{heads * rows * batch, 1, 1}};
-  const simt::Index of_heads = {{unsigned({by_tensor} ? 1 : heads * batch), 1, 1}};
-  {launches}
-  fwrite(to, 1, size_t(batch) * ({columns} ? padded : seqlen) * heads * {head_dim}, stdout);
-  fwrite(descale, 4, batch * heads * blocks, stdout);
-  fwrite(mean, 4, batch * heads * {head_dim}, stdout);
-}}
-"""
-MAXIMA = """
-  params.maxima = workspace.data();
-  params.maxima_of_one = int64_t(rows) * (BY_TENSOR ? heads * batch : 1);
-  if (!given) {
-    simt::launch(grid, kThreads, [&] { find_maxima(params); });
-    simt::launch(of_heads, kReduceThreads, [&] { reduce_maxima(params); });
-  }
-"""
-OF_COLUMNS = """
-  params.numbers = workspace.data();
-  params.column_tiles = FastDivisor((seqlen + kColumnRows - 1) / kColumnRows);
-  MEAN
-  if (!given) {
-    const unsigned tiles = params.column_tiles.value;
-    simt::launch({heads * tiles * batch, 1, 1}, kColumnThreads, [&] { find_columns(params); });
-    simt::launch({unsigned(heads * batch), 1, 1}, kReduceThreads, [&] { reduce_columns(params); });
-  }
-"""
-MEAN = """
-  params.mean = mean;
-  params.mean_stride_batch = heads * HEAD_DIM;
-  params.mean_stride_head = HEAD_DIM;
-"""
-QUANTIZE = """
-  simt::launch(grid, kThreads, [&] { quantize(params); });
-"""
-ANGLES = """
-  params.cos = reinterpret_cast<const Element*>(cos);
-  params.sin = params.cos + batch * seqlen * {half};
-  params.cos_stride_seq = params.sin_stride_seq = {half};
-  params.cos_stride_batch = params.sin_stride_batch = seqlen * {half};
-"""
-ASM = {
-    "mma.sync": "simt::mma<Element>(d, a0, a1, a2, a3, b0, b1);",
-    "cvt.rn": "packed = simt::pack(a, b, c, d);",
-    "stmatrix": "simt::stmatrix(at, pairs);",
-}
-
-
-def launches(plan: Plan) -> str:
-    """What a call launches, in order."""
-    text = ""
-    if plan.reads_columns:
-        text += OF_COLUMNS.replace("MEAN", MEAN if plan.center else "")
-    if not plan.by_block and not plan.by_column:
-        text += MAXIMA.replace("BY_TENSOR", str(int(plan.by_tensor)))
-    return (text + QUANTIZE).replace("HEAD_DIM", str(plan.head_dim))
-
-
-def run_on_cpu(
-    plan: Plan,
-    x: Tensor,
-    folder: Path,
-    descale: Tensor | None = None,
-    mean: Tensor | None = None,
-) -> Centered:
-    """Compile the rendered kernels with g++, each asm as what the PTX manual says, and run them."""
-    text = render(plan).kernel.partition("// " + HOST_MARK)[0]
-
-    def meaning(match: re.Match[str]) -> str:
-        return next((said for word, said in ASM.items() if word in match[0]), "")
-
-    text = re.sub(r"asm(?: volatile)?\(\n?\s*\".*?\);(?=\s)", meaning, text, flags=re.DOTALL)
-    assert "asm" not in text
-    text = text[text.index("namespace fagen_") :]
-    program = HARNESS.format(
-        kernel=text,
-        slug=plan.slug,
-        head_dim=plan.head_dim,
-        columns=int(plan.columns),
-        by_tensor=int(plan.by_tensor),
-        signs="".join(f"params.signs[{i}] = {sign_words(SEED)[i]}u;" for i in range(plan.chunks))
-        if plan.rotate
-        else "",
-        rotary=int(plan.rotary),
-        angles=ANGLES.format(half=plan.angles) if plan.rotary else "",
-        launches=launches(plan),
-    )
-    (folder / "run.cpp").write_text(program)
-    shutil.copy(Path(__file__).parent / "simt.h", folder)
-    gxx, _ = find_gxx()
-    made = run(
-        [gxx, "-std=c++17", "-O1", "-w", "-I", find_nvcc().include, "run.cpp", "-o", "run"],
-        cwd=folder,
-    )
-    assert made.returncode == 0, made.stderr[:4000]
-    batch, seqlen, heads, head_dim = x.shape
-    blocks = -(-seqlen // plan.scale_rows) if plan.by_block else 1
-    blocks = head_dim if plan.by_column else blocks
-    given = int(descale is not None or mean is not None)
-    raw = x.contiguous().view(torch.uint8).numpy().tobytes()
-    for angles in rotary(plan, batch, seqlen) or ():
-        raw += angles.view(torch.uint8).numpy().tobytes()
-    if given:
-        descale = torch.ones(()) if descale is None else descale
-        mean = torch.zeros(()) if mean is None else mean
-        for one, count in ((descale, blocks), (mean, head_dim)):
-            raw += one.expand(batch, heads, count).contiguous().numpy().tobytes()
-    (folder / "in").write_bytes(raw)
-    words = " ".join(map(str, (batch, seqlen, heads, given, blocks)))
-    done = run(["sh", "-c", f"./run {words} < in > out"], cwd=folder)
-    assert done.returncode == 0, done.stderr
-    out = (folder / "out").read_bytes()
-    shape = (batch, seqlen, heads, head_dim)
-    if plan.columns:
-        shape = (batch, heads, head_dim, -(-seqlen // 16) * 16)
-    size = math.prod(shape)
-    numbers = torch.frombuffer(bytearray(out[size:]), dtype=torch.float32)
-    scales, means = numbers.split([batch * heads * blocks, batch * heads * head_dim])
-    return Centered(
-        torch.frombuffer(bytearray(out[:size]), dtype=torch.uint8).view(shape),
-        scales.view(batch, heads, blocks),
-        means.view(batch, heads, head_dim),
-    )
+def run_on_cpu(plan: Plan, x: Tensor, **given: Tensor) -> Centered:
+    """What the kernels' text, on the simulated GPU, makes of x and of results that are given."""
+    arguments = {"x": x, **given}
+    if angles := rotary(plan, *x.shape[:2]):
+        arguments |= {"cos": angles[0], "sin": angles[1]}
+    names = [tensor.result for tensor in plan.signature.outputs]
+    results = dict(zip(names, allocated(plan, arguments, checked(plan, arguments)), strict=True))
+    library = simulator.build(render(plan).kernel)
+    simulator.call(plan, library, **arguments, **results, seed=SEED)
+    values, *statistics = results.values()
+    return Centered(values.view(torch.uint8), *statistics, *[x] * (2 - len(statistics)))
 
 
 @pytest.mark.parametrize("slug", some(SPREAD, SPREAD[::3]))
-def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
+def test_the_kernels_own_text_computes_what_the_reference_does(slug):
     plan = planned(slug)
     x = uneven(plan, 2, 203, 2)
-    got = run_on_cpu(plan, x, tmp_path)
+    got = run_on_cpu(plan, x)
     expected = quantize(plan, x, SEED, rotary=rotary(plan, 2, 203))
-    if plan.by_tensor:
-        assert torch.allclose(got.descale[0, 0], expected.descale[0, 0], rtol=1e-6)
-    else:
-        assert torch.allclose(got.descale, expected.descale, rtol=1e-5 if plan.center else 1e-6)
+    descale = expected.descale[0, 0] if plan.by_tensor else expected.descale
+    rounding = 1e-5 if plan.center else 1e-6
+    assert torch.allclose(got.descale.view_as(descale), descale, rtol=rounding)
     if plan.center:
         assert torch.allclose(got.mean, expected.mean, rtol=1e-5, atol=1e-5)
     bits = expected.values.view(torch.uint8)
@@ -231,32 +65,32 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug, tmp_path):
         "quant_fp16_d240_rot_center",
     ],
 )
-def test_columns_past_the_head_dim_have_no_part_in_maxima(slug, tmp_path):
+def test_columns_past_the_head_dim_have_no_part_in_maxima(slug):
     """Less their means all numbers are far below one."""
     plan = planned(slug)
     x = (uneven(plan, 1, 150, 2) * 2.0**-10).to(getattr(torch, plan.dtype.torch))
-    got = run_on_cpu(plan, x, tmp_path)
+    got = run_on_cpu(plan, x)
     expected = quantize(plan, x, SEED)
-    assert torch.allclose(got.descale, expected.descale, rtol=1e-5)
+    assert torch.allclose(got.descale.view_as(expected.descale), expected.descale, rtol=1e-5)
     assert (got.values != expected.values.view(torch.uint8)).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("slug", ["quant_fp16_d64_shead_vcols", "quant_fp16_d64_stensor"])
-def test_the_kernels_own_text_takes_a_given_descale(slug, tmp_path):
+def test_the_kernels_own_text_takes_a_given_descale(slug):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
     descale = torch.tensor(0.01)
-    got = run_on_cpu(plan, x, tmp_path, descale=descale)
+    got = run_on_cpu(plan, x, descale=descale if plan.by_tensor else descale.repeat(1, 2))
     assert torch.equal(got.values, quantize(plan, x, descale=descale).values.view(torch.uint8))
 
 
 @pytest.mark.parametrize("slug", ["quant_fp16_d64_center_scol_vcols", "quant_bf16_d128_rot_center"])
-def test_the_kernels_own_text_takes_given_means(slug, tmp_path):
+def test_the_kernels_own_text_takes_given_means(slug):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
     given = dict(mean=normal(1, 2, plan.head_dim).float())
     given |= dict(descale=torch.full((1, 2, plan.head_dim), 0.01)) if plan.by_column else {}
-    got = run_on_cpu(plan, x, tmp_path, **given)
+    got = run_on_cpu(plan, x, **given)
     expected = quantize(plan, x, SEED, **given).values.view(torch.uint8)
     assert (got.values != expected).float().mean() < 1e-3
 

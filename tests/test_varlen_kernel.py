@@ -6,14 +6,13 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fagen import registry, simulator
-from fagen.errors import DeviceError, ScheduleError, VerificationError
+from fagen.errors import ScheduleError, VerificationError
 from fagen.kinds.decode.reference import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
@@ -30,7 +29,6 @@ from fagen.vendor import FORMATS
 from fagen.vendor.contents import folder_of
 from fagen.vendor.manifest import Manifest
 from fagen.vocab import MASKS
-from tests.often import some
 from tests.tensors import normal
 from tests.varlen_helpers import exact, packed, planned
 
@@ -56,28 +54,6 @@ SPREAD = (
 def test_it_is_right_whatever_happens_when(slug: str) -> None:
     of = planned(slug)
     assert simulator.check(of, render(of).kernel, seeds=1) == (6 if of.descales else 7)
-
-
-FAULTS = {
-    "nobody asks for the next one": (SMALL, "shared.tile_wanted.arrive();"),
-    "the producer keeps what it took": (SMALL, "    tiles.take();\n"),
-    "who transposes V stops at a tile without keys": (
-        SMALL_FP8,
-        "  EmptyTiles rest{tiles};\n  for (Tile tile; rest.next(params, tile);) {\n  }\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_tile_that_is_not_passed_on_is_told_as_a_deadlock(name: str) -> None:
-    slug, right = FAULTS[name]
-    of = planned(slug)
-    kernel = render(of).kernel
-    assert right in kernel
-    library = simulator.build(kernel.replace(right, ""))
-    case = Case(((65, 7), (3, 3), (200, 90), (9, 0)) * 60, 2, 1)
-    with pytest.raises(DeviceError, match=f"{slug} on the simulator, seed 0"):
-        case_error(of, partial(simulator.call, of, library), case, device="cpu")
 
 
 def test_sequences_of_a_cache_are_read_where_they_are() -> None:
@@ -154,29 +130,6 @@ def test_rows_of_no_sequence_are_zeros_whatever_they_hold(slug: str, offsets: li
     assert not into["out"][others].any() and (into["lse"][:, others] == -math.inf).all()
     assert into["out"][~others].any() == into["lse"][:, ~others].isfinite().any() == any(~others)
     assert (room[:5] == 7).all() and (room[75:] == 7).all() and (lses[::3] == 7).all()
-
-
-# of the descales, a wrong one is NaN or a neighbour's
-WRONG = {
-    "descales of another sequence": ("min(first + lane(), max", "min(first, max"),
-    "V is transposed in another order": ("lane < 16 ? 0x6420", "lane < 16 ? 0x7531"),
-    "K's mean is of another row": ("(first + row) * params.q", "row * params.q"),
-}
-
-
-@pytest.mark.parametrize("name", some(WRONG, [*WRONG][:1]))
-def test_a_kernel_that_is_wrong_is_found_out(name: str) -> None:
-    of = planned(SMALL_FP8)
-    kernel = render(of).kernel
-    right, wrong = WRONG[name]
-    assert right in kernel
-    library = simulator.build(kernel.replace(right, wrong))
-    case = Case(((65, 80), (3, 3), (70, 90), (9, 0)), 2, 1)
-
-    def error(path: Path) -> bool:
-        return case_error(of, partial(simulator.call, of, path), case, device="cpu").ok
-
-    assert error(simulator.build(kernel)) and not error(library)
 
 
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])

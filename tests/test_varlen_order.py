@@ -3,7 +3,6 @@
 import pytest
 
 from fagen import simulator
-from fagen.errors import DeviceError
 from fagen.measure.sequences import Case
 from fagen.render import render
 from tests.often import some
@@ -40,42 +39,6 @@ def kernel_of(slug: str) -> str:
 def test_first_heads_one_by_one_and_last_ones_by_length_are_all_there_are(slug: str) -> None:
     library = simulator.build(kernel_of(slug))
     assert all(is_right(slug, library, case, seed) for seed, case in enumerate(CASES))
-
-
-FAULTS = {
-    "the last heads are taken for the first": (
-        "tile.head += whole ? 0 : first_heads;",
-        "",
-    ),
-    "tiles without keys are left out but for those of the last heads": (
-        "first_heads = whole ? first_heads : 0;",
-        "",
-    ),
-    "a head's tiles of a lower class are left out": (
-        "begin = end == tiles_of_head() ? first_with(1) : end;",
-        "begin = end == tiles_of_head() ? begin : end;",
-    ),
-    "a head's tiles are there in each class": (
-        "begin = end == tiles_of_head() ? first_with(1) : end;",
-        "begin = first_with(1);",
-    ),
-    "one of the last heads is taken for all": (
-        "tile.head = rank - row * heads;",
-        "tile.head = 0;",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", some(FAULTS, [*FAULTS][:2]))
-def test_a_tile_that_is_left_out_or_taken_for_another_is_found_out(name: str) -> None:
-    right, wrong = FAULTS[name]
-    text = kernel_of(SMALL)
-    assert right in text
-    library = simulator.build(text.replace(right, wrong))
-    try:
-        assert not is_right(SMALL, library, CASES[0], seed=0)
-    except DeviceError as error:
-        assert "nobody can go on" in str(error)
 
 
 def test_where_the_cache_holds_k_and_v_and_in_e4m3_classes_alone_count() -> None:

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from fagen import simulator
-from fagen.errors import DeviceError
 from fagen.measure.sequences import Case
 from fagen.render import render
-from tests.often import some
 from tests.varlen_helpers import is_right, offsets, packed, planned
 
 PING_PONG = "fwd_fp16_d64_causal_m128n64_varlen"  # which also skips blocks that are masked
@@ -52,65 +50,6 @@ def test_its_bits_are_the_same_whichever_warpgroup_has_a_sequence(slug: str) -> 
     for x in (out, lse.T):
         every = x.unflatten(0, (copies, sum(lengths)))
         assert not every.isnan().any() and all(torch.equal(one, every[0]) for one in every)
-
-
-PASSES = """      wait_k();
-      wait_v();
-      __syncwarp();  // one lane arrives for all
-      release_k();
-      release_v();
-"""
-FAULTS = {
-    "K and V are given back before they are full": (
-        PING_PONG,
-        PASSES,
-        PASSES.replace("      wait_k();\n      wait_v();\n", ""),
-    ),
-    "V is given back before it is full": (
-        PING_PONG,
-        PASSES,
-        PASSES.replace("      wait_v();\n", ""),
-    ),
-    "V is not given back": (THREE, PASSES, PASSES.replace("      release_v();\n", "")),
-    "the same one has each short tile": (
-        FP8,
-        "next = (next + tile.warpgroups) % kConsumers;",
-        "",
-    ),
-    "its buffer of Q stays that of the tile before": (
-        FOUR,
-        "        q.advance();\n      } else",
-        "      } else",
-    ),
-    "ping-pong where some have no rows": (THREE, "if (tile.warpgroups == kConsumers)", ""),
-    "the last PV of some out of turn": (
-        PING_PONG,
-        "    scheduler_barrier_wait(tile);  // as those",
-        "    // as those",
-    ),
-    "a tile that is passed over is not taken": (
-        HALVES,
-        "      tiles.take_together();\n      pass_over(blocks);",
-        "      pass_over(blocks);",
-    ),
-    "each one's own place in a tile that has rows for all": (
-        FP8,
-        "return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;",
-        "return warpgroup;",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", some(FAULTS, [*FAULTS][:3]))
-def test_a_kernel_whose_warpgroups_get_in_each_others_way_is_found_out(name: str) -> None:
-    slug, right, wrong = FAULTS[name]
-    kernel = render(planned(slug)).kernel
-    assert right in kernel
-    library = simulator.build(kernel.replace(right, wrong))
-    try:
-        assert not all(is_right(slug, library, Case(MIXED, 2, 1), seed) for seed in range(4))
-    except DeviceError as error:
-        assert "nobody can go on" in str(error)
 
 
 def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:

@@ -23,9 +23,9 @@ from fagen.toolchain import find_gxx, find_ninja
 
 Say = Callable[[str], None]
 
-_HEADER = Path(__file__).with_name("gpu.hpp")
+_HEADERS = Path(__file__).parent
 _SOURCE, _LIBRARY = "simulated.cpp", "simulated.so"
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-w")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w")
 _OF_GXX = ("-fno-gnu-unique",)  # which clang++ does not know, nor need
 
 
@@ -35,41 +35,43 @@ def build(kernel: str) -> Path:
     Raises BuildError where g++ refuses it, ToolchainError where there is none, CacheError.
     """
     text, (gxx, version) = translated(kernel), find_gxx()
-    told = host_digests(gxx)
+    digests = host_digests(gxx)
     flags = _FLAGS if version.startswith("clang") else (*_FLAGS, *_OF_GXX)
-    of = "\0".join((text, _HEADER.read_text(), *flags, version, *told.values()))
-    folder = kernels_folder() / f"simulated-{hashlib.sha256(of.encode()).hexdigest()[:16]}"
+    headers = (path.read_text() for path in sorted(_HEADERS.glob("*.hpp")))
+    everything = "\0".join((text, *headers, *flags, version, *digests.values()))
+    digest = hashlib.sha256(everything.encode()).hexdigest()
+    folder = kernels_folder() / f"simulated-{digest[:16]}"
 
     def make(making: Path) -> Record:
         (making / _SOURCE).write_text(text, encoding="utf-8")
-        command: Command = [gxx, *flags, f"-I{_HEADER.parent}", _SOURCE, "-o", _LIBRARY]
+        command: Command = [gxx, *flags, f"-I{_HEADERS}", _SOURCE, "-o", _LIBRARY]
         steps = [(_LIBRARY, command)]
         seconds = run_steps(making, failed_folder(folder), find_ninja()[0], steps)
-        return Record(_LIBRARY, {"g++": version}, told, stated_environment(), seconds)
+        return Record(_LIBRARY, {"g++": version}, digests, stated_environment(), seconds)
 
     place(folder, _LIBRARY, make, lock=lock_of(folder))
     return folder / _LIBRARY
 
 
-def call(plan: Plan, library: Path, *, seed: int = 0, **given: Any) -> None:
+def call(plan: Plan, library: Path, *, chance: int = 0, **arguments: Any) -> None:
     """Run a kernel that `build` made on tensors of the CPU, by the names of its signature.
 
-    `seed` draws when what is asynchronous happens. Raises ValueError for a wrong argument,
-    DeviceError, with who waits for what, where the kernel is stuck.
+    `chance` is a seed, which draws when what is asynchronous happens. Raises ValueError for a wrong
+    argument, DeviceError, with who waits for what, where the kernel is stuck.
     """
     from fagen.runtime.c_interface import described, library_at  # torch
 
     loaded = library_at(library)
-    launch = described(plan, library, given)
-    loaded["fagen_simulator_seed"](seed)
+    launch = described(plan, library, arguments)
+    loaded["fagen_simulator_seed"](chance)
     try:
         launch(None)
     except DeviceError as error:
-        said = loaded["fagen_simulator_said"]
-        said.restype = ctypes.c_char_p
-        if not (why := said().decode()):
+        reason = loaded["fagen_simulator_said"]
+        reason.restype = ctypes.c_char_p
+        if not (why := reason().decode()):
             raise
-        raise DeviceError(f"{plan.slug} on the simulator, seed {seed}: {why}") from error
+        raise DeviceError(f"{plan.slug} on the simulator, seed {chance}: {why}") from error
 
 
 def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = None) -> int:
@@ -89,5 +91,5 @@ def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = Non
     library = build(kernel)
     runs = 0
     for seed in range(seeds):
-        runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
+        runs += len(proof.simulated(plan, partial(call, plan, library, chance=seed), progress))
     return runs

@@ -12,7 +12,7 @@ _CLUSTER = re.compile(
     r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__"
 )
 _LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\(\s*(\w*)\);", re.DOTALL)
-_DYNAMIC = re.compile(r"extern __shared__ __align__\(1024\) char (\w+)\[\];")
+_DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];")
 _CONFIGURED = re.compile(r"\.(grid|block)Dim\b")  # a launch's; in a kernel these are macros
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
 _STRING = re.compile(r'\s*"((?:[^"\\]|\\.)*)"')
@@ -39,7 +39,8 @@ def translated(kernel: str) -> str:
     text = _INCLUDE.sub("", kernel)
     text = "".join(_without_asm(text))
     text = _CONFIGURED.sub(r".\1_dim", text)
-    text = _DYNAMIC.sub(r"char* const \1 = sim::self().block->shared;", text)
+    shared = r"\1* const \2 = reinterpret_cast<\1*>(sim::self().block->shared);"
+    text = _DYNAMIC.sub(shared, text)
     clusters = {kernel: size for size, kernel in _CLUSTER.findall(text)}
     text = _LAUNCH.sub(lambda found: _launch(found, clusters), text)
     return f'#include "gpu.hpp"\n{text}'
@@ -108,6 +109,15 @@ def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     )
 
 
+def _mma(asm: Asm, found: re.Match[str]) -> str:
+    *into, a0, a1, a2, a3, b0, b1, c = asm.operands
+    pointers = ", ".join(f"&({one})" for one in into)
+    return (
+        f"sim::mma(sim::Number::{_NUMBERS[found[1]]}, {{{pointers}}}, "
+        f"{{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {c})"
+    )
+
+
 def _ldmatrix(asm: Asm, found: re.Match[str]) -> str:
     *into, address = asm.operands
     taken = " ".join(f"{one} = four[{i}];" for i, one in enumerate(into))
@@ -118,7 +128,7 @@ def _ldmatrix(asm: Asm, found: re.Match[str]) -> str:
 _NUMBERS = {"f16": "kHalf", "bf16": "kBfloat", "e4m3": "kE4m3"}
 _FOUR = r"\{ ?%\d+, %\d+, %\d+, %\d+ ?\}"
 _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
-    r"wgmma\.fence\.sync\.aligned;": _of("sim::meet()"),
+    r"wgmma\.fence\.sync\.aligned;": _of("sim::wgmma_fence()"),
     r"wgmma\.commit_group\.sync\.aligned;": _of("sim::wgmma_commit()"),
     r"wgmma\.wait_group\.sync\.aligned %0;": _of("sim::wgmma_wait({0})"),
     (
@@ -138,13 +148,23 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], {_FOUR};": _of(
         "sim::stmatrix<4>({0}, {{{1}, {2}, {3}, {4}}}, false)"
     ),
+    rf"stmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 \[%0\], {_FOUR};": _of(
+        "sim::stmatrix<4>({0}, {{{1}, {2}, {3}, {4}}}, true)"
+    ),
     r"stmatrix\.sync\.aligned\.m8n8\.x2\.trans\.shared\.b16 \[%0\], \{ %1, %2 \};": _of(
         "sim::stmatrix<2>({0}, {{{1}, {2}}}, true)"
     ),
+    (
+        r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(\w+)\.\1\.f32 \{ %0, %1, %2, %3 \}, "
+        r"\{ %4, %5, %6, %7 \}, \{ %8, %9 \}, \{ %10, %10, %10, %10 \};"
+    ): _mma,
+    r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;": _of("sim::copy_async({0}, {1}, 16)"),
+    r"cp\.async\.commit_group;": _of("sim::copies_commit()"),
+    r"cp\.async\.wait_group %0;": _of("sim::copies_wait({0})"),
     rf"ldmatrix\.sync\.aligned\.m8n8\.x4(\.trans)?\.shared\.b16 {_FOUR}, \[%4\];": _ldmatrix,
     (
         r"\{ \.reg \.b16 low, high; cvt\.rn\.satfinite\.e4m3x2\.f32 low, %2, %1; "
-        r"cvt\.rn\.satfinite\.e4m3x2\.f32 high, %4, %3; mov\.b32 %0, \{ low, high \}; \}"
+        r"cvt\.rn\.satfinite\.e4m3x2\.f32 high, %4, %3; mov\.b32 %0, \{ ?low, high ?\}; \}"
     ): _of("{0} = sim::to_e4m3x2({2}, {1}) | sim::to_e4m3x2({4}, {3}) << 16"),
     r"mov\.u32 %0, %%laneid;": _of("{0} = sim::lane()"),
     r"prefetch\.global\.L1 \[%0\];": _of("(void)({0})"),

@@ -1,0 +1,216 @@
+"""Each statement that orders a kernel's threads is needed: without it the simulated GPU says so."""
+
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fagen import registry
+from fagen.kind import Plan, load_named
+from fagen.kinds.decode.verify import Case as DecodeCase
+from fagen.measure.proof import check
+from fagen.measure.sequences import Case
+from fagen.problem import Sizes
+from fagen.render import render
+from tests.mutants import Fault, Faults, Run, Scene, Trial
+
+
+def scene(*cases: Any) -> Scene:
+    """Cases of a kind's rule, or without any all small ones, and whether they are right."""
+
+    def calls(plan: Plan, run: Run) -> None:
+        rule = load_named(registry.kind(plan.kind).proof).rule(plan)
+        check(plan, rule, run, cases=cases or None, small=True, device="cpu")
+
+    return calls
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A kernel on trial: where its faults are to show, and constants of its text that differ."""
+
+    scenes: tuple[Scene, ...] = ()
+    constants: tuple[tuple[str, int], ...] = ()
+    careful: tuple[str, ...] = ()  # functions whose decisions are tried too: see Faults
+    sections: bool = False  # of one head
+    small: int | None = 0  # of the small cases of its kind's rule, which is to be right, so many
+
+
+SHORT = ((7, 9), (64, 64), (1, 1))
+# short ones, long ones, those whose last tile has rows for some; of few keys, of many, of none
+MIXED = Case(((3, 3), (200, 90), (5, 7), (65, 70), (9, 0), (40, 40), (300, 100), *SHORT * 8), 2, 1)
+# blocks that only the last rows of a tile see, tile after tile
+LONG = Case(((130, 330), (200, 200), (7, 9), (128, 128), (256, 261)), 2, 1)
+MANY_TILES = scene(Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(2, 4, 4, 60, 2 * 128 + 3))
+ROUNDS = scene(
+    Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(1, 6, 3, 130, 300), Sizes(3, 2, 2, 300, 131)
+)
+# several heads of a group in one thread block, several thread blocks for a group, heads without one
+STEPS = scene(Sizes(1, 4, 1, 64 * 3 + 3, 261), Sizes(1, 2, 2, 64 * 5 + 3, 261))
+
+# many tiles for each thread block; of one block of keys, or of none
+MANY_HEADS = scene(Sizes(2, 8, 2, 130, 300), Sizes(2, 4, 4, 300, 40), Sizes(1, 2, 2, 131, 0))
+# two steps of a chunk, the second with larger scores, and a last block that is not full
+RISING = DecodeCase(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
+ONE_BLOCK = DecodeCase(Sizes(8, 8, 2, 1, 512), (512,) * 8)  # the ring has place for a third one's
+# chunks that follow each other, some of several tiles; too long for a run's share; of many groups
+RUNS = DecodeCase(Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70))
+TURNS = DecodeCase(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70))
+GROUPS = DecodeCase(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
+MISSED = DecodeCase(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3))
+# four multiprocessors are simulated: of five KV heads the last two fill up
+FILLING_UP = Case(((530, 530), (9, 0), (129, 129)), 5, 5, gap=1)
+
+KERNELS = {
+    "fwd_fp16_d128_causal_m128n128": Tried((MANY_HEADS,), small=2),
+    "fwd_fp16_d256_causal_m128n64_split4": Tried(small=3),
+    "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2": Tried((MANY_HEADS,)),
+    "fwd_e4m3_d64_full_m128n128": Tried(small=3),
+    "fwd_e4m3_d96_causal_m128n64_nointra_pm1_pc32": Tried(small=3),
+    "fwd_fp16_d64_causal_m128n64_varlen": Tried(
+        (scene(MIXED, LONG),),
+        careful=(
+            "Turns::give",
+            "Consumer::(place|scheduler_barrier_wait|next_with_rows)",
+            "Consumer::run: q.advance.*",
+        ),
+    ),
+    "fwd_fp16_d64_causal_m64n64_varlen": Tried(
+        (scene(FILLING_UP, MIXED),),
+        (("kL2Bytes", 0),),
+        careful=("TileFinder::(look|find|tile_of)",),
+    ),
+    "fwd_e4m3_d64_causal_m64n64_varlen": Tried(
+        (scene(MIXED, LONG),),
+        careful=("produce_transposed_v|transpose|TileFinder::tile_of|Consumer::mean_score",),
+    ),
+    "bwd_fp16_d128_causal_m64n128": Tried((STEPS,), (("kMultiprocessors", 8),)),
+    "bwd_fp16_d64_causal_m64n64_det": Tried((STEPS,), careful=("add_dq",)),
+    "bwd_bf16_d256_causal_m64n64_dss1_c2": Tried((STEPS,)),
+    "bwd_fp16_d128_causal_m64n128_persist_post": Tried(
+        (MANY_TILES, ROUNDS), (("kMultiprocessors", 4),), sections=True
+    ),
+    "bwd_fp16_d16_causal_m64n64_varlen": Tried(small=3),
+    "dec_fp16_d128_causal_r8n64": Tried((scene(RISING, ONE_BLOCK),)),
+    "dec_fp16_d128_causal_r8n64_c4_runs": Tried(
+        (scene(RISING, RUNS, TURNS, GROUPS),),
+        careful=(
+            "Units::Units: .*all_sync.*",
+            "Units::parts_of",
+            "Units::next: (- unit.chunk.*|min\\(unit.first_key.*|at \\+= .*)",
+            "tile_of",
+            "Consumer::(begin_fold|settle|run)",
+            "Consumer::add_keys: .*== unit.first_key.*",
+            "Consumer::weigh_keys: .*(clear_values|key .*).*",
+            "merge: (- begun|reference = .*|sum = .*) left out",
+        ),
+    ),
+    "dec_fp16_d128_causal_r8n64_unified": Tried(
+        (scene(MISSED),),
+        careful=(
+            r"Consumer::begin: \? .*",
+            r"Consumer::finish: (\? .*|failed .*)",
+            "decode: if .*syncthreads_or.*",
+        ),
+    ),
+    "comb_fp32_d128_obf16_packed": Tried(
+        (scene(CombineCase(9, 2, 1, 3, "rising"), CombineCase(16, 40, 1, 2, "some")),), small=None
+    ),
+}
+
+
+# one of each kind of kernel
+SAMPLED = (
+    "fwd_fp16_d128_causal_m128n128",
+    "fwd_fp16_d64_causal_m128n64_varlen",
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "bwd_fp16_d64_causal_m64n64_det",
+    "bwd_fp16_d128_causal_m64n128_persist_post",
+    "dec_fp16_d128_causal_r8n64_c4_runs",
+    "dec_fp16_d128_causal_r8n64_unified",
+    "comb_fp32_d128_obf16_packed",
+)
+SEEDS = 8
+
+
+def planned(slug: str) -> Plan:
+    plan = registry.plan_of(slug)
+    return replace(plan, l2_share_bytes=1) if KERNELS[slug].sections else plan
+
+
+@cache
+def faults_of(slug: str) -> Faults:
+    """A kernel's text and its faults."""
+    kernel = render(planned(slug)).kernel
+    for name, value in KERNELS[slug].constants:
+        kernel, count = re.subn(rf"\b{name} = [^;]+;", f"{name} = {value};", kernel)
+        assert count == 1
+    return Faults(kernel, KERNELS[slug].careful)
+
+
+@cache
+def trial(slug: str) -> Trial:
+    """A kernel with all its faults, which without one is right."""
+    tried, plan = KERNELS[slug], planned(slug)
+    in_any_order = plan.kind == "backward" and not plan.deterministic
+    found = Trial(plan, faults_of(slug), loose="dq" if in_any_order else "")
+    for scene in tried.scenes:
+        found.record(scene)
+    if tried.small is not None:
+        found.record(scene(), tried.small)
+    return found
+
+
+# ---- faults that do not show --------------------------------------------------------------------
+
+LISTED = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text()).get("survives", [])
+
+
+def entry(slug: str, fault: Fault) -> int | None:
+    """Which entry of the list a fault of a kernel is, if it is listed."""
+    for number, one in enumerate(LISTED):
+        if re.fullmatch(one.get("kernels", ".*"), slug) and any(
+            re.fullmatch(pattern, str(fault)) for pattern in one["faults"]
+        ):
+            return number
+    return None
+
+
+def sample(slug: str) -> list[Fault]:
+    """Of each kind of statement, and of what is wrong with it, one that shows; others elsewhere."""
+    alike: dict[tuple[str, str], list[Fault]] = {}
+    for fault in trial(slug).faults:
+        if entry(slug, fault) is None:
+            kind = fault.kind if fault.orders else ""
+            alike.setdefault((kind, fault.what), []).append(fault)
+    turn = list(KERNELS).index(slug)
+    return [faults[turn % len(faults)] for faults in alike.values()]
+
+
+@pytest.mark.parametrize("slug", SAMPLED)
+def test_one_fault_of_each_kind_shows(slug: str) -> None:
+    unseen = [
+        str(fault) for fault in sample(slug) if trial(slug).end(fault.number, SEEDS) == "survives"
+    ]
+    assert not unseen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slug", KERNELS)
+def test_every_fault_shows_but_those_that_are_listed(slug: str) -> None:
+    found = trial(slug)
+    survivors = {
+        str(fault) for fault in found.faults if found.end(fault.number, SEEDS) == "survives"
+    }
+    listed = {str(fault) for fault in found.faults if entry(slug, fault) is not None}
+    assert survivors == listed
+
+
+@pytest.mark.long
+def test_every_entry_of_the_list_is_of_a_kernel() -> None:
+    met = {entry(slug, fault) for slug in KERNELS for fault in faults_of(slug).faults}
+    assert met >= set(range(len(LISTED)))
