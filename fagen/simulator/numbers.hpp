@@ -100,6 +100,10 @@ inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162
   const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
   return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
 }
+inline __half2 __hmin2(__half2 a, __half2 b) { return {a.x < b.x ? a.x : b.x, a.y < b.y ? a.y : b.y}; }
+inline __half2 __hmax2(__half2 a, __half2 b) { return {a.x > b.x ? a.x : b.x, a.y > b.y ? a.y : b.y}; }
+inline __nv_bfloat162 __hmin2(__nv_bfloat162 a, __nv_bfloat162 b) { return {a.x < b.x ? a.x : b.x, a.y < b.y ? a.y : b.y}; }
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return {a.x > b.x ? a.x : b.x, a.y > b.y ? a.y : b.y}; }
 inline bool __hbeq2(__half2 a, __half2 b) {
   const float2 x = __half22float2(a), y = __half22float2(b);
   return x.x == y.x && x.y == y.y;
