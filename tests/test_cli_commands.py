@@ -13,7 +13,6 @@ from fagen.errors import VerificationError
 from fagen.evidence.store import slugs_in_ledgers
 from fagen.paths import locate
 from fagen.problem import Sizes
-from fagen.sass import machine_code
 from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, SLUG, fagen
 from tests.evidence_helpers import evidence_of, stand_in
 
@@ -252,7 +251,9 @@ def test_evidence_of_a_schedule_that_is_not_committed_needs_a_folder_before_the_
 
 def older(binary: Binary, slug: str = SLUG, **changes: str) -> evidence.Evidence:
     """Evidence of an older source of a kernel that was built, which gave the same machine code."""
-    same = {"machine_code": machine_code(binary.library).hash, **vars(binary.hashes)}
+    machine = binary.report.machine
+    assert machine, "no disassembler is installed"
+    same = {"machine_code": machine.hash, **vars(binary.hashes)}
     return evidence_of(slug, **{**same, "device": "of an older source", **changes})
 
 

@@ -16,10 +16,13 @@ from fagen.search.space import normalised, survey
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.clock import least_seconds
-from tests.recordings import SPACE, record, space
+from tests.recordings import SPACE, record, space, surveyed
 
 TEXT = '[attention]\ndtype = "fp16"\nhead_dim = 64\nmask = "full"\n'
 SHAPES = "[[shapes]]\nseqlen = 512\n[[shapes]]\nseqlen = 1024\n"
+
+
+FEW = SPACE + "\n[tile]\nblock_m = 128\nblock_n = [64, 128]\n"  # of which all is soon predicted
 
 
 def refusal(more: str) -> list[str]:
@@ -215,9 +218,8 @@ def test_weights_of_any_size_add_up_to_one_and_none_is_lost():
 
 @pytest.mark.parametrize("weight", [150.0, 1e-9, 1e300])
 def test_a_common_factor_of_all_weights_changes_no_prediction(weight):
-    plain = space()
-    heavy = space(SPACE.replace("[[shapes]]", f"[[shapes]]\nweight = {weight!r}"))
-    one, other = (survey(declared, declared.targets()[0]) for declared in (plain, heavy))
+    heavy = FEW.replace("[[shapes]]", f"[[shapes]]\nweight = {weight!r}")
+    one, other = surveyed(FEW), surveyed(heavy)
     for point in one.points[:50]:
         assert other.predicted(point) == pytest.approx(one.predicted(point), rel=1e-12)
     Chooser(other, 1.6)
@@ -226,12 +228,12 @@ def test_a_common_factor_of_all_weights_changes_no_prediction(weight):
 @pytest.mark.parametrize("weights", [(10.0, 100.0, 50.0), (1e-300, 1.0, 1e300)])
 def test_a_replay_is_right_for_any_weights(tmp_path, weights):
     """Its sizes may be fewer than a space's: those that were recorded."""
-    parts = SPACE.split("[[shapes]]")
+    parts = FEW.split("[[shapes]]")
     text = parts[0] + "".join(
         f"[[shapes]]\nweight = {weight!r}{part}"
         for weight, part in zip(weights, parts[1:], strict=True)
     )
-    recorded = record(tmp_path / "recorded.sqlite", kernels=12)
+    recorded = record(tmp_path / "recorded.sqlite", kernels=12, text=FEW)
     again = space(text + "\n[[shapes]]\nseqlen = 768\nweight = 1e308\n")
     target = again.targets()[0]
     only = replay.only_recorded(recorded, survey(again, target))
