@@ -1,23 +1,29 @@
-"""What the ops of stubs are called with: slugs and tensors, of 16 bits and of e4m3."""
+"""What the ops of stubs are called with: slugs, arguments by their names, and refusals."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen.e4m3 import Quantized, by_columns, rounded
 from fagen.kinds.forward.plan import Plan
 from fagen.runtime import op
+from fagen.runtime.checks import checked
 from fagen.schedule import Schedule
 from tests.tensors import normal
+from tests.varlen_helpers import packed, packed8
 
 # no schedule of the package has these slugs, so no other test loads a kernel of that name
 SLUG = "fwd_bf16_d64v32_causal_m64n48"
 COLUMNS = "fwd_e4m3_d64v32_causal_m64n64_sblock_sr32"
 ROWS = "fwd_e4m3_d64v32_full_m64n64_ofp16_vrows"
+PACKED = "fwd_bf16_d64v32_causal_m64n48_varlen"
+PACKED8 = "fwd_e4m3_d64v32_causal_m64n32_varlen"
+
+DESCALES = "q_descale", "k_descale", "v_descale", "v_mean", "k_mean"
 
 
 def qkv(
@@ -29,6 +35,38 @@ def qkv(
         normal(batch, seqlen_k, kv_heads, 64, seed=2, dtype=torch.bfloat16),
         normal(batch, seqlen_k, kv_heads, 32, seed=3, dtype=torch.bfloat16),
     )
+
+
+def quantised(of: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quantized]:
+    """Q, K and V as an e4m3 kernel takes them, but for the layout of V."""
+    tensors = []
+    shapes = ((seqlen_q, 4, of.head_dim), (seqlen_k, 2, of.head_dim), (seqlen_k, 2, of.head_dim_v))
+    for seed, (length, heads, width) in enumerate(shapes):
+        x = normal(batch, length, heads, width, seed=seed)
+        x = x * torch.arange(1, heads + 1)[:, None]  # no two heads have one scale
+        fp8 = of.schedule.fp8
+        tensors.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, of.scale_rows))
+    return tensors
+
+
+def arguments(of: Plan, batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100) -> dict[str, Any]:
+    """The arguments of an op of one of the slugs above, in the order of the op."""
+    names = [argument.name for argument in of.signature.arguments]
+    if of.slug == SLUG:
+        return dict(zip(names, (*qkv(batch, seqlen_q, seqlen_k), 0.1), strict=True))
+    if of.slug in (PACKED, PACKED8):
+        *tensors, at_q, at_k = packed(dtype=torch.bfloat16, head_dim_v=32)
+        more: dict[str, Any] = {}
+        if of.slug == PACKED8:
+            (*tensors, _, _), more, _ = packed8(head_dim_v=32, by_column=True)
+            more = {n: x if x.dim() == 3 else x[..., None].contiguous() for n, x in more.items()}
+        return dict(zip(names, (*tensors, at_q, at_k, 0.1, None), strict=False)) | more
+    q, k, v = quantised(of, batch, seqlen_q, seqlen_k)
+    values = v.values if of.v_rows else by_columns(v.values)
+    descales = q.descale, k.descale, v.descale
+    means = normal(batch, 2, of.head_dim_v, seed=4), normal(1, 2, of.head_dim, seed=5)
+    given = (q.values, k.values, values, 0.1, *descales, *means)
+    return dict(zip(names, given, strict=True))
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,39 +86,24 @@ def refusal(call: Callable[[], object]) -> str:
     return str(refused.value)
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of an e4m3 kernel's call, in the order of the op."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    q_descale: Tensor | None
-    k_descale: Tensor | None
-    v_descale: Tensor | None
-    v_mean: Tensor | None = None
-    k_mean: Tensor | None = None
-
-    def __iter__(self) -> Iterator[object]:
-        return iter(vars(self).values())
-
-
-def quantised(of: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quantized]:
-    """Q, K and V as an e4m3 kernel takes them, but for the layout of V."""
-    made = []
-    shapes = ((seqlen_q, 4, of.head_dim), (seqlen_k, 2, of.head_dim), (seqlen_k, 2, of.head_dim_v))
-    for seed, (length, heads, width) in enumerate(shapes):
-        x = normal(batch, length, heads, width, seed=seed)
-        x = x * torch.arange(1, heads + 1)[:, None]  # no two heads have one scale
-        fp8 = of.schedule.fp8
-        made.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, of.scale_rows))
-    return made
-
-
-def arguments(of: Plan, batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100) -> Arguments:
-    q, k, v = quantised(of, batch, seqlen_q, seqlen_k)
-    values = v.values if of.v_rows else by_columns(v.values)
-    descales = q.descale, k.descale, v.descale
-    means = normal(batch, 2, of.head_dim_v, seed=4), normal(1, 2, of.head_dim, seed=5)
-    return Arguments(q.values, k.values, values, 0.1, *descales, *means)
+def refused_everywhere(of: Plan, loaded_op: op.Op, named: dict[str, Any]) -> str:
+    """The words in which a call is refused: by C++, by Python and on fake tensors the same."""
+    ops = [
+        loaded_op,  # C++, through Autograd
+        getattr(torch.ops.fagen, f"{of.slug}_no_grad").default,  # C++
+        op.alone(loaded_op),
+        op.emulated(of.slug),  # Python
+    ]
+    words = {refusal(lambda: checked(of, named))}
+    words |= {refusal(lambda one=one: one(**named)) for one in ops}
+    (message,) = words
+    if "does not begin at" not in message:  # which data alone shows
+        with FakeTensorMode() as mode:
+            fakes = {
+                name: mode.from_tensor(x) if isinstance(x, Tensor) else x
+                for name, x in named.items()
+            }
+            assert {refusal(lambda one=one: one(**fakes)) for one in ops} == words
+    prefix = f"fagen::{of.slug}: "
+    assert message.startswith(prefix)
+    return message.removeprefix(prefix)

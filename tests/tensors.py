@@ -6,3 +6,8 @@ from torch import Tensor
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def ints(*numbers: int) -> Tensor:
+    """Lengths, or offsets, as calls take them."""
+    return torch.tensor(numbers, dtype=torch.int32)

@@ -26,8 +26,7 @@ from fagen.runtime.checks import checked
 from tests.op_helpers import refusal
 from tests.stubs import StubOp
 from tests.tensors import normal
-from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
-from tests.varlen_helpers import LENGTHS, packed
+from tests.varlen_helpers import E4M3, LENGTHS, Packed8, far, packed, packed8
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 

@@ -24,8 +24,7 @@ from fagen.vocab import DTYPES, OUT_DTYPES
 from tests.cli_helpers import ROOT
 from tests.fresh import forget
 from tests.test_vendor import asked_of, dispatcher
-from tests.varlen_fp8_helpers import packed8
-from tests.varlen_helpers import exact, packed
+from tests.varlen_helpers import exact, packed, packed8
 from tests.vendor_gradients import package
 from tests.vendor_helpers import calls_of, vendored
 

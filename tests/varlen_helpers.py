@@ -1,20 +1,24 @@
-"""Packed sequences, and what their attention is."""
+"""Packed sequences, also in e4m3 with descales of their own, and what their attention is."""
 
 import math
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fagen import simulator
+from fagen.e4m3 import to_e4m3
+from fagen.kinds.backward.reference import gradients
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.varlen import case_error
 from fagen.measure.sequences import Case, Tiled
+from fagen.vocab import MASKS
 from tests.tensors import normal
 
 LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries and of keys
@@ -83,3 +87,98 @@ def exact(
         found = reference(*of, mask=mask, scale=q.shape[2] ** -0.5)
         out[top:bottom], lse[:, top:bottom] = found[0][0], found[1][0]
     return out, lse
+
+
+def exact_passes(
+    tensors: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    dout: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    causal: bool = False,
+    used_q: Sequence[int] | None = None,
+    used_k: Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:
+    """Out, log-sum-exp and the gradients of q, k and v in fp64, sequence by sequence.
+
+    Rows of no sequence, or behind the used ones, have zeros, and a log-sum-exp of minus infinity.
+    """
+    q, k, v = (x.detach() for x in tensors)
+    out = q.new_zeros((*q.shape[:2], v.shape[2]), dtype=torch.float64)
+    lse = q.new_full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float64)
+    dq, dk, dv = (torch.zeros_like(x, dtype=torch.float64) for x in (q, k, v))
+    spans = []
+    for at, used in zip(offsets, (used_q, used_k), strict=True):
+        both = list(pairwise(at.tolist()))
+        counts = used or [end - begin for begin, end in both]
+        spans.append([slice(b, min(e, b + n)) for (b, e), n in zip(both, counts, strict=True)])
+    mask, scale = MASKS["causal" if causal else "full"], q.shape[2] ** -0.5
+    for rows, keys in zip(*spans, strict=True):
+        of = dout[None, rows], q[None, rows], k[None, keys], v[None, keys]
+        own = None if dlse is None else dlse[None, :, rows]
+        found = gradients(*of, mask=mask, scale=scale, dlse=own)
+        out[rows], lse[:, rows], dq[rows], dk[keys], dv[keys] = (x[0] for x in found)
+    return out, lse, dq, dk, dv
+
+
+# ---- in e4m3 ------------------------------------------------------------------------------------
+
+E4M3 = torch.float8_e4m3fn
+
+
+class Packed8(NamedTuple):
+    """What the call takes, without and with names, and q, k and v that it means."""
+
+    tensors: tuple[Tensor, ...]  # q, k, v and both offsets
+    named: dict[str, Any]
+    real: tuple[Tensor, Tensor, Tensor]
+
+    def exact(self, *, causal: bool = False) -> tuple[Tensor, Tensor]:
+        """Out and log-sum-exp in fp64."""
+        return exact(*self.real, *self.tensors[3:], causal=causal)
+
+
+def packed8(
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    head_dim: int = 64,
+    head_dim_v: int | None = None,
+    *,
+    by_column: bool = False,
+    gap: int = 0,
+) -> Packed8:
+    """q of 4 heads, k and v of 2; descales differ fourfold from sequence to sequence.
+
+    With `by_column` V has one for each column, and K and V a mean.
+    """
+    *qkv, at_q, at_k = packed(lengths, torch.float32, head_dim, head_dim_v, gap)
+    batch, columns_v = len(lengths), head_dim_v or head_dim
+    scale = 2.0 ** -(4 + torch.arange(batch) % 3 * 2.0)[:, None]  # each of them exact
+    descales = [
+        scale * (1 + torch.arange(heads) / 8)[None] if name != "v" else scale.expand(batch, heads)
+        for name, heads in (("q", 4), ("k", 2), ("v", 2))
+    ]
+    means: dict[str, Tensor] = {}
+    if by_column:
+        descales[2] = descales[2][..., None] * (1 + torch.arange(columns_v) / columns_v)
+        means["v_mean"] = torch.linspace(-1, 1, batch * 2 * columns_v).view(batch, 2, columns_v)
+        means["k_mean"] = torch.linspace(1, -1, batch * 2 * head_dim).view(batch, 2, head_dim)
+    bytes_, real = [], []
+    for name, x, descale, at in zip("qkv", qkv, descales, (at_q, at_k, at_k), strict=True):
+        values, meant = torch.zeros(x.shape).to(E4M3), torch.zeros(x.shape)
+        for one, (begin, end) in enumerate(pairwise(at.tolist())):
+            own = descale[one] if descale.dim() == 3 else descale[one][:, None]
+            values[begin:end] = to_e4m3(x[begin:end] / own)
+            meant[begin:end] = values[begin:end].float() * own
+            if f"{name}_mean" in means:
+                meant[begin:end] += means[f"{name}_mean"][one]
+        bytes_.append(values)
+        real.append(meant)
+    names = ("q_descale", "k_descale", "v_descale")
+    named = {**dict(zip(names, descales, strict=True)), **means}
+    return Packed8((*bytes_, at_q, at_k), named, (real[0], real[1], real[2]))
+
+
+def far(out: Tensor, right: Tensor) -> float:
+    """The root mean square of a difference, relative to what is right."""
+    difference = out.double() - right
+    return float(difference.square().mean().sqrt() / right.square().mean().sqrt())

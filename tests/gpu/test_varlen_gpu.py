@@ -14,8 +14,7 @@ from fagen.kinds.forward.verify.varlen import RULE
 from fagen.measure.proof import check
 from fagen.measure.sequences import small_cases, verification_cases
 from fagen.runtime.c_interface import call
-from tests.varlen_fp8_helpers import E4M3, Packed8, far, packed8
-from tests.varlen_helpers import exact, packed
+from tests.varlen_helpers import E4M3, Packed8, exact, far, packed, packed8
 
 pytestmark = pytest.mark.gpu
 

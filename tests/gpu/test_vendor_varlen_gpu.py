@@ -16,8 +16,7 @@ from fagen.runtime.checks import checked
 from fagen.vocab import DTYPES, MASKS
 from tests.gpu.test_vendor_gpu import built
 from tests.gpu.test_vendor_gradient_gpu import Problem
-from tests.varlen_fp8_helpers import packed8
-from tests.varlen_helpers import exact, packed
+from tests.varlen_helpers import exact, packed, packed8
 from tests.vendor_helpers import installed, python, vendored, walled
 
 pytestmark = pytest.mark.gpu
