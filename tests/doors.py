@@ -74,6 +74,20 @@ def in_e4m3(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return fagen.attention(q8, k8, v8, v_layout="columns", **descales)  # type: ignore[arg-type]
 
 
+def varlen_in_e4m3(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Any:
+    values, descales = zip(
+        *(fagen.quantize(x[None], scales="head") for x in (q, k, v)), strict=True
+    )
+    how = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    return fagen.attention_varlen(*(x[0] for x in values), starts, causal=True, **how)
+
+
+def e4m3_of_fa3(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    values = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    how = dict(q_descale=q.new_full((2, 2), 0.5, dtype=torch.float32), causal=True)
+    return fa3.flash_attn_func(*values, window_size=(-1, 0), **how)
+
+
 def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Any:
     return fagen.attention_varlen(q, k, v, starts, causal=True)
 
@@ -112,6 +126,7 @@ DOORS = {
     "attention_fp8": Door(fagen.attention_fp8, dense),
     "attention_varlen": Door(varlen, packed),
     "attention_varlen_gradients": Door(varlen, packed, gradients=True),
+    "attention_varlen_e4m3": Door(varlen_in_e4m3, packed),
     "attention_decode": Door(lambda q, k, v, _: fagen.attention_decode(q, k, v), few),
     "attention_decode_lengths": Door(
         lambda q, k, v, used: fagen.attention_decode(q, k, v, seqused_k=used), few
@@ -119,6 +134,7 @@ DOORS = {
     "quantize": Door(lambda q, k, v: fagen.quantize(q, rotate=True)[1], dense),
     "combine": Door(fagen.combine, splits),
     "flash_attn_func": Door(fa3.flash_attn_func, dense, gradients=True),
+    "flash_attn_func_e4m3": Door(e4m3_of_fa3, dense),
     "flash_attn_varlen_func": Door(varlen_of_fa3, packed, gradients=True),
     "flash_attn_varlen_func_in_part": Door(
         varlen_of_fa3_in_part, lambda *of: (*packed(*of), whole(of[1], 5, 0, 9))

@@ -1,10 +1,9 @@
-"""Gradients of fagen.attention: what they are, who asks for them, and what is refused."""
+"""Gradients of attention, dense and of packed sequences: what they are, and what is refused."""
 
-from collections.abc import Callable
+import math
 from copy import deepcopy
 from io import BytesIO
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,81 +14,116 @@ from torch.utils.checkpoint import checkpoint
 
 import fagen
 from fagen.dispatch.select import buildable
-from fagen.flash_attn_interface import flash_attn_func
+from fagen.errors import UntunedWarning
+from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from fagen.kinds.backward.reference import gradients
 from fagen.problem import Problem
 from fagen.registry import plan_of
-from fagen.runtime import backward, call
+from fagen.runtime import backward, call, op
 from fagen.vocab import MASKS
 from tests.attention_helpers import picked
-from tests.fresh import forget
+from tests.attention_helpers import qkv as attention_tensors
+from tests.tensors import ints
 from tests.training import Layer, losses, process_group
+from tests.varlen_helpers import exact_passes, packed
+
+pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 SCALE = 0.125
 
 
-def qkv(seqlen_q: int = 70, seqlen_k: int = 90, heads: int = 4, kv_heads: int = 2) -> list[Tensor]:
-    dice = torch.Generator().manual_seed(seqlen_q)
-    shapes = ((seqlen_q, heads), (seqlen_k, kv_heads), (seqlen_k, kv_heads))
-    made = (torch.randn(2, s, h, 64, generator=dice).half() for s, h in shapes)
-    return [x.requires_grad_() for x in made]
+class Call(NamedTuple):
+    """A call, leaves for it and, of packed sequences, offsets; and what its gradients should be."""
+
+    function: Any
+    leaves: list[Tensor]
+    offsets: list[Tensor]
+
+    def __call__(self, *tensors: Tensor, **how: Any) -> Any:
+        return self.function(*(tensors or self.leaves), *self.offsets, **how)
+
+    def exact(self, dout: Tensor, dlse: Tensor | None = None, causal: bool = False) -> Any:
+        if self.offsets:
+            return exact_passes(self.leaves, self.offsets, dout, dlse, causal=causal)[2:]
+        mask = MASKS["causal" if causal else "full"]
+        given = (x.detach() for x in self.leaves)
+        return gradients(dout, *given, mask=mask, scale=SCALE, dlse=dlse)[2:]
+
+    def check(self, *douts: Tensor, causal: bool = False) -> None:
+        """Hold that the gradients in the leaves are right."""
+        for leaf, fine in zip(self.leaves, self.exact(*douts, causal=causal), strict=True):
+            assert near(leaf.grad, fine)
 
 
-def exact(
-    tensors: list[Tensor], dout: Tensor, causal: bool, dlse: Tensor | None = None
-) -> tuple[Tensor, ...]:
-    mask = MASKS["causal" if causal else "full"]
-    given = (x.detach() for x in tensors)
-    return gradients(dout, *given, mask=mask, scale=SCALE, dlse=dlse)[2:]
+def dense(queries: int = 70, keys: int = 90) -> Call:
+    leaves = [x.requires_grad_() for x in attention_tensors(queries=queries, keys=keys)]
+    return Call(fagen.attention, leaves, [])
 
 
-def near(found: Tensor | None, fine: Tensor) -> bool:
+def sequences(*lengths: tuple[int, int], **how: Any) -> Call:
+    *tensors, at_q, at_k = packed(**how | ({"lengths": lengths} if lengths else {}))
+    return Call(fagen.attention_varlen, [x.requires_grad_() for x in tensors], [at_q, at_k])
+
+
+@pytest.fixture(params=[dense, sequences])
+def of(request):
+    """A call of each function that has gradients."""
+    return request.param()
+
+
+def near(found, fine):
     assert found is not None and found.is_contiguous()
-    return bool((found.double() - fine).abs().max() <= 3e-3 * (1 + fine.abs().max()))
+    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[found.dtype]
+    largest = float(fine.abs().max()) if fine.numel() else 0
+    return bool(((found.double() - fine).abs() <= close * (1 + largest)).all())
+
+
+# ---- what they are ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("sizes", [(70, 90), (90, 70), (1, 1), (200, 33)], ids=str)
-def test_they_are_those_of_attention(sizes: tuple[int, int], causal: bool) -> None:
-    tensors = qkv(*sizes)
-    out, lse = fagen.attention(*tensors, causal=causal, return_lse=True)
-    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
-    if causal and sizes[0] > sizes[1]:  # rows that see no key
-        dlse[..., : sizes[0] - sizes[1]] = 0
-    kept = lse.masked_fill(lse == -torch.inf, 0)
-    torch.autograd.backward((out, kept), (dout, dlse))
-    for tensor, fine in zip(tensors, exact(tensors, dout, causal, dlse), strict=True):
-        assert near(tensor.grad, fine)
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        *((dense, dict(queries=n, keys=m)) for n, m in ((70, 90), (90, 70), (1, 1), (200, 33))),
+        *((sequences, dict(dtype=dtype, gap=2)) for dtype in (torch.float16, torch.bfloat16)),
+    ],
+)
+def test_they_are_those_of_attention(make, how, causal):
+    of = make(**how)
+    out, lse = of(causal=causal, return_lse=True)
+    blind = lse == -math.inf  # rows that see no key
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse).masked_fill(blind, 0)
+    torch.autograd.backward((out, lse.masked_fill(blind, 0)), (dout, dlse))
+    of.check(dout, dlse, causal=causal)
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_only_what_is_asked_for_has_one(which: int) -> None:
-    tensors = [x.detach() for x in qkv()]
-    tensors[which].requires_grad_()
-    out = fagen.attention(*tensors, causal=True)
+def test_only_what_is_asked_for_has_one(of, which):
+    for i, leaf in enumerate(of.leaves):
+        leaf.requires_grad_(i == which)
+    out = of(causal=True)
     out.backward(torch.ones_like(out))
-    assert near(tensors[which].grad, exact(tensors, torch.ones_like(out), True)[which])
-    assert [x.grad is None for x in tensors] == [i != which for i in range(3)]
+    assert near(of.leaves[which].grad, of.exact(torch.ones_like(out), causal=True)[which])
+    assert [x.grad is None for x in of.leaves] == [i != which for i in range(3)]
 
 
 @pytest.mark.parametrize(
-    "used",
+    "total",
     [
         lambda out: out.sum(),  # a gradient whose strides are all 0
-        lambda out: (out.transpose(1, 2).contiguous() * 1.0).sum(),
+        lambda out: (out.transpose(-3, -2).contiguous() * 1.0).sum(),
         lambda out: out[..., 1:].sum() + out[..., :1].sum(),
         lambda out: torch.nn.functional.pad(out, (3, 0))[..., 3:].sum(),
     ],
 )
-def test_a_gradient_of_the_output_may_lie_anyhow(used: Callable[[Tensor], Tensor]) -> None:
-    tensors = qkv()
-    out = fagen.attention(*tensors)
-    used(out).backward()
-    for tensor, fine in zip(tensors, exact(tensors, torch.ones_like(out), False), strict=True):
-        assert near(tensor.grad, fine)
+def test_a_gradient_of_the_output_may_lie_anyhow(of, total):
+    out = of()
+    total(out).backward()
+    of.check(torch.ones_like(out))
 
 
-def test_what_kernels_cannot_read_in_whole_pieces_is_copied() -> None:
+def test_what_kernels_cannot_read_in_whole_pieces_is_copied():
     storage = torch.zeros(2 * 3 * 4 * 16 + 8, dtype=torch.bfloat16)
     for offset, step, taken in ((0, 1, True), (8, 1, True), (1, 1, False), (0, 2, False)):
         laid = storage[offset:].as_strided((2, 3, 4, 16 // step), (192, 64, 16, step), offset)
@@ -98,65 +132,78 @@ def test_what_kernels_cannot_read_in_whole_pieces_is_copied() -> None:
         assert found.storage_offset() % 8 == 0 and found.stride(-1) == 1
 
 
-def test_the_log_sum_exp_alone_has_some() -> None:
-    tensors = qkv()
-    out, lse = fagen.attention(*tensors, return_lse=True)
-    lse.sum().backward()
-    zeros, ones = torch.zeros_like(out).detach(), torch.ones_like(lse).detach()
-    for tensor, fine in zip(tensors, exact(tensors, zeros, False, ones), strict=True):
-        assert near(tensor.grad, fine)
+def test_the_log_sum_exp_alone_has_some(of):
+    out, lse = of(return_lse=True)
+    seen = lse.masked_fill(lse == -math.inf, 0)
+    seen.sum().backward()
+    of.check(torch.zeros_like(out), (lse > -math.inf).float())
 
 
-def test_no_keys_and_no_queries_give_zeros() -> None:
-    for sizes in ((5, 0), (0, 5)):
-        tensors = qkv(*sizes)
-        fagen.attention(*tensors).sum().backward()
-        assert all(x.grad is not None and not x.grad.any() for x in tensors)
+@pytest.mark.parametrize(
+    "of",
+    [
+        *(dense(*sizes) for sizes in ((5, 0), (0, 5))),
+        *(sequences(*lengths) for lengths in (((0, 0),), ((0, 5),), ((4, 0),), ((0, 0),) * 2)),
+    ],
+)
+def test_where_there_is_nothing_to_do_there_are_zeros(of):
+    of().sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in of.leaves)
 
 
-def test_the_interface_of_flash_attention_has_them_too() -> None:
-    tensors = qkv()
-    out = flash_attn_func(*tensors, causal=True)
-    out = out[0] if isinstance(out, tuple) else out
+def test_the_interface_of_flash_attention_has_the_same(of):
+    theirs, longest = (flash_attn_varlen_func, (70, 130)) if of.offsets else (flash_attn_func, ())
+    outs = of(causal=True), theirs(*of.leaves, *of.offsets, *longest, causal=True)
+    both = (torch.autograd.grad(out.sum(), of.leaves) for out in outs)
+    assert all(map(torch.equal, *both))
+
+
+def test_v_may_have_a_head_dim_of_its_own():
+    of = sequences(head_dim=40, head_dim_v=24)
+    words = "gradients of .*varlen: bwd_fp16_d40v24_full_.*_varlen"
+    with pytest.warns(UntunedWarning, match=words):
+        out = of()
+    out.backward(torch.ones_like(out))
+    of.check(torch.ones_like(out))
+
+
+def test_keys_that_are_not_used_have_zeros_whatever_they_hold():
+    of, used = sequences(), [5, 3, 20, 0, 0, 32]
+    unused = torch.ones(len(of.leaves[1]), dtype=torch.bool)
+    for begin, count in zip(of.offsets[1].tolist()[:-1], used, strict=True):
+        unused[begin : begin + count] = False
+    clean = [of.leaves[0], *(x.detach().clone() for x in of.leaves[1:])]
+    for x, y in zip(of.leaves[1:], clean[1:], strict=True):
+        x.data[unused], y[unused] = math.nan, 0
+    out = of(seqused_k=ints(*used), causal=True)
     out.sum().backward()
-    for tensor, fine in zip(tensors, exact(tensors, torch.ones_like(out), True), strict=True):
-        assert near(tensor.grad, fine)
+    fine = exact_passes(clean, of.offsets, torch.ones_like(out), causal=True, used_k=used)[2:]
+    assert all(near(x.grad, right) for x, right in zip(of.leaves, fine, strict=True))
+    assert not any(x.grad[unused].any() for x in of.leaves[1:])
 
 
-def test_a_call_that_needs_none_never_asks_for_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: Any, **__: Any) -> Any:
-        raise AssertionError("no gradient is needed")
-
-    forget(monkeypatch)
-    monkeypatch.setattr(backward, "kernel_of_gradients", asked)
-    tensors = qkv()
-    with torch.no_grad():
-        assert not fagen.attention(*tensors).requires_grad
-    assert not fagen.attention(*(x.detach() for x in tensors)).requires_grad
-    with pytest.raises(AssertionError, match="no gradient"):
-        fagen.attention(*tensors)
+def test_a_neighbours_nan_does_not_leak_and_rows_of_none_get_zeros():
+    right = sequences((33, 40), (9, 9), (20, 70), gap=4)
+    right(causal=True).sum().backward()
+    places = [slice(int(at[1]), int(at[2])) for at in right.offsets]
+    places.append(places[1])
+    poisoned = []
+    for x, place in zip(right.leaves, places, strict=True):
+        alone = torch.full_like(x, math.nan)
+        alone[place] = x.detach()[place]
+        poisoned.append(alone.requires_grad_())
+    out = right(*poisoned, causal=True)
+    out.backward(torch.ones_like(out))
+    for a, b, place in zip(poisoned, right.leaves, places, strict=True):
+        assert torch.equal(a.grad[place], b.grad[place]) and b.grad[place].any()
+        assert not a.grad[:4].any() and not a.grad[-4:].any()
 
 
 # ---- torch's own ways ---------------------------------------------------------------------------
 
 
-def test_compiled_with_open_sizes_it_is_one_graph() -> None:
-    fagen.prepare(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
-
-    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
-    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return fagen.attention(q, k, v, causal=True).float().sum()
-
-    for sizes in ((70, 90), (40, 130)):
-        tensors = qkv(*sizes)
-        loss(*tensors).backward()
-        ones = torch.ones(2, sizes[0], 4, 64).half()
-        for tensor, fine in zip(tensors, exact(tensors, ones, True), strict=True):
-            assert near(tensor.grad, fine)
-
-
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_exported_program_trains_as_its_module_does(fresh_dynamo: None, strict: bool) -> None:
+def test_an_exported_program_trains_as_its_module_does(fresh_dynamo, strict):
     fagen.prepare(dtype="bf16", head_dim=64, causal=True, device="cpu", gradient=True)
     layer, x = Layer(64).bfloat16(), torch.randn(2, 70, 128).bfloat16()
     eager, before = deepcopy(layer), layer.qkv.weight.detach().clone()
@@ -179,67 +226,81 @@ def test_an_exported_program_trains_as_its_module_does(fresh_dynamo: None, stric
         assert torch.equal(gradient, found[0][0]) and torch.equal(weight, found[0][1])
 
 
-def test_an_activation_may_be_computed_again() -> None:
-    once, again = qkv(), qkv()
-    fagen.attention(*once).sum().backward()
-    checkpoint(fagen.attention, *again, use_reentrant=False).sum().backward()
-    for a, b in zip(once, again, strict=True):
-        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
+def test_an_activation_may_be_computed_again(of):
+    again = checkpoint(of.function, *of.leaves, *of.offsets, use_reentrant=False)
+    both = (torch.autograd.grad(out.sum(), of.leaves) for out in (of(), again))
+    assert all(map(torch.equal, *both))
 
 
-def test_a_tensor_that_was_changed_meanwhile_is_noticed() -> None:
-    q, k, v = qkv()
+def test_a_tensor_that_was_changed_meanwhile_is_noticed(of):
+    q, k, v = of.leaves
     keys = k * 1
-    out = fagen.attention(q, keys, v)
-    keys.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
+    for changed in (keys, *of.offsets[:1]):
+        out = of(q, keys, v)
+        changed.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
 
 
-def test_a_layer_trains_under_ddp_and_autocast(tmp_path: Path) -> None:
+def test_a_layer_trains_under_ddp_and_autocast(tmp_path):
     with process_group("gloo", tmp_path):
         found = losses(torch.nn.parallel.DistributedDataParallel, 64, "cpu")
     assert found[-1] < 0.85 * found[0]
 
 
-def test_opcheck() -> None:
-    tensors = qkv()
-    fagen.attention(*tensors)
+def test_opcheck_of_dense_tensors():
+    of = dense()
+    of()
     slug = picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
-    checked = torch.library.opcheck(
-        getattr(torch.ops.fagen, f"{slug}_with_grad").default, (*tensors, SCALE)
-    )
+    with_grad = getattr(torch.ops.fagen, f"{slug}_with_grad").default
+    assert set(torch.library.opcheck(with_grad, (*of.leaves, SCALE)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("used", [None, ints(5, 3, 20, 0, 0, 32)])
+def test_opcheck_of_packed_sequences(used):
+    of = sequences()
+    of()
+    with_grad = torch.ops.fagen.fwd_fp16_d64_full_m192n128_varlen_q2_with_grad.default
+    checked = torch.library.opcheck(with_grad, (*of.leaves, *of.offsets, SCALE, used))
     assert set(checked.values()) == {"SUCCESS"}
+    tensors = [x.detach() for x in of.leaves]
+    out, lse = with_grad(*tensors, *of.offsets, SCALE, used)
+    kernel = op.emulated("bwd_fp16_d64_full_m128n128_varlen")
+    given = (torch.ones_like(out), *tensors, *of.offsets, out, lse, SCALE, None, used)
+    assert set(torch.library.opcheck(kernel, given).values()) == {"SUCCESS"}
 
 
-# ---- refusals -----------------------------------------------------------------------------------
+# ---- refused ------------------------------------------------------------------------------------
 
 
-def test_gradients_of_gradients_are_refused() -> None:
-    q, k, v = qkv()
-    said = (
-        "a gradient, and second derivatives are not supported; leave create_graph=True out .*MATH"
-    )
-    with pytest.raises(ValueError, match=said):
-        torch.autograd.grad(fagen.attention(q, k, v).sum(), q, create_graph=True)
-    with sdpa_kernel(SDPBackend.MATH):  # which is said to have them
+def test_gradients_of_gradients_are_refused(of):
+    words = "a gradient, and second derivatives are not supported; leave create_graph=True .*MATH"
+    with pytest.raises(ValueError, match=words):
+        torch.autograd.grad(of().sum(), of.leaves[0], create_graph=True)
+
+
+def test_what_gradients_of_gradients_are_referred_to_has_them():
+    q, k, v = dense().leaves
+    with sdpa_kernel(SDPBackend.MATH):
         out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
     (found,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     assert torch.autograd.grad(found.float().square().sum(), q)[0].isfinite().all()
 
 
-def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do() -> None:
-    q, v = (torch.randn(1, 8, 1, d).half().requires_grad_() for d in (256, 192))
-    said = r"no kernel computes those of float16, head_dim 256 and 192 \(V\), full, backward pass"
-    with pytest.raises(ValueError, match=said), pytest.warns(fagen.UntunedWarning):
-        fagen.attention(q, q, v)
+@pytest.mark.parametrize("make", [dense, sequences])
+def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do(make):
+    of = make()
+    rows = (8, 1) if of.offsets else (1, 8, 1)
+    q, v = (torch.randn(*rows, d).half().requires_grad_() for d in (256, 192))
+    one = of._replace(offsets=[ints(0, 8)] * len(of.offsets))
+    words = r"no kernel computes those of float16, head_dim 256 and 192 \(V\), full, backward pass"
+    with pytest.raises(ValueError, match=words), pytest.warns(UntunedWarning):
+        one(q, q, v)
     with torch.no_grad():
-        fagen.attention(q, q, v)
+        one(q, q, v)
 
 
-HAS_THEM = (
-    r"fagen\.attention, or .*, has gradients by autograd \(backward\(\), .* and not by .*func"
-)
+HAS_THEM = r"fagen\.attention\w*, or .*, has gradients by autograd \(backward\(\), .*not by .*func"
 
 
 @pytest.mark.parametrize(
@@ -251,29 +312,30 @@ HAS_THEM = (
         lambda loss, q: torch.vmap(loss)(torch.stack((q, q)).requires_grad_()),
     ],
 )
-def test_torch_func_is_refused_in_favour_of_autograd(
-    transformed: Callable[[Callable[[Tensor], Tensor], Tensor], Any],
-) -> None:
-    q, k, v = (x.detach() for x in qkv())
+def test_torch_func_is_refused_in_favour_of_autograd(of, transformed):
+    q, k, v = (x.detach() for x in of.leaves)
     with pytest.raises(ValueError, match=f"a gradient, and this op has no backward: {HAS_THEM}"):
-        transformed(lambda t: fagen.attention(t, k, v).float().sum(), q)
+        transformed(lambda t: of(t, k, v).float().sum(), q)
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
-def test_a_kernel_of_decoding_that_serves_few_queries_refuses_it_so_too() -> None:
-    q, k, v = (x.detach() for x in qkv(1, 4_096))
+def test_a_kernel_of_decoding_that_serves_few_queries_refuses_it_so_too():
+    q, k, v = (x.detach() for x in dense(1, 4_096).leaves)
     with pytest.raises(ValueError, match=f"a gradient, and decoding has none: {HAS_THEM}"):
         torch.func.grad(lambda t: fagen.attention(t, k, v).float().sum())(q)
 
 
-def test_what_has_no_gradients_at_all_names_nobody() -> None:
+def test_what_has_no_gradients_at_all_names_nobody():
     of_e4m3 = plan_of("fwd_e4m3_d128_full_m128n128_sblock").signature
     assert of_e4m3.gradient_refused.endswith(
         "this op has no backward; call it under torch.no_grad()"
     )
 
 
-def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that() -> None:
+# ---- which kernel -------------------------------------------------------------------------------
+
+
+def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that():
     """By a kernel of its own, told when the backward pass runs; on a CPU there is one order."""
     key_of = call.DOORS["gradients"].key_of
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
@@ -287,19 +349,22 @@ def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that() -> No
     keys = any_order, in_order, on_a_cpu
     assert [key.problem.deterministic for key in keys] == [False, True, False]
     assert key_of(slug, gpu, True) == in_order
-
-    def usual(key: Any) -> str:
-        return buildable(key.problem).schedules[0].slug
-
-    assert usual(any_order) == "bwd_fp16_d64_full_m128n128"
-    assert usual(in_order) == "bwd_fp16_d64_full_m128n128_det"
+    slugs = [buildable(key.problem).schedules[0].slug for key in (any_order, in_order)]
+    assert slugs == ["bwd_fp16_d64_full_m128n128", "bwd_fp16_d64_full_m128n128_det"]
 
 
-def test_the_usual_tile_comes_first() -> None:
-    def slugs(head_dim: int) -> list[str]:
-        problem = Problem("bf16", head_dim, head_dim, "causal", "bf16", "", 0, "backward")
-        return [schedule.slug for schedule in buildable(problem).schedules]
-
-    assert slugs(64) == ["bwd_bf16_d64_causal_m128n128"]
-    assert slugs(128) == ["bwd_bf16_d128_causal_m64n128"]
-    assert slugs(40)[0] == "bwd_bf16_d40_causal_m128n128" and len(slugs(40)) > 1
+@pytest.mark.parametrize(
+    ("head_dim", "more", "slug", "derived"),
+    [
+        (64, (), "bwd_bf16_d64_causal_m128n128", False),
+        (128, (), "bwd_bf16_d128_causal_m64n128", False),
+        (40, (), "bwd_bf16_d40_causal_m128n128", True),
+        (128, (False, "varlen"), "bwd_bf16_d128_causal_m64n128_varlen", False),
+        (128, (True, "varlen"), "bwd_bf16_d128_causal_m64n128_varlen_det", True),
+    ],
+)
+def test_the_usual_tile_comes_first(head_dim, more, slug, derived):
+    problem = Problem("bf16", head_dim, head_dim, "causal", "bf16", "", 0, "backward", *more)
+    found = buildable(problem)
+    assert (found.schedules[0].slug, found.derived) == (slug, derived)
+    assert head_dim != 40 or len(found.schedules) > 1

@@ -29,7 +29,12 @@ from tests.fresh import forget
 THREADS = 8
 PACKAGED_LAYER = Path(__file__).with_name("packaged_layer.py")
 # calls of fagen's ops in a door's graph, where they are more than one
-OPS = {"attention_e4m3": 4, "attention_fp8": 4, "flash_attn_forward_and_backward": 2}
+OPS = dict.fromkeys(("attention_e4m3", "attention_fp8", "attention_varlen_e4m3"), 4)
+OPS["flash_attn_forward_and_backward"] = 2
+OPEN = (
+    *("attention_gradients", "attention_varlen", "attention_varlen_gradients", "attention_decode"),
+    *("attention_varlen_e4m3", "flash_attn_func_e4m3", "flash_attn_with_kvcache", "quantize"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -81,13 +86,13 @@ def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(
     assert all(one.startswith("fagen.") and one.endswith(".default") for one in called), called
 
 
-@pytest.mark.parametrize("name", ["attention_gradients", "attention_varlen", "attention_decode"])
+@pytest.mark.parametrize("name", OPEN)
 def test_a_first_call_with_open_sizes_serves_others_too(name: str, fresh_dynamo: None) -> None:
     door = DOORS[name]
     compiled: Any = torch.compile(door.call, fullgraph=True, dynamic=True, backend="aot_eager")
     first = door.made()
     door.results(first, compiled)
-    if name == "attention_varlen":
+    if "varlen" in name:
         others: tuple[Any, ...] = (*(x[:25] for x in first[:3]), first[3].clamp(max=25))
     else:
         others = (

@@ -22,7 +22,7 @@ from fagen.runtime.checks import allocated, checked
 from fagen.runtime.quantize import QUANTIZE
 from tests.fresh import forget
 from tests.often import some
-from tests.op_helpers import refusal
+from tests.op_helpers import refused_everywhere
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
 from tests.stubs import StubOp, fields_of
 
@@ -94,53 +94,32 @@ def test_opcheck_finds_nothing(kernel, of):
         torch.library.opcheck(kernel, (turned, SEED, given_for(of)), angles)
 
 
-def said_by_all(of: Plan, kernel: op.Op, named: dict[str, Any], *, needs_data: bool) -> str:
-    """The words in which the binding, Python and the fake refuse a call: the same."""
-    below = getattr(torch.ops.fagen, f"{of.slug}_no_grad").default
-    calls = [
-        lambda: kernel(**named),  # C++, through Autograd
-        lambda: below(**named),  # C++
-        lambda: op.emulated(of.slug)(**named),  # Python
-        lambda: checked(of, named),
-    ]
-    said = [refusal(call) for call in calls]
-    if not needs_data:
-        with FakeTensorMode() as mode:
-            fakes = {
-                k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in named.items()
-            }
-            said += [refusal(lambda: kernel(**fakes)), refusal(lambda: below(**fakes))]
-    assert set(said) == {said[0]}
-    assert said[0].startswith(f"fagen::{of.slug}: ")
-    return said[0].removeprefix(f"fagen::{of.slug}: ")
-
-
-def test_a_wrong_tensor_is_refused_in_the_same_words_everywhere(kernel, of):
-    x, d = fitting(of), of.head_dim
-    wider = torch.zeros(2, 70, 3, d + 1, dtype=x.dtype)[..., :d]
-    crooked = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
+    x, d, dtype = fitting(of), of.head_dim, of.dtype.torch
+    right = dict(x=x, seed=SEED, **angles_for(of, x))
     tall = torch.zeros(1, 1, 1, d, dtype=x.dtype).expand(1, (1 << 30) + 1, 1, -1)
-    angles = angles_for(of, x)
-    dtype = of.dtype.torch
-    wrong: list[tuple[Tensor, str]] = [
-        (x[0], f"x has shape (70, 3, {d}); it must be (batch, seqlen, heads, {d})"),
-        (x[..., :16], f"x has shape (2, 70, 3, 16); it must be (batch, seqlen, heads, {d})"),
-        (x.float(), f"x is not {dtype}, which this kernel takes; x.to(torch.{dtype}) converts it"),
-        (x.transpose(0, 3).contiguous().transpose(0, 3), "x has stride 420 in dimension 3, which"),
-        (wider, f"x has stride {210 * (d + 1)} in dimension 0, which must be a multiple of 8 elem"),
-        (crooked, "x does not begin at a multiple of 16 bytes; x.clone() does"),
-        (tall, "x has seqlen = 1073741825; it may be 1073741824 at most"),
-        (tall.transpose(0, 1), "x has batch = 1073741825; it may be 1073741824 at most"),
+    in_shape = f"it must be (batch, seqlen, heads, {d})"
+    wrong: list[tuple[dict[str, Tensor], str]] = [
+        (dict(x=x[0]), f"x has shape (70, 3, {d}); {in_shape}"),
+        (dict(x=x[..., :16]), f"x has shape (2, 70, 3, 16); {in_shape}"),
+        (
+            dict(x=x.float()),
+            f"x is not {dtype}, which this kernel takes; x.to(torch.{dtype}) converts it",
+        ),
+        (
+            dict(x=x.transpose(0, 3).contiguous().transpose(0, 3)),
+            "x has stride 420 in dimension 3, which",
+        ),
+        (
+            dict(x=wider(x)),
+            f"x has stride {210 * (d + 1)} in dimension 0, which must be a multiple of 8 elem",
+        ),
+        (dict(x=shifted(x)), "x does not begin at a multiple of 16 bytes; x.clone() does"),
+        (dict(x=tall), "x has seqlen = 1073741825; it may be 1073741824 at most"),
+        (dict(x=tall.transpose(0, 1)), "x has batch = 1073741825; it may be 1073741824 at most"),
     ]
-    for tensor, said in wrong:
-        named = dict(x=tensor, seed=SEED, **angles)
-        assert said_by_all(of, kernel, named, needs_data=tensor is crooked).startswith(said)
-
-
-def test_a_wrong_descale_is_refused_in_the_same_words_everywhere(kernel, of):
-    x = fitting(of)
     shape = "()" if of.by_tensor else "(batch = 2, heads = 3)"
-    wrong: list[tuple[Tensor, str]] = [
+    descales = [
         (torch.ones(7), f"descale has shape (7); it must be {shape}"),
         (torch.ones(2, 4), f"descale has shape (2, 4); it must be {shape}"),
         (
@@ -148,37 +127,47 @@ def test_a_wrong_descale_is_refused_in_the_same_words_everywhere(kernel, of):
             "descale is not float32, which this kernel takes; descale.to(torch.float32) converts",
         ),
     ]
-    if of.by_block:
-        wrong = [(one, "descale: descales of blocks are found, they ca") for one, _ in wrong]
-    for descale, said in wrong:
-        named = dict(x=x, seed=SEED, descale=descale, **angles_for(of, x))
-        assert said_by_all(of, kernel, named, needs_data=False).startswith(said)
-
-
-def test_wrong_cosines_are_refused_in_the_same_words_everywhere(kernel, of):
-    x = fitting(of)
-    if not of.rotary:
+    wrong += [
+        (
+            dict(descale=x),
+            "descale: descales of blocks are found, they ca" if of.by_block else words,
+        )
+        for x, words in descales
+    ]
+    if of.rotary:
+        cos, angles = right["cos"], of.angles
+        must = f"it must be (batch = 2, seqlen = 70, {angles})"
+        wrong += [
+            ({name: table}, f"{name} {words}")
+            for name in ("cos", "sin")
+            for table, words in (
+                (cos[:1], f"has shape (1, 70, {angles}); {must}"),
+                (cos[:, :5], f"has shape (2, 5, {angles}); {must}"),
+                (cos.float(), f"is not {dtype}, which this kernel takes; "),
+                (
+                    wider(cos),
+                    f"has stride {70 * (angles + 1)} in dimension 0, which must be a multiple of",
+                ),
+                (shifted(cos), "does not begin at a multiple of 16 bytes; "),
+            )
+        ]
+        with pytest.raises(ValueError, match=f"^fagen::{of.slug}: cos is missing$"):
+            checked(of, dict(x=x, sin=cos))
+    else:
         with pytest.raises((TypeError, RuntimeError), match="expected at most 3"):
             kernel(x, SEED, cos=x, sin=x)
-        return
-    cos, d = angles_for(of, x)["cos"], of.angles
-    wider = torch.ones(2, 70, d + 1, dtype=x.dtype)[..., :d]
-    crooked = torch.ones(cos.numel() + 1, dtype=x.dtype)[1:].view(cos.shape)
-    right = f"it must be (batch = 2, seqlen = 70, {d})"
-    wrong: list[tuple[Tensor, str]] = [
-        (cos[:1], f"has shape (1, 70, {d}); {right}"),
-        (cos[:, :5], f"has shape (2, 5, {d}); {right}"),
-        (cos.float(), f"is not {of.dtype.torch}, which this kernel takes; "),
-        (wider, f"has stride {70 * (d + 1)} in dimension 0, which must be a multiple of 8 "),
-        (crooked, "does not begin at a multiple of 16 bytes; "),
-    ]
-    for tensor, said in wrong:
-        for name in ("cos", "sin"):
-            named = {"x": x, "seed": SEED, "cos": cos, "sin": cos} | {name: tensor}
-            found = said_by_all(of, kernel, named, needs_data=tensor is crooked)
-            assert found.startswith(f"{name} {said}")
-    with pytest.raises(ValueError, match=f"^fagen::{of.slug}: cos is missing$"):
-        checked(of, dict(x=x, sin=cos))
+    for change, words in wrong:
+        assert refused_everywhere(of, kernel, right | change).startswith(words)
+
+
+def wider(x: Tensor) -> Tensor:
+    """A tensor with rows that are a column longer in memory."""
+    return torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)[..., :-1]
+
+
+def shifted(x: Tensor) -> Tensor:
+    """A tensor that begins an element behind a multiple of 16 bytes."""
+    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
 def test_a_gradient_is_refused_and_needs_none_without_grad_mode(kernel, of):
