@@ -54,14 +54,12 @@ def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
     ],
 )
 @pytest.mark.parametrize("function", [*GIVEN][:4], ids=lambda function: function.__name__)
-def test_a_name_of_another_library_is_answered_with_fagens(
-    function: Callable[..., Any], name: str, value: Any, said: str
-) -> None:
+def test_a_name_of_another_library_is_answered_with_fagens(function, name, value, said):
     words = refused(function, *GIVEN[function], **{name: value})
     assert words.startswith(f"{function.__name__}() takes no {name}: {said}")
 
 
-def test_what_another_call_takes_is_answered_with_that_call() -> None:
+def test_what_another_call_takes_is_answered_with_that_call():
     assert "takes no seqused_k: fagen.attention_varlen and fagen.attention_decode take one" in (
         refused(fagen.attention, Q, Q, Q, seqused_k=OFFSETS)
     )
@@ -90,7 +88,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__name__)
-def test_every_public_call_answers(function: Callable[..., Any]) -> None:
+def test_every_public_call_answers(function):
     needed = {
         name: Q
         for name, one in inspect.signature(function).parameters.items()

@@ -20,7 +20,7 @@ from fagen.flash_attn_interface import (
     get_scheduler_metadata,
 )
 from fagen.registry import from_slug
-from tests.tensors import normal
+from tests.tensors import ints, normal
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_ready"),
@@ -30,10 +30,6 @@ pytestmark = [
 
 def half(*shape: int, seed: int = 0) -> Tensor:
     return normal(*shape, seed=seed, dtype=torch.float16)
-
-
-def ints(*lengths: int) -> Tensor:
-    return torch.tensor(lengths, dtype=torch.int32)
 
 
 Q, K, V = half(2, 5, 4, 32), half(2, 9, 2, 32, seed=1), half(2, 9, 2, 32, seed=2)
@@ -94,7 +90,7 @@ def refused(call: str, kind: type[Exception] = TypeError, **changes: Any) -> str
 
 
 @pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
-def test_what_is_no_tensor_is_named(call: str, name: str) -> None:
+def test_what_is_no_tensor_is_named(call, name):
     function, given = CALLS[call]
     for other in (given[name].tolist(), "cuda", object()):
         said = refused(call, **{name: other})
@@ -134,13 +130,13 @@ def test_what_is_no_tensor_is_named(call: str, name: str) -> None:
         ("quantize", {"rotary": 10_000.0, "rotary_pairs": True}),
     ],
 )
-def test_what_is_no_number_and_no_word_is_named(call: str, changes: dict[str, Any]) -> None:
+def test_what_is_no_number_and_no_word_is_named(call, changes):
     name, value = next(iter(changes.items()))
     assert f"{name} is of type {type(value).__name__}; it must be" in refused(call, **changes)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_tensors_that_no_kernel_reads_are_named() -> None:
+def test_tensors_that_no_kernel_reads_are_named():
     empty = torch.nn.parameter.UninitializedParameter(dtype=torch.float16)
     assert "k is torch.sparse_coo" in refused("attention", ValueError, k=K.to_sparse())
     nested = torch.nested.nested_tensor([PACKED[1], PACKED[1]])
@@ -154,7 +150,7 @@ def test_tensors_that_no_kernel_reads_are_named() -> None:
 
 
 @pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
-def test_a_tensor_without_numbers_at_strides_is_named_in_every_place(call: str, name: str) -> None:
+def test_a_tensor_without_numbers_at_strides_is_named_in_every_place(call, name):
     empty = torch.nn.parameter.UninitializedParameter(dtype=torch.float16)
     assert f"{name} is a parameter that is not" in refused(call, ValueError, **{name: empty})
     buffer = torch.nn.parameter.UninitializedBuffer(dtype=torch.float16)
@@ -168,15 +164,15 @@ def test_a_tensor_without_numbers_at_strides_is_named_in_every_place(call: str, 
 @pytest.mark.parametrize("call", ["attention", "attention_decode", "attention_varlen", "combine"])
 @pytest.mark.parametrize("error", [None, MemoryError()])
 def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
-    call: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    call, error, monkeypatch
+):
     function, given = CALLS[call]
     wanted = function(**given)  # readied
 
     class Full:
         """In the place of what an emulation begins with."""
 
-        def __init__(self, *_: object, **__: object) -> None:
+        def __init__(self, *_, **__):
             if error:
                 raise error
             torch.empty(1 << 50, dtype=torch.uint8)
@@ -191,7 +187,7 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     torch.testing.assert_close(function(**given), wanted)
 
 
-def test_a_mask_is_true_or_false_however_it_is_written() -> None:
+def test_a_mask_is_true_or_false_however_it_is_written():
     causal = fagen.attention(Q, K, V, causal=True)
     for word in (1, numpy.True_, numpy.bool_(1)):
         assert torch.equal(fagen.attention(Q, K, V, causal=word, deterministic=word), causal)
@@ -201,8 +197,8 @@ def test_a_mask_is_true_or_false_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_scale_is_any_number_also_where_gradients_are_wanted(packed: bool) -> None:
-    def gradients(scale: Any) -> list[Tensor]:
+def test_a_scale_is_any_number_also_where_gradients_are_wanted(packed):
+    def gradients(scale):
         leaves = [x.clone().requires_grad_() for x in (PACKED if packed else (Q, K, V))]
         of = fagen.attention_varlen if packed else fagen.attention
         out = of(*leaves, *(OFFSETS if packed else ()), scale=scale)
@@ -213,7 +209,7 @@ def test_a_scale_is_any_number_also_where_gradients_are_wanted(packed: bool) -> 
         assert all(map(torch.equal, gradients(one), usual))
 
 
-def test_a_scale_that_wants_a_gradient_is_refused() -> None:
+def test_a_scale_that_wants_a_gradient_is_refused():
     learnt = torch.nn.Parameter(torch.tensor(0.5))
     for call in ("attention", "attention_varlen", "attention_decode"):
         assert "scale requires a gradient" in refused(call, ValueError, scale=learnt)
@@ -229,7 +225,7 @@ def test_a_scale_that_wants_a_gradient_is_refused() -> None:
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
-def test_tangents_are_refused_and_not_taken_for_zero(call: str) -> None:
+def test_tangents_are_refused_and_not_taken_for_zero(call):
     function, given = CALLS[call]
     k, rest = given["k"], {name: x for name, x in given.items() if name != "k"}
     with pytest.raises(ValueError, match="there are no forward-mode gradients"):
@@ -240,7 +236,7 @@ def test_tangents_are_refused_and_not_taken_for_zero(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
-def test_gradients_that_vmap_hides_are_refused(call: str) -> None:
+def test_gradients_that_vmap_hides_are_refused(call):
     function, given = CALLS[call]
     k, rest = (
         torch.stack((given["k"], given["k"] * 2)),
@@ -254,8 +250,8 @@ def test_gradients_that_vmap_hides_are_refused(call: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_packed_sequences_are_traced_by_torch_jit() -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+def test_packed_sequences_are_traced_by_torch_jit():
+    def attend(q, k, v):
         return fagen.attention_varlen(q, k, v, *OFFSETS)
 
     assert torch.equal(torch.jit.trace(attend, PACKED)(*PACKED), attend(*PACKED))
@@ -264,8 +260,8 @@ def test_packed_sequences_are_traced_by_torch_jit() -> None:
 # ---- what is readied ahead ----------------------------------------------------------------------
 
 
-def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    of: dict[str, Any] = dict(dtype="fp16", head_dim=64)
+def test_what_cannot_be_readied_is_named(monkeypatch):
+    of = dict(dtype="fp16", head_dim=64)
     for wrong, said in (
         ({"rows": "many"}, "prepare: rows is of type str; it must be a whole number or None"),
         ({"seqlen": -1}, "seqlen is -1; it must be 0 or more"),
@@ -298,7 +294,7 @@ def test_what_cannot_be_readied_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- over a cache -------------------------------------------------------------------------------
 
 
-def test_one_length_for_all_is_any_whole_number_of_int32() -> None:
+def test_one_length_for_all_is_any_whole_number_of_int32():
     usual = flash_attn_with_kvcache(Q, K, V, cache_seqlens=7)
     assert torch.equal(flash_attn_with_kvcache(Q, K, V, cache_seqlens=numpy.int64(7)), usual)
     with pytest.raises(ValueError, match="cache_seqlens is 2147483648, which is no int32"):
@@ -312,7 +308,7 @@ def test_one_length_for_all_is_any_whole_number_of_int32() -> None:
         get_scheduler_metadata(1, 1, 1, 1, 1, 1, torch.Size((1,)))
 
 
-def test_a_cache_without_keys_has_none_however_far_its_end_lies_below() -> None:
+def test_a_cache_without_keys_has_none_however_far_its_end_lies_below():
     q, lowest = half(2, 300, 2, 32), -(2**31)
     for packed in (False, True):
         of = {"q": q.flatten(0, 1), "cu_seqlens_q": ints(0, 300, 600)} if packed else {"q": q}
@@ -327,7 +323,7 @@ def test_a_cache_without_keys_has_none_however_far_its_end_lies_below() -> None:
         assert not out.any() and (lse == -math.inf).all()
 
 
-def test_a_reference_is_finite_or_minus_infinity() -> None:
+def test_a_reference_is_finite_or_minus_infinity():
     lse = normal(2, 4, 5)
     usual = fagen.reference_for(lse, 9)
     broken = lse.clone()
@@ -342,7 +338,7 @@ def test_a_reference_is_finite_or_minus_infinity() -> None:
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
-def test_of_no_heads_there_is_nothing(call: str) -> None:
+def test_of_no_heads_there_is_nothing(call):
     function, given = CALLS[call]
     none = {name: x[..., :0, :] for name, x in given.items() if name in "qkv"}
     assert function(**given | none).shape == none["q"].shape

@@ -14,7 +14,8 @@ from torch import Tensor
 import fagen
 from fagen import flash_attn_interface
 from fagen.errors import FagenError
-from tests.test_argument_types import CALLS, Q, ints
+from tests.tensors import ints
+from tests.test_argument_types import CALLS, Q
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_ready"),
@@ -118,7 +119,7 @@ def names(message: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS, ids=map("-".join, ARGUMENTS))
-def test_what_an_argument_is_not_is_refused_by_its_name(call: str, name: str) -> None:
+def test_what_an_argument_is_not_is_refused_by_its_name(call, name):
     function, given = EVERY[call]
     for wrong in wrong_for(call, name):
         with pytest.raises((TypeError, ValueError, FagenError)) as refusal:
@@ -131,7 +132,7 @@ def test_what_an_argument_is_not_is_refused_by_its_name(call: str, name: str) ->
     ("call", "name"),
     [(call, name) for call, name in ARGUMENTS if name in FLAGGED and call not in MORE],
 )
-def test_true_and_false_are_so_however_they_are_written(call: str, name: str) -> None:
+def test_true_and_false_are_so_however_they_are_written(call, name):
     function, given = EVERY[call]
     for said, meant in FLAGS:
         found, wanted = (function(**given | {name: x}) for x in (said, meant))
@@ -140,18 +141,18 @@ def test_true_and_false_are_so_however_they_are_written(call: str, name: str) ->
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
-def test_a_scale_is_what_it_is_as_a_float32(call: str) -> None:
+def test_a_scale_is_what_it_is_as_a_float32(call):
     function, given = EVERY[call]
     least, most = 2.0**-126, 1e8
     assert torch.equal(function(**given, scale=Fraction(1, 2)), function(**given, scale=0.5))
     for scale in (least, most):
         assert function(**given, scale=scale).isfinite().all()
     # every key counts alike where all scores are 0 to the last bit
-    out: Tensor = function(**given | {"q": given["q"] * 0}, scale=least)
+    out = function(**given | {"q": given["q"] * 0}, scale=least)
     assert torch.equal(function(**given, scale=least), out)
 
 
-def test_a_descale_that_has_no_reciprocal_as_a_float32_is_refused() -> None:
+def test_a_descale_that_has_no_reciprocal_as_a_float32_is_refused():
     for wrong in (1e-50, 1e-40, 2.0**-127, 1e39, 3.5e38):
         with pytest.raises(ValueError, match="finite and above 0 as a float32"):
             fagen.quantize(Q, scales="head", descale=wrong)
@@ -163,7 +164,7 @@ def test_a_descale_that_has_no_reciprocal_as_a_float32_is_refused() -> None:
     assert torch.equal(half.values.float(), also.values.float())
 
 
-def test_a_call_that_was_ready_judges_as_the_first_did() -> None:
+def test_a_call_that_was_ready_judges_as_the_first_did():
     function, given = EVERY["attention"]
     function(**given, causal=True)
     for wrong in (1.0, Fraction(1), numpy.float32(1)):  # equal to True in any dictionary
@@ -171,7 +172,7 @@ def test_a_call_that_was_ready_judges_as_the_first_did() -> None:
             function(**given, causal=wrong)
 
 
-def test_lengths_of_queries_are_judged() -> None:
+def test_lengths_of_queries_are_judged():
     function, given = EVERY["attention_varlen"]
     for wrong, said in (
         (ints(1), r"seqused_q has shape \(1,\) in torch.int32; it must be \(batch = 2\)"),

@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ THERE = [read_schedule(path) for path in sorted((locate("schedules") / "forward"
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_is_attention(causal: bool) -> None:
+def test_attention_is_attention(causal):
     q, k, v = qkv()
     exact, exact_lse = reference(q, k, v, mask="causal" if causal else "full", scale=1 / 8)
     out = fagen.attention(q, k, v, causal=causal)
@@ -48,7 +47,7 @@ def test_attention_is_attention(causal: bool) -> None:
     ],
     ids=lambda schedule: schedule.slug,
 )
-def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> None:
+def test_every_schedule_of_the_folder_serves_its_problem(schedule):
     problem = Problem.of(schedule)
     causal = problem.mask == "causal"
     slug = fagen.prepare(
@@ -67,7 +66,7 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule: Schedule) -> 
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
-def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path: Path) -> None:
+def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path):
     schedule = Schedule.from_slug("fwd_fp16_d64_full_m64n16")
     write_toml(tmp_path / "mine.toml", schedule.slug)
     q, k, v = qkv()
@@ -88,9 +87,7 @@ def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path: Path) -> None:
     ("head_dim", "head_dim_v"),
     [*((d, d) for d in range(16, 257, 8)), (64, 256), (192, 128), (256, 128), (16, 256), (24, 200)],
 )
-def test_every_supported_problem_has_a_schedule_that_fits(
-    dtype: str, causal: bool, head_dim: int, head_dim_v: int
-) -> None:
+def test_every_supported_problem_has_a_schedule_that_fits(dtype, causal, head_dim, head_dim_v):
     found = picked(
         dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, seqlen=1_000
     )
@@ -99,7 +96,7 @@ def test_every_supported_problem_has_a_schedule_that_fits(
     assert plan(found).registers.fits
 
 
-def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one() -> None:
+def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one():
     q, k, v = qkv(torch.bfloat16, 40, 24)
     with pytest.warns(fagen.UntunedWarning) as said:
         out = fagen.attention(q, k, v, causal=True)
@@ -113,11 +110,11 @@ def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one() -> N
         warnings.simplefilter("error")
         fagen.attention(q, k, v, causal=True)
         asked = dict(dtype="bf16", head_dim=40, head_dim_v=24, causal=True, device="cpu")
-        assert fagen.prepare(**asked) == slug  # type: ignore[arg-type]
+        assert fagen.prepare(**asked) == slug
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float8_e5m2])
-def test_another_dtype_is_refused_with_how_to_convert_it(dtype: torch.dtype) -> None:
+def test_another_dtype_is_refused_with_how_to_convert_it(dtype):
     q, k, v = (x.to(dtype) for x in qkv())
     name = str(dtype).removeprefix("torch.")
     said = rf"q is {name}; use fp16 or bf16: q\.to\(torch\.bfloat16\)"
@@ -158,12 +155,12 @@ def test_head_dims_of_no_kernel_are_refused_with_the_nearest(head_dim, head_dim_
         ("nowhere/x.toml", "nowhere/x.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_a_schedule_for_something_else_is_refused(choice: str, said: str) -> None:
+def test_a_schedule_for_something_else_is_refused(choice, said):
     with pytest.raises(ScheduleError, match=re.escape(said)):
         fagen.attention(*qkv(), schedule=choice)
 
 
-def test_prepare_takes_torchs_names_and_fagens_and_no_others() -> None:
+def test_prepare_takes_torchs_names_and_fagens_and_no_others():
     names = "fp16", "float16", torch.float16
     assert len({fagen.prepare(dtype=name, head_dim=64) for name in names}) == 1
     with pytest.raises(ValueError, match="dtype is 'half'; it must be one of fp16, float16, bf16"):

@@ -1,34 +1,29 @@
 """fagen.attention over an op of C++ goes past Autograd, where nobody needs a gradient."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import fagen
 from fagen.runtime import op
 from tests.op_helpers import SLUG, loaded, qkv, refusal
-from tests.stubs import StubOp
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
 
 @pytest.fixture
-def attend(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def attend(stub_op, monkeypatch):
     """attention(q, k, v) by a schedule whose op is loaded, readied."""
     stub_op(SLUG)
     loaded(monkeypatch)
     fagen.prepare(dtype="bf16", head_dim=64, head_dim_v=32, causal=True, schedule=SLUG)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, **keys: Any) -> Any:
+    def attend(q, k, v, **keys):
         return fagen.attention(q, k, v, causal=True, schedule=SLUG, scale=0.1, **keys)
 
     return attend
 
 
-def test_it_is_what_the_op_gives(attend: Callable[..., Any], stub_op: Any) -> None:
+def test_it_is_what_the_op_gives(attend, stub_op):
     one = stub_op(SLUG)
     kernel = op.kernel_of(SLUG, "cuda")
     assert kernel.direct is not kernel.alone is op.alone(one.op)
@@ -39,7 +34,7 @@ def test_it_is_what_the_op_gives(attend: Callable[..., Any], stub_op: Any) -> No
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_gradient_is_had_all_the_same(attend: Callable[..., Any], which: int) -> None:
+def test_a_gradient_is_had_all_the_same(attend, which):
     leaf = [*qkv()]
     leaf[which].requires_grad_()
     inner = [*qkv()]
@@ -52,13 +47,13 @@ def test_a_gradient_is_had_all_the_same(attend: Callable[..., Any], which: int) 
             assert not attend(*arguments).requires_grad
 
 
-def test_a_gradient_that_a_transform_hides_is_refused(attend: Callable[..., Any]) -> None:
+def test_a_gradient_that_a_transform_hides_is_refused(attend):
     q, k, v = qkv()
 
-    def total(t: Tensor) -> Tensor:
+    def total(t):
         return attend(t, k, v).float().sum()
 
-    def totals(batch: Tensor) -> Tensor:
+    def totals(batch):
         return torch.vmap(total)(batch).sum()
 
     with pytest.raises(ValueError, match="requires a gradient"):
@@ -71,20 +66,18 @@ def test_a_gradient_that_a_transform_hides_is_refused(attend: Callable[..., Any]
         totals(batched.requires_grad_())
 
 
-def test_a_wrong_argument_is_named(attend: Callable[..., Any]) -> None:
+def test_a_wrong_argument_is_named(attend):
     q, k, v = qkv()
     said = f"fagen::{SLUG}: k is not bfloat16, which this kernel takes; k.to(torch.bfloat16) conver"
     assert refusal(lambda: attend(q, k.half(), v)).startswith(said)
 
 
-def test_traced_it_is_the_op_that_refuses_gradients(
-    attend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traced_it_is_the_op_that_refuses_gradients(attend, monkeypatch):
     named = op.named
     monkeypatch.setattr(op, "named", lambda slug, place: named(slug, "cuda"))
 
     class Model(torch.nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def forward(self, q, k, v):
             return attend(q, k, v)
 
     for strict in (False, True):
@@ -97,7 +90,7 @@ def test_traced_it_is_the_op_that_refuses_gradients(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_recorded_by_torch_jit_it_refuses_gradients_too(attend: Callable[..., Any]) -> None:
+def test_recorded_by_torch_jit_it_refuses_gradients_too(attend):
     traced = torch.jit.trace(attend, qkv())
     q, k, v = qkv()
     assert torch.equal(traced(q, k, v), attend(q, k, v))

@@ -1,9 +1,6 @@
 """fagen.attention takes chunks, or decoding's kernels, where few queries meet many keys."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -49,12 +46,12 @@ def right(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: str) 
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def taken(monkeypatch):
     """The slugs of all kernels that calls ready from now on."""
-    found: list[str] = []
+    found = []
     ready = op.ready
 
-    def noted(*given: Any, **named: Any) -> op.Kernel:
+    def noted(*given, **named):
         kernel = ready(*given, **named)
         found.append(kernel.slug)
         return kernel
@@ -64,9 +61,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def tables(
-    schedules_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, Path]:
+def tables(schedules_folder, tmp_path, monkeypatch):
     """Where fagen's own table lies and where a user's does, in folders that are empty."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     fill(schedules_folder, PLAIN)
@@ -76,7 +71,7 @@ def tables(
 
 
 @pytest.fixture
-def own_table(tables: tuple[Path, Path]) -> None:
+def own_table(tables):
     """fagen's own table has ROWS and nothing else."""
     dispatch_table.update(tables[0], ROWS)
 
@@ -99,9 +94,7 @@ def own_table(tables: tuple[Path, Path]) -> None:
         (5, 0, 4, PLAIN),
     ],
 )
-def test_the_table_is_kept_at_its_borders(
-    own_table: None, taken: list[str], queries: int, keys: int, heads: int, slug: str
-) -> None:
+def test_the_table_is_kept_at_its_borders(own_table, taken, queries, keys, heads, slug):
     q, k, v = qkv(queries, keys, heads)
     out, lse = fagen.attention(q, k, v, causal=True, return_lse=True)
     assert taken == [slug]
@@ -113,9 +106,7 @@ def test_the_table_is_kept_at_its_borders(
         assert fagen.pick(dtype="fp16", head_dim=64, causal=True, **call).slug == slug
 
 
-def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(
-    own_table: None, taken: list[str]
-) -> None:
+def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(own_table, taken):
     """Three times as many tiles are enough without splitting keys; a named schedule is the same."""
     for queries, slugs in ((40, [SPLIT, PLAIN]), (3, ["dec_fp16_d64_causal_r8n128_c64"])):
         taken.clear()
@@ -129,10 +120,10 @@ def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(
         assert torch.equal(named[0], alone[0])
 
 
-def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16() -> None:
-    call: dict[str, Any] = dict(dtype="fp16", head_dim=128, causal=True, heads=32, kv_heads=8)
+def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16():
+    call = dict(dtype="fp16", head_dim=128, causal=True, heads=32, kv_heads=8)
 
-    def chunks(queries: int, batch: int) -> int:
+    def chunks(queries, batch):
         found = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
         return int(registry.from_slug(found.slug).values()["chunks"])
 
@@ -142,7 +133,7 @@ def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 2, 16, 17, 25, 64, 127, 128, 130])
-def test_it_is_right_by_fagens_own_table(taken: list[str], queries: int, causal: bool) -> None:
+def test_it_is_right_by_fagens_own_table(taken, queries, causal):
     picked = set()
     for keys in (1, 0, 130, 1_023, 1_024, 4_095, 4_096, 5_000):
         q, k, v = qkv(queries, keys, 2, 1)
@@ -154,7 +145,7 @@ def test_it_is_right_by_fagens_own_table(taken: list[str], queries: int, causal:
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(2, 400), (40, 700)])
-def test_gradients_flow_through_either(own_table: None, queries: int, keys: int) -> None:
+def test_gradients_flow_through_either(own_table, queries, keys):
     leaves = [x.requires_grad_() for x in qkv(queries, keys)]
     out, lse = fagen.attention(*leaves, causal=True, return_lse=True)
     weights = normal(*out.shape, seed=7, dtype=torch.float16)
@@ -175,22 +166,22 @@ def test_gradients_flow_through_either(own_table: None, queries: int, keys: int)
 
 @pytest.mark.parametrize(("queries", "keys", "slug"), [(2, 400, DECODING), (40, 700, SPLIT)])
 def test_compiled_it_is_one_graph_with_the_kernel_of_the_call(
-    own_table: None, fresh_dynamo: None, queries: int, keys: int, slug: str
-) -> None:
+    own_table, fresh_dynamo, queries, keys, slug
+):
     given = qkv(queries, keys)
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def call(q, k, v):
         return fagen.attention(q * 2, k, v, causal=True)
 
-    compiled: Callable[..., Any] = torch.compile(call, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     found = compiled(*given)
     ((kernel,),) = (ready.kernels.values() for ready in calls._ready.values())
     assert slug in kernel.slug
     assert torch.equal(found, call(*given))
 
 
-def test_sizes_that_are_left_open_are_one_graph(own_table: None, fresh_dynamo: None) -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+def test_sizes_that_are_left_open_are_one_graph(own_table, fresh_dynamo):
+    def call(q, k, v):
         return fagen.attention(q, k, v, causal=True)
 
     for keys in (400, 100):
@@ -203,7 +194,7 @@ def test_sizes_that_are_left_open_are_one_graph(own_table: None, fresh_dynamo: N
         )
 
 
-def test_a_users_row_goes_before_fagens_own(tables: tuple[Path, Path], taken: list[str]) -> None:
+def test_a_users_row_goes_before_fagens_own(tables, taken):
     dispatch_table.update(tables[0], ROWS)
     mine = "fwd_fp16_d64_causal_m64n48_split2"
     dispatch_table.update(tables[1], [Row("NVIDIA H200", mine, 500, 600, tiles_to=64)])
@@ -212,7 +203,7 @@ def test_a_users_row_goes_before_fagens_own(tables: tuple[Path, Path], taken: li
         assert taken[-1] == slug
 
 
-def test_wrong_calls_are_refused_as_ever(own_table: None) -> None:
+def test_wrong_calls_are_refused_as_ever(own_table):
     q, k, v = qkv(40, 700)
     with pytest.raises(ValueError, match="heads"):
         fagen.attention(q[:, :, :3], k, v, causal=True)
@@ -222,7 +213,7 @@ def test_wrong_calls_are_refused_as_ever(own_table: None) -> None:
         fagen.attention(q, k[:, :650], v, causal=True)
 
 
-def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path: Path) -> None:
+def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path):
     path = tmp_path / "dispatch.toml"
     dispatch_table.update(path, ROWS)
     dispatch_table.table_at.cache_clear()
@@ -241,7 +232,7 @@ def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path: Pa
         dispatch_table.table_at(path)
 
 
-def test_the_first_row_that_fits_serves_a_call() -> None:
+def test_the_first_row_that_fits_serves_a_call():
     rows = (
         Row("", "few", 100, queries_to=4),
         Row("", "tiles", 500, 900, tiles_to=8),

@@ -1,18 +1,13 @@
 """fagen.attention_decode over an op of C++ goes past Autograd, by place, where it may."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 import fagen
-from fagen.runtime import op
 from fagen.runtime.op import emulated
 from tests.fresh import forget
 from tests.op_helpers import loaded, refusal
-from tests.stubs import StubOp
 from tests.tensors import normal
 
 SLUG, UNIFIED = "dec_fp16_d64_causal_r8n128", "dec_fp16_d64_causal_r8n128_unified"
@@ -31,11 +26,11 @@ def qkv() -> tuple[Tensor, ...]:
 
 
 @pytest.fixture
-def over(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def over(stub_op, monkeypatch):
     """What readies the stub of a slug for attention_decode; it returns its op."""
     forget(monkeypatch)
 
-    def ready(slug: str) -> op.Op:
+    def ready(slug):
         loaded(monkeypatch)
         return stub_op(slug).op
 
@@ -43,9 +38,7 @@ def over(stub_op: Callable[[str], StubOp], monkeypatch: pytest.MonkeyPatch) -> C
 
 
 @pytest.mark.parametrize("lengths", [(), ("seqused_k",), ("leftpad_k",), tuple(LENGTHS)])
-def test_what_is_given_by_place_is_what_is_given_by_name(
-    over: Callable[..., Any], lengths: tuple[str, ...]
-) -> None:
+def test_what_is_given_by_place_is_what_is_given_by_name(over, lengths):
     over(SLUG)
     given = {name: LENGTHS[name] for name in lengths}
     out, lse = emulated(SLUG)(*qkv(), 64**-0.5, **given)
@@ -56,7 +49,7 @@ def test_what_is_given_by_place_is_what_is_given_by_name(
     assert torch.equal(again[0], out) and torch.equal(again[1], lse)
 
 
-def test_so_is_a_reference(over: Callable[..., Any]) -> None:
+def test_so_is_a_reference(over):
     over(UNIFIED)
     reference = torch.linspace(-1, 1, 8)
     out, _ = emulated(UNIFIED)(*qkv(), reference, 64**-0.5, **LENGTHS)
@@ -65,7 +58,7 @@ def test_so_is_a_reference(over: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_gradient_is_refused_where_one_is_needed(over: Callable[..., Any], which: int) -> None:
+def test_a_gradient_is_refused_where_one_is_needed(over, which):
     over(SLUG)
     leaf = [*qkv()]
     leaf[which].requires_grad_()
@@ -86,8 +79,6 @@ def test_a_gradient_is_refused_where_one_is_needed(over: Callable[..., Any], whi
         ({"scale": -1.0}, "scale"),
     ],
 )
-def test_a_wrong_argument_is_named_by_cpp_too(
-    over: Callable[..., Any], wrong: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_argument_is_named_by_cpp_too(over, wrong, said):
     over(SLUG)
     assert said in refusal(lambda: fagen.attention_decode(*qkv(), schedule=SLUG, **wrong))

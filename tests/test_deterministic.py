@@ -31,17 +31,17 @@ PREPARED: dict[str, Any] = dict(dtype="fp16", head_dim=64, causal=True, device="
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def asked(monkeypatch):
     """Of each backward pass so far, whether its kernel is deterministic."""
     monkeypatch.setattr(backward, "_has_an_order", lambda device: False)
-    found: list[bool] = []
+    found = []
     ready = op.ready
 
-    def noted(*given: Any, **named: Any) -> op.Kernel:
+    def noted(*given, **named):
         kernel = ready(*given, **named)
 
-        def noting(of: op.Op) -> op.Op:
-            def call(*tensors: Any) -> Any:
+        def noting(of):
+            def call(*tensors):
                 found.append("_det" in kernel.slug)
                 return of(*tensors)
 
@@ -98,7 +98,7 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 @every_call
-def test_a_call_asks_for_itself(call: Callable[..., Tensor], asked: list[bool]) -> None:
+def test_a_call_asks_for_itself(call, asked):
     for wanted in (False, True, False):
         call(deterministic=wanted).sum().backward()
     call().sum().backward()
@@ -106,7 +106,7 @@ def test_a_call_asks_for_itself(call: Callable[..., Tensor], asked: list[bool]) 
 
 
 @every_call
-def test_torch_asks_for_all_calls(call: Callable[..., Tensor], asked: list[bool]) -> None:
+def test_torch_asks_for_all_calls(call, asked):
     before = call()
     with torch_asks():
         for out in (before, call(), call(deterministic=True)):
@@ -114,12 +114,12 @@ def test_torch_asks_for_all_calls(call: Callable[..., Tensor], asked: list[bool]
     assert asked == [True, True, True]
 
 
-def test_calls_of_one_backward_pass_have_each_what_it_asked_for(asked: list[bool]) -> None:
+def test_calls_of_one_backward_pass_have_each_what_it_asked_for(asked):
     (dense(fagen.attention, deterministic=True).sum() + dense(fagen.attention).sum()).backward()
     assert sorted(asked) == [False, True]
 
 
-def test_both_kernels_have_the_same_bits_on_a_cpu(asked: list[bool]) -> None:
+def test_both_kernels_have_the_same_bits_on_a_cpu(asked):
     for call, given in (
         (fagen.attention, qkv(queries=20, keys=40)),
         (fagen.attention_varlen, packed()),
@@ -127,34 +127,32 @@ def test_both_kernels_have_the_same_bits_on_a_cpu(asked: list[bool]) -> None:
         found = []
         for wanted in (False, True):
             tensors = leaves(*given[:3])
-            out: Any = call(*tensors, *given[3:], deterministic=wanted)
+            out = call(*tensors, *given[3:], deterministic=wanted)
             found.append(torch.autograd.grad(out.sum(), tensors))
         assert all(map(torch.equal, *found))
     assert asked == [False, True] * 2
 
 
-def test_an_activation_that_is_computed_again_asks_again(asked: list[bool]) -> None:
+def test_an_activation_that_is_computed_again_asks_again(asked):
     tensors = leaves(*qkv(queries=20, keys=40))
     out = checkpoint(fagen.attention, *tensors, deterministic=True, use_reentrant=False)
     out.sum().backward()
     assert asked == [True]
 
 
-def test_a_layer_of_transformers_may_ask(asked: list[bool]) -> None:
+def test_a_layer_of_transformers_may_ask(asked):
     pytest.importorskip("transformers")
     from fagen.huggingface import attend
 
     tensors = [x.transpose(1, 2) for x in leaves(*qkv(queries=20, keys=40))]
     for more in ({}, {"deterministic": None}, {"deterministic": True}):
-        attend(torch.nn.Identity(), *tensors, None, is_causal=False, **more)[0].sum().backward()  # type: ignore[arg-type]
+        attend(torch.nn.Identity(), *tensors, None, is_causal=False, **more)[0].sum().backward()
     assert asked == [False, False, True]
 
 
 @every_call
-def test_a_call_that_needs_no_gradient_asks_nobody(
-    call: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: Any, **__: Any) -> Any:
+def test_a_call_that_needs_no_gradient_asks_nobody(call, monkeypatch):
+    def never(*_, **__):
         raise AssertionError("no gradient is needed")
 
     monkeypatch.setattr(backward, "kernel_of_gradients", never)
@@ -167,18 +165,18 @@ def test_a_call_that_needs_no_gradient_asks_nobody(
 # ---- which kernel -------------------------------------------------------------------------------
 
 
-def test_its_kernel_is_ready_before_the_backward_pass(asked: list[bool]) -> None:
+def test_its_kernel_is_ready_before_the_backward_pass(asked):
     dense(fagen.attention, deterministic=True)
     assert in_order() == {True} and not asked
 
 
-def test_of_packed_sequences_it_is_derived_and_said_to_be(asked: list[bool]) -> None:
+def test_of_packed_sequences_it_is_derived_and_said_to_be(asked):
     said = r"deterministic, varlen: bwd_fp16_d64_causal_.*_varlen_det is derived"
     with pytest.warns(UntunedWarning, match=said):
         of_sequences(fagen.attention_varlen, deterministic=True)
 
 
-def test_prepared_it_need_not_be_readied(asked: list[bool]) -> None:
+def test_prepared_it_need_not_be_readied(asked):
     fagen.prepare(**PREPARED, deterministic=True)
     assert in_order() == {True}
     calls.reset()
@@ -186,7 +184,7 @@ def test_prepared_it_need_not_be_readied(asked: list[bool]) -> None:
     assert in_order() == {True}
 
 
-def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic() -> None:
+def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic():
     alone = PREPARED | {"gradient": False}
     for prepare in (fagen.prepare, fagen.prepare_varlen):
         with pytest.raises(ValueError, match="deterministic goes with gradient=True: the forward"):
@@ -196,19 +194,16 @@ def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic() -> None:
 # ---- torch's own ways ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("wanted", [False, True])
-def test_compiled_it_is_a_constant_of_one_graph(
-    fresh_dynamo: None, asked: list[bool], dynamic: bool, wanted: bool
-) -> None:
+@pytest.mark.parametrize(("dynamic", "wanted"), [(False, False), (False, True), (True, True)])
+def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, wanted):
     fagen.prepare(**PREPARED, deterministic=wanted)
     fagen.prepare_varlen(**PREPARED, deterministic=wanted)
 
-    def loss(*given: Tensor) -> Tensor:
+    def loss(*given):
         q, k, v, *at = given
-        dense: Any = flash_attn_func(q, k, v, causal=True, deterministic=wanted)
+        dense = flash_attn_func(q, k, v, causal=True, deterministic=wanted)
         flat = (x.flatten(0, 1) for x in (q, k, v))
-        apart: Any = fagen.attention_varlen(*flat, *at, causal=True, deterministic=wanted)
+        apart = fagen.attention_varlen(*flat, *at, causal=True, deterministic=wanted)
         return dense.float().sum() + apart.float().sum()
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -219,18 +214,16 @@ def test_compiled_it_is_a_constant_of_one_graph(
         compiled(*ours, *at).backward()
         assert asked and set(asked) == {wanted}
         loss(*theirs, *at).backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_compiled_as_a_first_call_it_is_deterministic_too(
-    fresh_dynamo: None, asked: list[bool]
-) -> None:
+def test_compiled_as_a_first_call_it_is_deterministic_too(fresh_dynamo, asked):
     q, k, v, *at = packed(((5, 5), (9, 20)))
 
-    def dense(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def dense(q, k, v):
         return fagen.attention(q, k, v, causal=True, deterministic=True)
 
-    def apart(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def apart(q, k, v):
         return fagen.attention_varlen(q, k, v, *at, causal=True, deterministic=True)
 
     for call, given in ((dense, qkv(queries=20, keys=40)), (apart, (q, k, v))):
@@ -244,13 +237,11 @@ class Attention(torch.nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Any = fagen.attention(q, k, v, causal=True, deterministic=True)
-        return out  # type: ignore[no-any-return]
+        return out
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_it_stands_in_the_program(
-    fresh_dynamo: None, asked: list[bool], strict: bool
-) -> None:
+def test_exported_it_stands_in_the_program(fresh_dynamo, asked, strict):
     fagen.prepare(**PREPARED, deterministic=True)
     tensors = leaves(*qkv(queries=20, keys=40))
     exported = torch.export.export(Attention(), tuple(tensors), strict=strict)
@@ -260,7 +251,7 @@ def test_exported_it_stands_in_the_program(
     assert asked == [True]
 
 
-def test_opcheck(asked: list[bool]) -> None:
+def test_opcheck(asked):
     tensors = leaves(*qkv(queries=20, keys=40))
     fagen.attention(*tensors, deterministic=True)
     slug = picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,12 @@ OPS["flash_attn_forward_and_backward"] = 2
 OPEN = (
     *("attention_gradients", "attention_varlen", "attention_varlen_gradients", "attention_decode"),
     *("attention_varlen_e4m3", "flash_attn_func_e4m3", "flash_attn_with_kvcache", "quantize"),
+    "attention_fp8",
 )
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_ready(monkeypatch):
     """Every module as in a new process, where a warning is an error."""
     forget(monkeypatch)
     select.committed.cache_clear()
@@ -73,11 +74,9 @@ class Recording:
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(
-    name: str, fresh_dynamo: None
-) -> None:
+def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(name, fresh_dynamo):
     door, backend = DOORS[name], Recording()
-    compiled: Any = torch.compile(door.call, fullgraph=True, backend=backend)
+    compiled = torch.compile(door.call, fullgraph=True, backend=backend)
     given = door.made()
     found = door.results(given, compiled)
     assert same(found, door.results(given))
@@ -87,13 +86,13 @@ def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_a_first_call_with_open_sizes_serves_others_too(name: str, fresh_dynamo: None) -> None:
+def test_a_first_call_with_open_sizes_serves_others_too(name, fresh_dynamo):
     door = DOORS[name]
-    compiled: Any = torch.compile(door.call, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(door.call, fullgraph=True, dynamic=True, backend="aot_eager")
     first = door.made()
     door.results(first, compiled)
     if "varlen" in name:
-        others: tuple[Any, ...] = (*(x[:25] for x in first[:3]), first[3].clamp(max=25))
+        others = (*(x[:25] for x in first[:3]), first[3].clamp(max=25))
     else:
         others = (
             first[0][:, :9].contiguous(),
@@ -107,9 +106,9 @@ def test_a_first_call_with_open_sizes_serves_others_too(name: str, fresh_dynamo:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_first_call_exports(strict: bool, fresh_dynamo: None) -> None:
+def test_a_first_call_exports(strict, fresh_dynamo):
     class Model(torch.nn.Module):
-        def forward(self, *given: Any) -> Any:
+        def forward(self, *given):
             return door.call(*given)
 
     for name in ("attention", "attention_varlen", "attention_decode"):
@@ -121,7 +120,7 @@ def test_a_first_call_exports(strict: bool, fresh_dynamo: None) -> None:
         assert same(door.results(given, exported.module()), door.results(given))
 
 
-def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo: None) -> None:
+def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo):
     schedule = "fwd_bf16_d64_full_m64n48"
     chosen = picked(dtype="bf16", head_dim=64, seqlen=40)
     given = DOORS["attention"].made()
@@ -132,9 +131,7 @@ def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo: None
         assert backend.called() == [f"fagen.{slug}_emulated.default"]
 
 
-def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
-    fresh_dynamo: None,
-) -> None:
+def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(fresh_dynamo):
     given = [x.double() for x in DOORS["attention"].made()]
     said = "q is float64; use fp16 or bf16"
     with pytest.raises(Unsupported, match="Observed exception") as refused:
@@ -147,7 +144,7 @@ def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(
 
 @pytest.mark.long  # torch compiles two C++ libraries
 @pytest.mark.parametrize("which", ["without", "with"])
-def test_a_layer_is_packaged_by_aotinductor(which: str, tmp_path: Path) -> None:
+def test_a_layer_is_packaged_by_aotinductor(which, tmp_path):
     package = str(tmp_path / "layer.pt2")
     answer = run([sys.executable, str(PACKAGED_LAYER), which, "cpu", package])
     assert answer.returncode == 0, answer.stderr[-3_000:]
@@ -168,12 +165,12 @@ def at_once(work: Callable[[int], Any]) -> list[Any]:
         return list(threads.map(one, range(THREADS)))
 
 
-def test_first_calls_of_all_doors_from_eight_threads() -> None:
+def test_first_calls_of_all_doors_from_eight_threads():
     head_dim = 144  # that no other test calls, since torch is told of an op once in a process
     doors = [*DOORS.values()]
     given = {door.call: door.made(head_dim) for door in doors}
 
-    def work(number: int) -> dict[int, list[Any]]:
+    def work(number):
         order = [(i + 3 * number) % len(doors) for i in range(len(doors))]
         if number % 2:  # half of them all one after the other, the others the same one at once
             order = [*range(len(doors))]
@@ -184,12 +181,12 @@ def test_first_calls_of_all_doors_from_eight_threads() -> None:
             assert same(found[i], door.results(given[door.call]))
 
 
-def test_what_many_threads_want_is_made_once_and_other_things_meanwhile() -> None:
-    made: Counter[int] = Counter()
-    working: set[int] = set()
+def test_what_many_threads_want_is_made_once_and_other_things_meanwhile():
+    made = Counter()
+    working = set()
     together = 0
 
-    def make(key: int) -> str:
+    def make(key):
         nonlocal together
         with lock:
             made[key] += 1
@@ -205,10 +202,10 @@ def test_what_many_threads_want_is_made_once_and_other_things_meanwhile() -> Non
     assert cache.get(0) == "0" and cache.get(2) is None
 
 
-def test_what_could_not_be_made_is_tried_again() -> None:
+def test_what_could_not_be_made_is_tried_again():
     tries = iter((OSError("full"), None))
 
-    def make(key: str) -> str:
+    def make(key):
         if error := next(tries):
             raise error
         return key
@@ -219,6 +216,6 @@ def test_what_could_not_be_made_is_tried_again() -> None:
     assert cache.made("a") == "a" == cache["a"]
 
 
-def test_a_value_may_ask_for_another_of_the_same_lock() -> None:
-    cache: Once[int, int] = Once(lambda n: n and cache.made(n - 1) + 1, RLock())
+def test_a_value_may_ask_for_another_of_the_same_lock():
+    cache = Once(lambda n: n and cache.made(n - 1) + 1, RLock())
     assert cache.made(5) == 5 and len(cache) == 6

@@ -3,9 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -28,34 +26,32 @@ from tests.op_helpers import refusal
 
 
 @pytest.fixture(autouse=True)
-def asks_again() -> Iterator[None]:
+def asks_again():
     """What a test says of gradients ends with it."""
     with torch.enable_grad():
         yield
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def registered(monkeypatch):
     return register_in_a_stand_in(monkeypatch)
 
 
 @pytest.fixture
-def mask_of(registered: dict[str, Any]) -> Callable[..., Mask]:
+def mask_of(registered):
     return mask_from(registered)
 
 
 # ---- registration -------------------------------------------------------------------------------
 
 
-def test_both_functions_are_registered_and_twice_is_as_once(registered: dict[str, Any]) -> None:
+def test_both_functions_are_registered_and_twice_is_as_once(registered):
     before = set(registered)
     huggingface.register()
     assert set(registered) == before == {"attention fagen", "mask fagen"}
 
 
-def test_a_transformers_that_is_too_old_is_refused(
-    registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transformers_that_is_too_old_is_refused(registered, monkeypatch):
     masks = sys.modules["transformers.masking_utils"]
     monkeypatch.setattr(masks, "sdpa_mask", lambda batch_size, cache_position: None)
     said = r"5\.23\.0, and fagen needs 5\.4 or later.*--upgrade"
@@ -67,7 +63,7 @@ def test_a_transformers_that_is_too_old_is_refused(
         huggingface.register()
 
 
-def test_without_transformers_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_its_name_is_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match="transformers"):
         huggingface.register()
@@ -94,11 +90,11 @@ PADDINGS[4][0, :2] = PADDINGS[4][0, 6:] = False
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_whatever_is_accepted_is_what_was_meant(mask_of: Callable[..., Any], asked: bool) -> None:
-    functions: list[tuple[Mask4, int | None]] = [(causal, None), (full, None)]
+def test_whatever_is_accepted_is_what_was_meant(mask_of, asked):
+    functions = [(causal, None), (full, None)]
     makers = (windowed, chunked, windowed_both_ways)
     functions += [(make(size), size) for make, size in product(makers, (1, 2, 3, 4))]
-    accepted: Counter[str] = Counter()
+    accepted = Counter()
     torch.set_grad_enabled(asked)
     for queries, keys, first_query, first_key in product(
         (1, 2, 3), range(1, 6), range(5), range(3)
@@ -134,9 +130,7 @@ def test_whatever_is_accepted_is_what_was_meant(mask_of: Callable[..., Any], ask
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_window_that_hides_nothing_is_no_hindrance(
-    mask_of: Callable[..., Mask], asked: bool
-) -> None:
+def test_a_window_that_hides_nothing_is_no_hindrance(mask_of, asked):
     torch.set_grad_enabled(asked)
     for keys in range(1, 9):
         for function in (windowed(8), chunked(8), windowed_both_ways(8)):
@@ -144,9 +138,7 @@ def test_a_window_that_hides_nothing_is_no_hindrance(
             assert not mask.refused
 
 
-def test_only_prompts_are_read_on_the_host(
-    mask_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_prompts_are_read_on_the_host(mask_of, monkeypatch):
     ones = torch.ones(2, 4, dtype=torch.bool)
     with torch.no_grad():
         prompt = mask_of(attention_mask=ones)
@@ -164,22 +156,18 @@ def test_only_prompts_are_read_on_the_host(
             mask_of(attention_mask=ones, **more | {"device": "meta"})
 
 
-def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes() -> None:
+def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes():
     assert len(masks.HOLES.encode()) < 255  # torch._assert_async of a CUDA tensor
 
 
-def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(
-    mask_of: Callable[..., Mask],
-) -> None:
+def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(mask_of):
     for seen in range(9, 40):
         kept = min(seen + 1, 8)
         given = dict(q_length=1, kv_length=kept, q_offset=seen, kv_offset=seen + 1 - kept)
         assert mask_of(windowed(8), local_size=8, **given) == Mask(True, 1, kept)
 
 
-def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(
-    mask_of: Callable[..., Mask],
-) -> None:
+def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of):
     mask = mask_of(windowed(8), local_size=8, q_length=5, kv_length=9, q_offset=4)
     said = "no more than 8 keys back or in a chunk, and there are 9"
     assert said in refusal(lambda: attend(Layer(True), *tensors(), mask))
@@ -209,15 +197,13 @@ def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(
         (dict(local_size=9, allow_is_bidirectional_skip=True), "a mask of its own"),
     ],
 )  # fmt: skip
-def test_a_mask_that_no_kernel_has_is_refused(
-    mask_of: Callable[..., Mask], given: dict[str, Any], said: str
-) -> None:
+def test_a_mask_that_no_kernel_has_is_refused(mask_of, given, said):
     words = refusal(lambda: mask_of(**given))
     assert said in words
     assert "attn_implementation" in words or "use the dynamic cache" in words
 
 
-def test_a_padding_mask_that_ends_too_soon_is_refused(mask_of: Callable[..., Any]) -> None:
+def test_a_padding_mask_that_ends_too_soon_is_refused(mask_of):
     short = torch.ones(2, 3)
     words = refusal(lambda: mask_of(attention_mask=short))
     assert "ends before the keys do: 3 positions, and 4" in words

@@ -1,8 +1,5 @@
 """fagen in transformers' models: a layer sees what its mask means, and all else is refused."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +11,6 @@ from fagen.runtime import cache, call
 from tests.fresh import forget
 from tests.huggingface_helpers import (
     Layer,
-    Mask4,
     causal,
     full,
     kernels,
@@ -23,13 +19,13 @@ from tests.huggingface_helpers import (
     tensors,
 )
 from tests.op_helpers import refusal
-from tests.tensors import normal
+from tests.tensors import ints, normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")
 
 
 @pytest.fixture
-def mask_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mask]:
+def mask_of(monkeypatch):
     return mask_from(register_in_a_stand_in(monkeypatch))
 
 
@@ -42,7 +38,7 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Ten
 
 @pytest.mark.parametrize("queries", [1, 5, 9])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_layer_gets_what_its_mask_means(is_causal: bool, queries: int) -> None:
+def test_a_layer_gets_what_its_mask_means(is_causal, queries):
     q, k, v = tensors(queries)
     mask = Mask(is_causal, queries, 9)
     out, weights = attend(Layer(is_causal), q, k, v, mask, scaling=0.25, position_ids=q)
@@ -50,10 +46,6 @@ def test_a_layer_gets_what_its_mask_means(is_causal: bool, queries: int) -> None
     torch.testing.assert_close(
         out.double(), textbook(q, k, v, kernels(mask, queries, 9)[0], 0.25), atol=2e-3, rtol=0
     )
-
-
-def ints(*numbers: int) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("queries", [1, 5, 200])
@@ -65,7 +57,7 @@ def ints(*numbers: int) -> Tensor:
         lambda queries: torch.stack((ints(3, 0), ints(205, 203)))[:, None, None],
     ],
 )
-def test_a_layer_sees_each_sequences_keys_alone(made: Callable[[int], Any], queries: int) -> None:
+def test_a_layer_sees_each_sequences_keys_alone(made, queries):
     q, k, v = tensors(queries, 210)
     mask = made(queries)
     seen = kernels(mask, queries, 210)
@@ -74,7 +66,7 @@ def test_a_layer_sees_each_sequences_keys_alone(made: Callable[[int], Any], quer
     out, _ = attend(Layer(True), q, k, v, mask)
     for i in range(2):
         used = [x[i : i + 1].nan_to_num(0.0) for x in (q, k, v)]
-        wanted = textbook(*used, seen[i], 32**-0.5).nan_to_num(0.0)[0]  # type: ignore[call-arg,misc,arg-type]
+        wanted = textbook(*used, seen[i], 32**-0.5).nan_to_num(0.0)[0]
         torch.testing.assert_close(out[i].double(), wanted, atol=2e-3, rtol=0)
 
 
@@ -82,7 +74,7 @@ def test_a_layer_sees_each_sequences_keys_alone(made: Callable[[int], Any], quer
 @pytest.mark.parametrize(
     "bounds", [(ints(3, 0), None), (ints(0, 3), ints(9, 7)), (None, ints(4, 9))]
 )
-def test_lengths_have_gradients(bounds: tuple[Any, Any], queries: int) -> None:
+def test_lengths_have_gradients(bounds, queries):
     q, k, v = (x.requires_grad_() for x in tensors(queries))
     mask = Mask(bounds[1] is None, queries, 9, "", *bounds)
     dout = normal(2, queries, 4, 16, seed=7, dtype=torch.float16)
@@ -100,7 +92,7 @@ def test_lengths_have_gradients(bounds: tuple[Any, Any], queries: int) -> None:
         torch.testing.assert_close(one.double(), other, atol=4e-3, rtol=4e-3)
 
 
-def test_a_static_cache_has_no_gradients() -> None:
+def test_a_static_cache_has_no_gradients():
     q, k, v = tensors(9)
     q.requires_grad_()
     bounds = torch.stack((ints(3, 0), ints(9, 9)))[:, None, None]
@@ -112,7 +104,7 @@ def test_a_static_cache_has_no_gradients() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_offsets_say_which_rows_see_each_other(is_causal: bool) -> None:
+def test_offsets_say_which_rows_see_each_other(is_causal):
     q, k, v = tensors(9)
     at = torch.tensor((0, 4, 9, 12, 18))
     out, _ = attend(
@@ -121,14 +113,14 @@ def test_offsets_say_which_rows_see_each_other(is_causal: bool) -> None:
     )  # fmt: skip
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
     wanted = fagen.attention_varlen(*flat, at.int(), causal=is_causal)
-    assert torch.equal(out.flatten(0, 1), wanted)  # type: ignore[arg-type]
+    assert torch.equal(out.flatten(0, 1), wanted)
 
 
-def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
+def test_which_function_attends(monkeypatch):
+    names = []
 
-    def noting(real: Any) -> Any:
-        def noted(*given: Any, **named: Any) -> Any:
+    def noting(real):
+        def noted(*given, **named):
             names.append(real.__name__)
             return real(*given, **named)
 
@@ -151,7 +143,7 @@ def test_which_function_attends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert names == [name]
 
 
-def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch):
     forget(monkeypatch)
     bounds = torch.stack((ints(3, 0), ints(140, 140)))[:, None, None]
     attend(Layer(True), *tensors(140, 150), bounds)
@@ -166,13 +158,13 @@ def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_a_mask_goes_through_transformers_as_its_own_do(mask_of: Callable[..., Any]) -> None:
+def test_a_mask_goes_through_transformers_as_its_own_do(mask_of):
     mask = mask_of()
     assert mask.contiguous() is mask and mask.ndim != 2
     assert mask_of(attention_mask=mask) is mask
 
 
-def test_the_mask_counts_and_not_what_the_layer_is_by_default() -> None:
+def test_the_mask_counts_and_not_what_the_layer_is_by_default():
     q, k, v = tensors()
     given = Mask(False, 5, 9)
     out, _ = attend(Layer(True), q, k, v, given)
@@ -180,7 +172,7 @@ def test_the_mask_counts_and_not_what_the_layer_is_by_default() -> None:
     assert torch.equal(out, fagen.attention_decode(*turned, causal=False))
 
 
-def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant() -> None:
+def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
     q, k, v = tensors()
     expected, _ = attend(Layer(False), q, k, v, Mask(False, 5, 9))
     assert torch.equal(attend(Layer(False), q, k, v, None)[0], expected)
@@ -220,20 +212,20 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant() -> Non
         (dict(novelty=0), "novelty: fagen does not know what it changes"),
     ],
 )
-def test_what_no_kernel_computes_is_refused(given: dict[str, Any], said: str) -> None:
+def test_what_no_kernel_computes_is_refused(given, said):
     given = {"attention_mask": Mask(True, 5, 9)} | given
     with pytest.raises(ValueError, match=said):
         attend(Layer(True), *tensors(), **given)
 
 
 @pytest.mark.parametrize("name", ["is_causal", "deterministic"])
-def test_a_word_is_no_flag(name: str) -> None:
+def test_a_word_is_no_flag(name):
     for wrong in ("False", 1.0, []):
         with pytest.raises(TypeError, match=f"{name} is of type .*; it must be True or False"):
             attend(Layer(True), *tensors(), Mask(True, 5, 9), **{name: wrong})
 
 
-def test_an_argument_that_asks_for_nothing_is_passed_over() -> None:
+def test_an_argument_that_asks_for_nothing_is_passed_over():
     out, _ = attend(
         Layer(True), *tensors(), Mask(True, 5, 9),
         softcap=None, output_attentions=False, sliding_window=9, use_cache=True, dropout=0.0,
@@ -241,26 +233,24 @@ def test_an_argument_that_asks_for_nothing_is_passed_over() -> None:
     assert torch.equal(out, attend(Layer(True), *tensors(), Mask(True, 5, 9))[0])
 
 
-def test_float32_is_refused_with_what_to_do() -> None:
+def test_float32_is_refused_with_what_to_do():
     mask = Mask(True, 5, 9)
     words = refusal(lambda: attend(Layer(True), *tensors(dtype=torch.float32), mask))
     assert "load it with dtype=torch.bfloat16" in words
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
-def test_what_would_forget_to_look_at_masks_is_refused() -> None:
+def test_what_would_forget_to_look_at_masks_is_refused():
     q, k, v = tensors()
     with pytest.raises(ValueError, match=r"use torch\.compile or torch\.export"):
         torch.jit.trace(lambda q: attend(Layer(False), q, k, v, None)[0], q)
 
 
-def test_a_compiled_call_computes_the_same_and_refuses_the_same(
-    mask_of: Callable[..., Mask],
-) -> None:
+def test_a_compiled_call_computes_the_same_and_refuses_the_same(mask_of):
     q, k, v = tensors()
     layer = Layer(True)
 
-    def call(q: Tensor, function: Mask4, padding: Tensor | None = None) -> Tensor:
+    def call(q, function, padding=None):
         queries = q.shape[2]
         sizes = dict(q_length=queries, kv_length=9, q_offset=9 - queries)
         mask = mask_of(function, attention_mask=padding, **sizes)

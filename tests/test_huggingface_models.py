@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ ONES = torch.ones_like(IDS)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quiet_registration() -> None:
+def quiet_registration():
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # of generate()'s settings, which tiny models have none of
@@ -47,7 +46,7 @@ def quiet_registration() -> None:
 
 
 @pytest.fixture(autouse=True)
-def without_gradients() -> Any:
+def without_gradients():
     with torch.no_grad():
         yield
 
@@ -94,9 +93,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("config", "said"), MODELS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(
-    config: str, said: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(config, said, dtype):
     truth = model(config, "eager", torch.float32, **said)(IDS).logits
     eager, ours = (
         (
@@ -109,7 +106,7 @@ def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(
 
 
 @pytest.mark.parametrize("config", ["LlamaConfig", "GPT2Config"])
-def test_a_sequence_in_pieces_is_the_same_as_in_one(config: str) -> None:
+def test_a_sequence_in_pieces_is_the_same_as_in_one(config):
     eager, ours = pair(config)
     whole, cache, pieces = eager(IDS).logits, None, []
     for start, end in ((0, 9), (9, 20), (20, 21), (21, 22), (22, 23)):
@@ -119,33 +116,15 @@ def test_a_sequence_in_pieces_is_the_same_as_in_one(config: str) -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=4e-3, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {},
-        pytest.param({"num_beams": 3}, marks=pytest.mark.long),
-        pytest.param({"prefill_chunk_size": 8}, marks=pytest.mark.long),
-        pytest.param({"prompt_lookup_num_tokens": 3}, marks=pytest.mark.long),
-    ],
-)
-def test_models_generate_the_same_tokens(said: dict[str, Any]) -> None:
-    rows = 1 if "prompt_lookup_num_tokens" in said else 2  # transformers looks up for one alone
-    models = pair("LlamaConfig")
-    told: dict[str, Any] = (
-        dict(attention_mask=ONES[:rows], max_new_tokens=6, do_sample=False) | said
-    )
-    assert all_same(lambda model: model.generate(IDS[:rows], **told), models)
-
-
 @pytest.mark.long
-def test_a_window_is_no_hindrance_where_the_prompt_fits_into_it() -> None:
+def test_a_window_is_no_hindrance_where_the_prompt_fits_into_it():
     models = pair("Gemma3TextConfig", head_dim=32, sliding_window=16)
-    told: dict[str, Any] = dict(attention_mask=ONES[:, :12], max_new_tokens=9, do_sample=False)
+    told = dict(attention_mask=ONES[:, :12], max_new_tokens=9, do_sample=False)
     assert all_same(lambda model: model.generate(IDS[:, :12], **told), models)
     assert "no more than 16 keys back" in refusal(lambda: models[1](IDS))
 
 
-def test_a_saved_model_is_loaded_with_fagen(tmp_path: Path) -> None:
+def test_a_saved_model_is_loaded_with_fagen(tmp_path):
     from transformers import AutoModelForCausalLM
 
     eager = model("LlamaConfig", "eager")
@@ -171,9 +150,9 @@ LEFT, RIGHT = padded((0, slice(0, 7))), padded((1, slice(18, None)))
 
 @pytest.mark.parametrize("config", ["LlamaConfig", "GPT2Config", "BertConfig"])
 @pytest.mark.parametrize("mask", [LEFT, RIGHT, LEFT * RIGHT], ids=["left", "right", "both"])
-def test_padding_is_not_attended_to(config: str, mask: Tensor) -> None:
+def test_padding_is_not_attended_to(config, mask):
     where = (mask.cumsum(1) - 1).clamp(min=0)
-    told: dict[str, Any] = dict(attention_mask=mask, position_ids=where)
+    told = dict(attention_mask=mask, position_ids=where)
     truth = model(config, "eager", torch.float32)(IDS, **told).logits
     eager, ours = (
         (model(config, implementation)(IDS, **told).logits - truth)[mask.bool()].abs()
@@ -186,35 +165,47 @@ def test_padding_is_not_attended_to(config: str, mask: Tensor) -> None:
         assert (whole - truth)[mask.bool()].abs().max() > 4 * ours.max()
 
 
-CACHES = [
-    {},
-    {"cache_implementation": "static"},
-    pytest.param({"num_beams": 3}, marks=pytest.mark.long),
-    pytest.param({"prefill_chunk_size": 8}, marks=pytest.mark.long),
-    pytest.param(
-        {"prefill_chunk_size": 8, "cache_implementation": "static"}, marks=pytest.mark.long
-    ),
-]
+def long(*given: Any) -> Any:
+    return pytest.param(*given, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("config", ["LlamaConfig", "Qwen2Config"])
-@pytest.mark.parametrize("said", CACHES)
-def test_prompts_padded_on_the_left_generate_the_same_tokens(
-    said: dict[str, Any], config: str
-) -> None:
-    models = pair(config)
-    told: dict[str, Any] = dict(attention_mask=LEFT, max_new_tokens=6, do_sample=False) | said
-    assert all_same(lambda model: model.generate(IDS, **told), models)
+@pytest.mark.parametrize(
+    ("mask", "config", "said"),
+    [
+        (ONES, "LlamaConfig", {}),
+        (LEFT, "LlamaConfig", {}),
+        (LEFT, "Qwen2Config", {}),
+        (LEFT, "LlamaConfig", {"cache_implementation": "static"}),
+        (LEFT, "Qwen2Config", {"cache_implementation": "static"}),
+        long(ONES[:1], "LlamaConfig", {"prompt_lookup_num_tokens": 3}),  # for one row alone
+        *(
+            long(mask, config, said)
+            for mask, config in (
+                (ONES, "LlamaConfig"),
+                (LEFT, "LlamaConfig"),
+                (LEFT, "Qwen2Config"),
+            )
+            for said in ({"num_beams": 3}, {"prefill_chunk_size": 8})
+        ),
+        *(
+            long(LEFT, config, {"prefill_chunk_size": 8, "cache_implementation": "static"})
+            for config in ("LlamaConfig", "Qwen2Config")
+        ),
+    ],
+)
+def test_models_generate_the_same_tokens_also_of_prompts_padded_on_the_left(mask, config, said):
+    told = dict(attention_mask=mask, max_new_tokens=6, do_sample=False) | said
+    assert all_same(lambda model: model.generate(IDS[: len(mask)], **told), pair(config))
 
 
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
-def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask: Tensor) -> None:
+def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask):
     from transformers import BartConfig, BartForConditionalGeneration
 
     each_has = {"layers": 1, "attention_heads": 4, "ffn_dim": 96}
     sizes = {f"{end}_{name}": n for end in ("encoder", "decoder") for name, n in each_has.items()}
 
-    def bart(implementation: str) -> Any:
+    def bart(implementation):
         torch.manual_seed(1)
         config = BartConfig(
             vocab_size=97, d_model=64, max_position_embeddings=64, init_std=0.2, **sizes
@@ -233,27 +224,27 @@ def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask: Tensor) ->
 
 
 @pytest.mark.parametrize("new", [1, 4])
-def test_a_static_cache_is_as_good_as_one_that_grows(new: int) -> None:
+def test_a_static_cache_is_as_good_as_one_that_grows(new):
     ours = model("LlamaConfig")
     for mask in (ONES, LEFT):
-        told: dict[str, Any] = dict(attention_mask=mask, max_new_tokens=new, do_sample=False)
+        told = dict(attention_mask=mask, max_new_tokens=new, do_sample=False)
         static = ours.generate(IDS, cache_implementation="static", **told)
         assert torch.equal(static, ours.generate(IDS, **told))
 
 
-def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo: None) -> None:
+def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo):
     from transformers import CompileConfig
 
-    graphs: list[Any] = []
+    graphs = []
 
-    def counting(graph: Any, _: object) -> Any:
+    def counting(graph, _):
         graphs.append(graph)
         return graph
 
     ours = model("LlamaConfig")
     config = CompileConfig(backend=counting, mode=None, fullgraph=True)
     config._compile_all_devices = True
-    told: dict[str, Any] = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)
+    told = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)
     expected = ours.generate(IDS, **told)
     told |= dict(cache_implementation="static", compile_config=config)
     assert torch.equal(ours.generate(IDS, **told), expected)
@@ -261,21 +252,20 @@ def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo: None
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_new_token_compiles_into_one_graph(static: bool, fresh_dynamo: None) -> None:
+def test_a_new_token_compiles_into_one_graph(static, fresh_dynamo):
     from transformers import DynamicCache, StaticCache
 
     ours = model("LlamaConfig", num_hidden_layers=1)
     compiled = torch.compile(ours, fullgraph=True, backend="eager")
 
-    def last(model: Any, mask: Tensor) -> Tensor:
+    def last(model, mask):
         cache = (
             StaticCache(config=ours.config, max_cache_len=30)
             if static
             else DynamicCache(config=ours.config)
         )
         ours(IDS[:, :22], attention_mask=LEFT[:, :22], past_key_values=cache)
-        logits: Tensor = model(IDS[:, 22:], attention_mask=mask, past_key_values=cache).logits
-        return logits
+        return model(IDS[:, 22:], attention_mask=mask, past_key_values=cache).logits
 
     assert torch.equal(last(compiled, LEFT), last(ours, LEFT))
     hole = padded((0, slice(0, 7)), (0, slice(15, 16)))
@@ -284,7 +274,7 @@ def test_a_new_token_compiles_into_one_graph(static: bool, fresh_dynamo: None) -
     assert "hides keys between others" in refusal(lambda: last(ours, hole))
 
 
-def test_tokens_after_padding_are_refused() -> None:
+def test_tokens_after_padding_are_refused():
     for said in ({}, {"cache_implementation": "static"}):
         words = refusal(
             lambda said=said: model("LlamaConfig").generate(
@@ -292,22 +282,6 @@ def test_tokens_after_padding_are_refused() -> None:
             )
         )
         assert "hides keys between others" in words and 'padding_side = "left"' in words
-
-
-def test_a_batch_that_is_padded_on_the_right_has_gradients() -> None:
-    ours, theirs = model("LlamaConfig"), model("LlamaConfig")
-    theirs.set_attn_implementation("sdpa")
-    labels = IDS.masked_fill(RIGHT == 0, -100)
-    with torch.enable_grad():
-        for one in (ours, theirs):
-            one(IDS, attention_mask=RIGHT, labels=labels).loss.backward()
-    same_gradients(ours, theirs)
-
-
-def same_gradients(ours: Any, theirs: Any) -> None:
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
-        torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -321,7 +295,16 @@ def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **s
         for loss in losses:
             loss.backward()
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
-    same_gradients(ours, theirs)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
+
+
+@pytest.mark.parametrize("mask", [ONES, RIGHT], ids=["whole", "padded on the right"])
+def test_a_batch_that_says_no_positions_trains_as_beside_sdpa(mask):
+    labels = IDS.masked_fill(mask == 0, -100)
+    of = dict(input_ids=IDS, labels=labels) | ({"attention_mask": mask} if mask is RIGHT else {})
+    trained("LlamaConfig", of, of)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +315,7 @@ def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **s
         pytest.param("Qwen3Config", dict(head_dim=32), marks=pytest.mark.long),
     ],
 )
-def test_a_batch_that_is_padded_on_either_side_trains_as_beside_sdpa(
-    config: str, said: dict[str, Any]
-) -> None:
+def test_a_batch_that_is_padded_on_either_side_trains_as_beside_sdpa(config, said):
     for mask in (LEFT, padded((0, slice(0, 7)), (1, slice(15, 23)))):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         labels = IDS.masked_fill(mask == 0, -100)
@@ -363,7 +344,7 @@ def flattened(**how: Any) -> dict[str, Any]:
         (dict(return_flash_attn_kwargs=True, return_position_ids=False), "positions"),
     ],
 )
-def test_sequences_packed_into_one_row_train_as_beside_sdpa(how: Any, more: Any) -> None:
+def test_sequences_packed_into_one_row_train_as_beside_sdpa(how, more):
     batch = flattened(**how)
     if more == "positions":  # offsets alone
         more = dict(position_ids=flattened()["position_ids"] + 0)
@@ -371,13 +352,13 @@ def test_sequences_packed_into_one_row_train_as_beside_sdpa(how: Any, more: Any)
 
 
 @pytest.mark.parametrize("window", [23, 24])
-def test_packed_sequences_fit_into_a_window_one_by_one(window: int) -> None:
+def test_packed_sequences_fit_into_a_window_one_by_one(window):
     alone, said = flattened() | dict(use_cache=False), dict(sliding_window=window)
     for of in (alone, flattened(return_flash_attn_kwargs=True), flattened()):
         trained("MistralConfig", of, alone, **said)
 
 
-def test_a_packed_sequence_longer_than_the_window_is_refused() -> None:
+def test_a_packed_sequence_longer_than_the_window_is_refused():
     ours = model("MistralConfig", sliding_window=22)
     for of in (
         flattened() | dict(use_cache=False),
@@ -388,7 +369,7 @@ def test_a_packed_sequence_longer_than_the_window_is_refused() -> None:
             ours(**of)
 
 
-def test_several_rows_may_hold_several_sequences_each() -> None:
+def test_several_rows_may_hold_several_sequences_each():
     again = torch.cat((torch.arange(9), torch.arange(14)))
     for positions in (torch.stack((torch.arange(23), again)), again[None]):
         of = dict(input_ids=IDS, position_ids=positions, labels=IDS)
@@ -396,7 +377,7 @@ def test_several_rows_may_hold_several_sequences_each() -> None:
         trained("LlamaConfig", of | dict(use_cache=False), of | dict(use_cache=False))
 
 
-def test_positions_that_tell_of_no_sequences_change_nothing() -> None:
+def test_positions_that_tell_of_no_sequences_change_nothing():
     ours = model("LlamaConfig")
     for positions in (
         torch.arange(23)[None] + 5,
@@ -419,22 +400,9 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
 
 
 @pytest.mark.parametrize(("said", "call"), REFUSED, ids=[said for said, _ in REFUSED])
-def test_a_call_that_no_kernel_computes_is_refused(
-    said: str, call: Callable[[Any], object]
-) -> None:
+def test_a_call_that_no_kernel_computes_is_refused(said, call):
     ours = model("LlamaConfig", attention_dropout=0.1)
     assert said in refusal(lambda: call(ours))
-
-
-def test_a_model_has_gradients() -> None:
-    ours, theirs = model("LlamaConfig"), model("LlamaConfig")
-    theirs.set_attn_implementation("sdpa")
-    with torch.enable_grad():
-        for one in (ours, theirs):
-            one(IDS).logits.float().square().mean().backward()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
-        torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -446,13 +414,11 @@ def test_a_model_has_gradients() -> None:
         ("LlamaConfig", dict(head_dim=20), "head_dim 20; it must be a multiple of 8"),
     ],
 )
-def test_a_model_with_attention_of_its_own_is_refused(
-    config: str, said: dict[str, Any], why: str
-) -> None:
+def test_a_model_with_attention_of_its_own_is_refused(config, said, why):
     assert why in refusal(lambda: model(config, **dict(head_dim=32) | said)(IDS))
 
 
-def test_a_decoder_told_to_look_both_ways_does() -> None:
+def test_a_decoder_told_to_look_both_ways_does():
     eager, ours = pair("LlamaConfig")
     both_ways = eager(IDS, is_causal=False).logits
     assert (both_ways - eager(IDS).logits).abs().max() > 0.05
@@ -460,7 +426,7 @@ def test_a_decoder_told_to_look_both_ways_does() -> None:
 
 
 @pytest.mark.long
-def test_a_compiled_model_computes_and_refuses_the_same() -> None:
+def test_a_compiled_model_computes_and_refuses_the_same():
     ours = model("LlamaConfig", num_hidden_layers=1)
     expected = ours(IDS).logits
     compiled = torch.compile(ours, backend="eager")

@@ -1,7 +1,6 @@
 """The zeros that a binding keeps from call to call, over a CUDA that is made up."""
 
 import ctypes
-from pathlib import Path
 from shutil import copy
 
 import pytest
@@ -68,7 +67,7 @@ extern "C" int counted(int which) {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """The binding's own lines in a library of their own."""
     folder = tmp_path_factory.mktemp("zeros")
     text = environment().get_template("binding/zeroed.j2").render()
@@ -79,14 +78,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def zeros(built: Path, tmp_path: Path) -> ctypes.CDLL:
+def zeros(built, tmp_path):
     """That library, which has kept nothing yet."""
     library = ctypes.CDLL(str(copy(built, tmp_path)))
     library.zeros_of.restype = ctypes.c_void_p
     return library
 
 
-def test_a_stream_has_its_zeros_for_ever_and_shares_them_with_no_other(zeros: ctypes.CDLL) -> None:
+def test_a_stream_has_its_zeros_for_ever_and_shares_them_with_no_other(zeros):
     first, other, elsewhere = (zeros.zeros_of(*of, 0, 0) for of in ((1, 0), (2, 0), (1, 1)))
     assert len({first, other, elsewhere}) == 3
     assert all(ctypes.string_at(data, 4) == bytes(4) for data in (first, other, elsewhere))
@@ -95,15 +94,13 @@ def test_a_stream_has_its_zeros_for_ever_and_shares_them_with_no_other(zeros: ct
     assert zeros.counted(2) == 0  # how a thread captures is as it was
 
 
-def test_a_captured_call_has_zeros_of_its_own(zeros: ctypes.CDLL) -> None:
+def test_a_captured_call_has_zeros_of_its_own(zeros):
     kept = zeros.zeros_of(1, 0, 0, 0)
     captured = {zeros.zeros_of(1, 0, 1, 0) for _ in range(3)}
     assert kept not in captured and len(captured) == 3 and zeros.counted(1) == 3
 
 
-def test_where_no_memory_is_left_or_streams_are_very_many_each_call_has_its_own(
-    zeros: ctypes.CDLL,
-) -> None:
+def test_where_no_memory_is_left_or_streams_are_very_many_each_call_has_its_own(zeros):
     for _ in range(2):
         zeros.zeros_of(1, 0, 0, 1)
     assert (zeros.counted(0), zeros.counted(1)) == (0, 2)

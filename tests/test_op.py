@@ -287,7 +287,7 @@ def test_compiled_it_refuses_gradients_and_wrong_arguments(stub, compiled):
 
 def test_it_exports_with_dynamic_sizes_under_its_own_name(stub):
     class Model(torch.nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, q, k, v):
             return stub.op(q, k, v, 0.1)
 
     batch, queries, keys = (torch.export.Dim(name) for name in ("batch", "queries", "keys"))

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 
 import fagen
 from fagen.e4m3 import Quantized
@@ -78,7 +77,7 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
     q, k = normal(1, 8, 1, 96), normal(1, 9, 1, 96) + 1
     exact = (q[0, :, 0].float() @ k[0, :, 0].float().T).flatten()
 
-    def product(seed: int) -> Tensor:
+    def product(seed):
         turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
         one, other = (x.real(ROWS)[0, :, 0] for x in turned)
         return (one @ other.T).flatten()

@@ -1,9 +1,6 @@
 """The op of a quantiser, with its real kernel and binding, on CPU tensors."""
 
 import ctypes
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen import flow, registry
-from fagen.build import Binary
 from fagen.e4m3 import Quantized, sign_words
 from fagen.errors import DeviceError, FagenError
 from fagen.kinds.quantize.plan import Plan
@@ -24,24 +20,24 @@ from tests.fresh import forget
 from tests.often import some
 from tests.op_helpers import refused_everywhere
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
-from tests.stubs import StubOp, fields_of
+from tests.stubs import fields_of
 
 # ---- the op -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=some(SLUGS, SLUGS[:3]))
-def binary(request: pytest.FixtureRequest, kernel_cache: Path) -> Binary:
+def binary(request, kernel_cache):
     """A quantiser of each kind, built with its binding."""
     return flow.built(registry.from_slug(request.param), binding=True)[1]
 
 
 @pytest.fixture(scope="module")
-def of(binary: Binary) -> Plan:
+def of(binary):
     return planned(binary.slug)
 
 
 @pytest.fixture(scope="module")
-def kernel(binary: Binary) -> op.Op:
+def kernel(binary):
     return op.load(binary)
 
 
@@ -99,7 +95,7 @@ def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
     right = dict(x=x, seed=SEED, **angles_for(of, x))
     tall = torch.zeros(1, 1, 1, d, dtype=x.dtype).expand(1, (1 << 30) + 1, 1, -1)
     in_shape = f"it must be (batch, seqlen, heads, {d})"
-    wrong: list[tuple[dict[str, Tensor], str]] = [
+    wrong = [
         (dict(x=x[0]), f"x has shape (70, 3, {d}); {in_shape}"),
         (dict(x=x[..., :16]), f"x has shape (2, 70, 3, 16); {in_shape}"),
         (
@@ -222,7 +218,7 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
     how = keys.center, keys.scales, keys.scale_rows or 128, keys.layout, keys.rotary
     dtype = getattr(torch, of.dtype.torch)
 
-    def ready(device: int = 0) -> op.Kernel:
+    def ready(device=0):
         key = QUANTIZE.key_of(torch.device("cuda", device), dtype, keys.head_dim, keys.rotate, *how)
         return QUANTIZE.find(key)
 
@@ -255,15 +251,15 @@ OF_STUBS = (
 
 
 @pytest.fixture(params=OF_STUBS)
-def stub(request: pytest.FixtureRequest, stub_op: Callable[[str], StubOp]) -> StubOp:
+def stub(request, stub_op):
     return stub_op(request.param)
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_binding_and_python_pass_the_kernel_the_same_arguments(stub, given):
-    of: Plan = stub.plan
+    of = stub.plan
     x = fitting(of).transpose(1, 2).contiguous().transpose(1, 2)
-    named: dict[str, Any] = dict(x=x, seed=-SEED, **angles_for(of, x))
+    named = dict(x=x, seed=-SEED, **angles_for(of, x))
     if given:
         named["descale"] = given_for(of)
     if given and of.by_block:
@@ -301,7 +297,7 @@ def test_signs_are_splitmix64s_numbers():
 
 def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):
     x = fitting(of)
-    named: dict[str, Any] = dict(x=x, seed=SEED, **angles_for(of, x))
+    named = dict(x=x, seed=SEED, **angles_for(of, x))
     values, descale = allocated(of, named, checked(of, named))
     named |= dict(values=values, found_descale=descale)
     with pytest.raises(DeviceError, match="x is on cpu"):
