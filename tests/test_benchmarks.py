@@ -19,6 +19,7 @@ from fagen.render import environment
 from fagen.toolchain import find_gxx
 from tests.attention_helpers import picked
 from tests.benchmark_helpers import BENCHMARKS, FIELDS, RESULTS, refused_without_a_gpu
+from tests.colours import contrast
 from tests.tensors import normal
 
 MEASURING = {  # scripts, and what each needs beside --out to begin at once
@@ -138,20 +139,6 @@ def test_a_plot_is_drawn_for_light_and_for_dark_screens(script, tmp_path):
         text = committed.read_text("utf-8")
         transparent = "#ffffff" not in text
         assert transparent or "prefers-color-scheme: dark" in text, committed.name
-
-
-def contrast(one: str, other: str) -> float:
-    """The ratio of two colours' luminances, as WCAG has it."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (
-            part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 # ---- what is timed -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from fagen.search.report import TEMPLATE, page, rendered, view
 from fagen.search.report.prediction import round_numbers
 from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Time
+from tests.colours import channels, contrast
 from tests.recordings import CARD, DATABASES, SPACE, STORES, record
 
 ROOT = locate("cli.py").parent
@@ -329,21 +330,7 @@ def colours(scheme: str) -> dict[str, tuple[float, ...]]:
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
     if scheme == "dark":
         found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark))
-    return {
-        name: tuple(int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        for name, code in found.items()
-    }
-
-
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """As WCAG 2 defines it."""
-
-    def luminance(colour):
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
+    return {name: channels(code) for name, code in found.items()}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
