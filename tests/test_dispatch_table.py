@@ -1,6 +1,8 @@
 """Dispatch tables: which kernel for which problem, key length and card."""
 
+import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -13,7 +15,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
 from fagen.registry import committed_file, plan
-from fagen.vocab import MASKS, SIXTEEN_BITS
+from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
 
 CARD, OTHER_CARD = "NVIDIA H200", "NVIDIA H100"
 SHORT, LONG, MINE, FEW = (f"fwd_fp16_d128_full_m128n{n}" for n in (64, 128, 160, 96))
@@ -358,29 +360,42 @@ def test_a_folder_of_a_home_that_nobody_has_is_refused_with_its_variable(monkeyp
         cache_folder()
 
 
-def test_the_committed_table_names_committed_schedules():
-    table = table_at(locate("schedules") / dispatch_table.NAME)
-    slugs = {path.stem for path in locate("schedules").glob("*/*.toml")}
-    assert {row.slug for row in table} <= slugs
-
-
 # ---- the committed one ---------------------------------------------------------------------------
 
 TUNED = [*((d, d) for d in (32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 160, 192, 224, 256))]
 TUNED += [(192, 128), (64, 256)]
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
-def test_every_tuned_problem_has_rows_whose_schedules_are_committed(dtype, mask):
-    schedules = locate("schedules")
-    for head_dim, head_dim_v in TUNED:
-        problem = Problem(dtype, head_dim, head_dim_v, mask, None, "", 0)
-        found = [row for row in table_at(schedules / "dispatch.toml") if row.problem == problem]
-        assert found, problem
-        for row in found:
-            assert committed_file(row.slug).is_file(), row.slug
-            assert row.for_few_tiles or Schedule.from_slug(row.slug).values()["chunks"] == 1
+def test_every_tuned_problem_has_rows_and_every_rows_schedule_is_committed():
+    table = table_at(locate("schedules") / dispatch_table.NAME)
+    assert all(committed_file(row.slug).is_file() for row in table)
+    problems = {row.problem for row in table}
+    for dtype, mask, dims in product(SIXTEEN_BITS, MASKS, TUNED):
+        assert Problem(dtype, *dims, mask, None, "", 0) in problems
+    for row in (row for row in table if row.problem.kind == "forward" and not row.for_few_tiles):
+        assert Schedule.from_slug(row.slug).values()["chunks"] == 1
+
+
+def test_a_call_gets_the_first_row_that_fits_soon_or_as_it_is_traced():
+    """Of every problem of the committed table, at the ends of its rows and about them."""
+    table, dice = table_at(locate("schedules") / dispatch_table.NAME), random.Random(5)
+    for problem in dict.fromkeys(row.problem for row in table):
+        problem = replace(problem, out_dtype=DTYPES[problem.dtype].out)
+        rows, chosen = flattened(problem, CARD), select(problem, CARD)
+        limits = [(row.slug or None, row.limits) for row in rows]
+        ends = {limit for row in rows for *_, limit in row.limits if limit < 2**30} | {1}
+        for _ in range(60):
+            end = dice.choice([*ends]) + dice.randint(-1, 1)
+            kv_heads, group = dice.choice((1, 2, 8)), dice.choice((1, 4))
+            few = dice.random() < 0.5
+            count = dice.randint(1, 40) if few else max(1, end // (kv_heads * group))
+            keys = max(0, end) if dice.random() < 0.7 else int(2 ** dice.uniform(0, 20))
+            sizes = Sizes(dice.choice((1, 1, 3)), kv_heads * group, kv_heads, count, keys)
+            first = first_fit(limits, measures_of(sizes))
+            if first in chosen.several:
+                first = serve(problem, sizes, CARD).schedule.slug
+            assert chosen.slug(*vars(sizes).values()) == first, (problem, sizes)
+            assert chosen.slug(*vars(sizes).values(), surely=bool) == first, (problem, sizes)
 
 
 PROMOTED = [
