@@ -501,13 +501,13 @@ class Trial:
     def _run(self, given: dict[str, Any], seed: int) -> dict[str, Tensor]:
         """The results, those among `given` and what a workspace is left with."""
         given = {k: x.clone() if k in self.results else x for k, x in given.items()}
-        simulator.call(self.plan, self.library, chance=seed, **given)
+        simulator.call(self.plan, self.library, seed=seed, **given)
         return {name: given[name] for name in self.results if given.get(name) is not None}
 
     def _record(self, **given: Any) -> None:
         held = {k: x.clone() if isinstance(x, Tensor) else x for k, x in given.items()}
         begun = time.process_time()
-        simulator.call(self.plan, self.library, chance=0, **given)
+        simulator.call(self.plan, self.library, seed=0, **given)
         seconds = time.process_time() - begun
         right = {name: given[name].clone() for name in self.results if name in given}
         self.calls.append(Called(held, right, seconds))

@@ -30,7 +30,7 @@ def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tenso
     """What the kernels make of a case."""
     given = inputs(plan, case, 0, "cpu")
     found = outputs(given)
-    simulator.call(plan, library, chance=seed, **given, **found)
+    simulator.call(plan, library, seed=seed, **given, **found)
     return found
 
 

@@ -188,7 +188,7 @@ def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(
         def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
             out, lse = outputs(of, given.q)
             named = {**given._asdict(), "scale": scale, "out": out, "lse": lse}
-            simulator.call(of, library, chance=0, **named)  # noqa: B023
+            simulator.call(of, library, seed=0, **named)  # noqa: B023
             return out, lse
 
         found += [one.ok for one in hard_errors(of, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")]

@@ -30,7 +30,7 @@ def run_on_cpu(plan: Plan, x: Tensor, **given: Tensor) -> Centered:
     results = dict(zip(expected, allocated(plan, arguments, checked(plan, arguments)), strict=True))
     named = {tensor.result: x for tensor, x in results.items() if tensor.name not in given}
     library = simulator.build(render(plan).kernel)
-    simulator.call(plan, library, **arguments, **named, seed=SEED)
+    simulator.call(plan, library, **arguments, named={**named, "seed": SEED})
     values, descale, mean = (*results.values(), x)[:3]
     return Centered(values.view(torch.uint8), descale, mean)
 

@@ -59,7 +59,7 @@ def of_case(plan: Plan, library: Path, sizes: Sizes, seed: int, of: Case) -> Fou
     given, exact, rough = of
     named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
     into = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
-    simulator.call(plan, library, chance=seed, **named, **into)
+    simulator.call(plan, library, seed=seed, **named, **into)
     return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
 
 

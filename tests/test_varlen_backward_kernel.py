@@ -111,7 +111,7 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     case, found = Case(((100, 150), (3, 200)), 2, 1), []
 
     def kernel(*, seed: int, **given: Any) -> None:
-        simulator.call(of, library, chance=seed, **given)
+        simulator.call(of, library, seed=seed, **given)
         found.append(given["dq"].clone())
 
     for seed in range(3):

@@ -32,7 +32,7 @@ def planned(slug: str) -> Plan:
 
 def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:
     """Whether a kernel on the simulated GPU, whatever `seed` lets happen when, is near fp64."""
-    run = partial(simulator.call, planned(slug), library, chance=seed)
+    run = partial(simulator.call, planned(slug), library, seed=seed)
     return case_error(planned(slug), run, case, seed=seed, device="cpu").ok
 
 

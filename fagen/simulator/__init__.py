@@ -6,9 +6,10 @@ It takes seconds for what a GPU does in microseconds, so sizes are to be small.
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fagen.build.digests import host_digests
@@ -53,17 +54,25 @@ def build(kernel: str) -> Path:
     return folder / _LIBRARY
 
 
-def call(plan: Plan, library: Path, *, chance: int = 0, **arguments: Any) -> None:
+def call(
+    plan: Plan,
+    library: Path,
+    *,
+    seed: int = 0,
+    named: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
+) -> None:
     """Run a kernel that `build` made on tensors of the CPU, by the names of its signature.
 
-    `chance` is a seed, which draws when what is asynchronous happens. Raises ValueError for a wrong
-    argument, DeviceError, with who waits for what, where the kernel is stuck.
+    `seed` draws when what is asynchronous happens; `named` holds more arguments, one of which may
+    be called so too. Raises ValueError for a wrong argument, DeviceError, with who waits for what,
+    where the kernel is stuck.
     """
     from fagen.runtime.c_interface import described, library_at  # torch
 
     loaded = library_at(library)
-    launch = described(plan, library, arguments)
-    loaded["fagen_simulator_seed"](chance)
+    launch = described(plan, library, {**arguments, **named})
+    loaded["fagen_simulator_seed"](seed)
     try:
         launch(None)
     except DeviceError as error:
@@ -71,7 +80,7 @@ def call(plan: Plan, library: Path, *, chance: int = 0, **arguments: Any) -> Non
         reason.restype = ctypes.c_char_p
         if not (why := reason().decode()):
             raise
-        raise DeviceError(f"{plan.slug} on the simulator, seed {chance}: {why}") from error
+        raise DeviceError(f"{plan.slug} on the simulator, seed {seed}: {why}") from error
 
 
 def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = None) -> int:
@@ -91,5 +100,5 @@ def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = Non
     library = build(kernel)
     runs = 0
     for seed in range(seeds):
-        runs += len(proof.simulated(plan, partial(call, plan, library, chance=seed), progress))
+        runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
     return runs
