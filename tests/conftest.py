@@ -161,8 +161,8 @@ def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    said = "of a test with many cases run every N-th: a quick look, where all take an hour"
-    parser.addoption("--sample", type=int, default=1, metavar="N", help=said)
+    meaning = "of a test with many cases run every N-th: a quick look, where all take an hour"
+    parser.addoption("--sample", type=int, default=1, metavar="N", help=meaning)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

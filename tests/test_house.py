@@ -109,14 +109,14 @@ def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports, at its top or inside a function."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes(TREES[path]):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(found)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(names)
 
 
 @cache
@@ -139,7 +139,7 @@ def closure(start: Path, within: Path) -> set[Path]:
 
 def layers_of_kinds() -> dict[Path, str]:
     """Return the layer of each file of each kind."""
-    found = {PACKAGE / "kinds" / "__init__.py": "kinds"}
+    layers = {PACKAGE / "kinds" / "__init__.py": "kinds"}
     for entry in registry.ENTRIES.values():
         folder, kind = PACKAGE / "kinds" / entry.name, registry.kind(entry.name)
         emulation = file_of(kind.emulate.partition(":")[0])
@@ -152,8 +152,8 @@ def layers_of_kinds() -> dict[Path, str]:
             *((path, "kinds.proof") for path in sorted(folder.rglob("*.py"))),
         ):
             for path in closure(start, folder):
-                found.setdefault(path, layer)
-    return found
+                layers.setdefault(path, layer)
+    return layers
 
 
 KIND_LAYERS = layers_of_kinds()
@@ -236,8 +236,8 @@ def asks_for_a_kind(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             function = getattr(node.func, "id", "")
             if function in ("isinstance", "issubclass", "type"):
-                said = [n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)]
-                for home in (homes.get(name, "").split(".") for name in said):
+                asked = [n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)]
+                for home in (homes.get(name, "").split(".") for name in asked):
                     known = KNOWN_KINDS.get(called(path), set())
                     if home[:2] == ["fagen", "kinds"] and home[2] not in known:
                         yield f"{where}: {function} of {'.'.join(home)}"
@@ -256,7 +256,7 @@ def asks_for_a_kind(path: Path) -> Iterator[str]:
 def test_nothing_outside_kinds_asks_which_kind_it_has():
     inside = {"registry", "__init__", "kinds", "kinds.emulate", "kinds.proof"}
     outside = [path for path in FILES if LAYERS[path] not in inside]
-    assert not [said for path in outside for said in asks_for_a_kind(path)]
+    assert not [place for path in outside for place in asks_for_a_kind(path)]
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_a_kind_is_what_its_line_in_the_registry_says(name):
 @pytest.mark.parametrize("name", registry.ENTRIES)
 def test_what_a_kind_names_is_there_and_imported_by_nothing_of_its_own(name):
     kind, folder = registry.kind(name), PACKAGE / "kinds" / name
-    for said in filter(None, (kind.emulate, kind.proof, kind.space)):
-        module, _, attribute = said.partition(":")
+    for named in filter(None, (kind.emulate, kind.proof, kind.space)):
+        module, _, attribute = named.partition(":")
         path = file_of(module)
         assert path and ".".join(path.with_suffix("").parts).endswith(
             (module, f"{module}.__init__")
@@ -303,7 +303,7 @@ def test_what_a_kind_names_is_there_and_imported_by_nothing_of_its_own(name):
         assert path.is_relative_to(folder) and path not in closure(folder / "__init__.py", folder)
         defined = {n.name for n in walk(path, ast.FunctionDef, ast.ClassDef)}
         defined |= {n.id for n in walk(path, ast.Name) if isinstance(n.ctx, ast.Store)}
-        assert attribute in defined, said
+        assert attribute in defined, named
 
 
 # ---- without torch ------------------------------------------------------------------------------
@@ -407,8 +407,8 @@ def test_only_paths_reads_the_environment():
         if called(path) == "paths.py":
             continue
         for node in walk(path, ast.Attribute, ast.Name):
-            said = node.attr if isinstance(node, ast.Attribute) else node.id
-            assert said not in {"environ", "environb", "getenv", "getenvb"}, f"{path}:{node.lineno}"
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            assert name not in {"environ", "environb", "getenv", "getenvb"}, f"{path}:{node.lineno}"
         assert not {"os.environ", "os.getenv"} & imports(path), path
 
 
@@ -443,8 +443,8 @@ def test_only_arch_holds_hardware_numbers():
 def test_a_module_says_in_one_sentence_what_it_does_and_stays_short():
     for path in FILES:
         text = path.read_text()
-        said = ast.get_docstring(TREES[path])
-        assert said and said.splitlines()[0].endswith((".", ";")), path
+        docstring = ast.get_docstring(TREES[path])
+        assert docstring and docstring.splitlines()[0].endswith((".", ";")), path
         assert len(text.splitlines()) <= 500, f"{path}: time for a package of that name"
 
 
