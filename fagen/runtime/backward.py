@@ -64,8 +64,8 @@ def results(
         q, k, v = arguments[:3]
         needed = q.requires_grad or k.requires_grad or v.requires_grad
         if needed and kernel.gradients_by == call:
-            gradients = _with_gradient_by_name if named else _with_gradient
-            both = gradients(named or kernel, q, k, deterministic, arguments)
+            of = q, k, deterministic, arguments
+            both = _with_gradient_by_name(named, *of) if named else _with_gradient(kernel, *of)
             return both if return_lse else both[0]
     if plain:
         if return_lse:
