@@ -5,7 +5,6 @@ import itertools
 import math
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fagen import flow, registry
+from fagen import flow, registry, simulator
 from fagen.build import build
 from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.formulae import statistics_bytes
@@ -23,11 +22,11 @@ from fagen.kinds.backward.verify import case
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import HASH_WORD, formatted, render, token_hash
-from fagen.runtime.c_interface import struct_of
-from fagen.toolchain import find_disassembler, find_gxx, find_nvcc
+from fagen.runtime.c_interface import described, struct_of
+from fagen.toolchain import find_disassembler
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
-from tests.backward_tiles import compiled, cut
+from tests.backward_tiles import compiled
 from tests.c_calls import changed
 from tests.often import some
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
@@ -92,81 +91,6 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
 
 # ---- rows, before and after ---------------------------------------------------------------------
 
-ROWS = """\
-#include "simt.h"
-#include <algorithm>
-#undef __shfl_xor_sync
-inline float __shfl_xor_sync(unsigned, float value, int other) {{
-  return __uint_as_float(simt::exchange(__float_as_uint(value), other));
-}}
-#define __grid_constant__
-using std::max, std::min;
-struct CUtensorMap {{}};
-namespace cutlass::arch {{
-struct ClusterBarrier {{ uint64_t state; void wait(uint32_t) const {{}} }};
-struct ClusterTransactionBarrier {{ uint64_t state; }};
-}}
-namespace cute::SM90::GMMA {{ enum class LayoutType {{ INTERLEAVE, B128, B64, B32 }}; }}
-{code}
-}}
-using namespace fagen_{slug}_kernel;
-
-template <class T>
-std::vector<T> read(size_t count) {{
-  std::vector<T> data(count + 1);
-  if (fread(data.data(), sizeof(T), count, stdin) != count) {{
-    exit(2);
-  }}
-  return data;
-}}
-
-int main(int, char** words) {{
-  const int batch = atoi(words[1]), heads = atoi(words[2]), seqlen = atoi(words[3]);
-  const int64_t rows = int64_t(batch) * heads * seqlen;
-  const auto out = read<Element>(rows * kHeadDimV + 16), dout = read<Element>(rows * kHeadDimV + 16);
-  const auto lse = read<float>(rows), dlse = read<float>(rows);
-  Params params = {{}};
-  params.heads = heads;
-  params.seqlen_q = seqlen;
-  params.seqlen_k = seqlen / 2;
-  params.m_blocks = (seqlen + kBlockM - 1) / kBlockM;
-  params.scale = 0.25f;
-  params.scale_log2 = 0.5f;
-  const auto strides = [&](auto* data, int columns) {{
-    return Rows<std::remove_reference_t<decltype(*data)>>{{data, int64_t(seqlen) * heads * columns, heads * columns, columns}};
-  }};
-  params.out_rows = strides(out.data(), kHeadDimV);
-  params.dout_rows = strides(dout.data(), kHeadDimV);
-  params.lse = {{lse.data(), heads * seqlen, seqlen}};
-  params.dlse = {{atoi(words[4]) ? dlse.data() : nullptr, heads * seqlen, seqlen}};
-  const size_t blocks = size_t(batch) * heads * params.m_blocks;
-  std::vector<RowBlock> workspace(blocks);
-  memset(static_cast<void*>(workspace.data()), 0xff, blocks * sizeof(RowBlock));
-  params.row_blocks = workspace.data();
-  const simt::Index grid = {{unsigned(params.m_blocks), unsigned(heads), unsigned(batch)}};
-  simt::launch(grid, kRowThreads, [&] {{ prepare_rows(params); }});
-  fwrite(workspace.data(), sizeof(RowBlock), blocks, stdout);
-  std::vector<float> sums = read<float>(blocks * kBlockM * kHeadDimPadded);
-  for (size_t i = 0; i < blocks; ++i) {{
-    memcpy(workspace[i].dq, &sums[i * kBlockM * kHeadDimPadded], sizeof(workspace[i].dq));
-  }}
-  std::vector<Element> dq(rows * kHeadDim + 16);
-  memset(static_cast<void*>(dq.data()), 0xff, dq.size() * sizeof(Element));
-  params.dq_rows = strides(dq.data(), kHeadDim);
-{rounding}
-  fwrite(dq.data(), sizeof(Element), dq.size(), stdout);
-}}
-"""  # noqa: E501
-
-
-ROUNDING = "  simt::launch(grid, kRowThreads, [&] { round_dq(params); });"
-# those that were not rounded meanwhile: here all of them
-ROUNDING_REST = """\
-  params.row_blocks_count = int(blocks);
-  params.m_blocks_divisor = FastDivisor(params.m_blocks);
-  params.heads_divisor = FastDivisor(heads);
-  simt::launch({unsigned(blocks) / 2, 1, 1}, kRowThreads, [&] { round_dq(params); });"""
-
 
 def accumulators(plan: Plan, dq: Tensor) -> Tensor:
     """A block's dq (block_m, columns), in the order in which the threads of wgmma hold it.
@@ -187,57 +111,46 @@ def accumulators(plan: Plan, dq: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("slug", some(SPREAD, (SPREAD[0], *SPREAD[5:7], SPREAD[9], *SPREAD[14:16])))
-def test_the_row_kernels_own_text_prepares_rows_and_rounds_dq(slug, tmp_path):
+def test_rows_are_prepared_and_the_sums_of_dq_rounded(slug):
+    """By what a call leaves in the workspace, on the simulated GPU."""
     plan = planned(slug)
-    text = render(plan).kernel
-    code = cut(text, f"namespace fagen_{slug}_kernel {{", "// ---- Tensor cores")
-    rounding = ROUNDING_REST if plan.postprocess else ROUNDING
-    program = ROWS.format(code=code, slug=slug, rounding=rounding)
-    (tmp_path / "rows.cpp").write_text(program)
-    shutil.copy(Path(__file__).parent / "simt.h", tmp_path)
-    flags = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-w", "-I", find_nvcc().include)
-    made = run([find_gxx()[0], *flags, "rows.cpp", "-o", "rows"], cwd=tmp_path)
-    assert made.returncode == 0, made.stderr[:4000]
+    library = simulator.build(render(plan).kernel)
     batch, heads, seqlen, m = 2, 3, plan.block_m + 9, plan.block_m
-    for with_dlse in (0, 1):
-        sizes = Sizes(batch, heads, heads, seqlen, seqlen // 2)  # causal: rows that see no key
-        (dout, _, _, _, out, lse, *_), *_ = case(plan, sizes, device="cpu")
+    sizes = Sizes(batch, heads, heads, seqlen, seqlen // 2)  # causal: rows that see no key
+    for seed in (0, 1):  # without a gradient of the LSE, and with one
+        given, *_ = case(plan, sizes, seed=seed, device="cpu")
+        named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
+        lse, dout, scale = named["lse"], named["dout"], named["scale"]
         # nobody has to have written the out of a row that sees no key
-        out = out.masked_fill((lse == -math.inf).transpose(1, 2)[..., None], math.nan)
-        dlse = torch.randn(lse.shape, generator=torch.Generator().manual_seed(3))
-        sums = torch.randn(batch, heads, 2 * m, plan.head_dim_padded)
-        blocks = [accumulators(plan, block) for block in sums.view(-1, m, sums.shape[3])]
-        pad = torch.zeros(16, dtype=out.dtype)
-        given = [*(torch.cat((x.flatten(), pad)) for x in (out, dout)), lse, dlse, *blocks]
-        raw = b"".join(x.contiguous().view(torch.uint8).numpy().tobytes() for x in given)
-        (tmp_path / "in").write_bytes(raw)
-        words = f"./rows {batch} {heads} {seqlen} {with_dlse} < in > out"
-        done = run(["sh", "-c", words], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        said = bytearray((tmp_path / "out").read_bytes())
-        size = 2 * batch * heads * plan.record_bytes
-        records = torch.frombuffer(said[:size], dtype=torch.float32)
+        blind = (lse == -math.inf).transpose(1, 2)[..., None]
+        named["out"] = out = named["out"].masked_fill(blind, math.nan)
+        named |= {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
+        room = plan.launches.workspace.at(vars(sizes))
+        workspace = torch.full((room,), 0xFF, dtype=torch.uint8)
+        described(plan, library, named, workspace=workspace)(None)
+        records = workspace[: 2 * batch * heads * plan.record_bytes].view(torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
-        begin = plan.block_m * sums.shape[3]
+        begin = m * plan.head_dim_padded
         end = begin + statistics_bytes(plan.schedule) // 4
-        assert torch.all(records[..., end : end + plan.cluster].view(torch.int32) == 0)
         found_lse, found = numbers_of_rows(plan, records[..., begin:end])
-        right = lse * math.log2(math.e) / -0.5  # the program's scale_log2
         nothing = -(2.0**127)
-        right = right.masked_fill(lse == -math.inf, nothing)
+        right = (lse / -scale).masked_fill(lse == -math.inf, nothing)
         torch.testing.assert_close(found_lse[..., :seqlen], right, rtol=3e-7, atol=0)
         assert torch.all(found_lse[..., seqlen:] == nothing), "rows beyond the last have weight"
 
-        delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float()) - with_dlse * dlse
+        delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float())
+        delta -= 0 if named["dlse"] is None else named["dlse"]
         delta = delta.masked_fill(lse == -math.inf, 0)
         torch.testing.assert_close(found[..., :seqlen], -delta, rtol=1e-5, atol=1e-5)
         assert torch.all(found[..., seqlen:] == 0)
 
-        rounded = torch.frombuffer(said[size:], dtype=out.dtype)
-        dq = rounded[:-16].view(batch, seqlen, heads, plan.head_dim)
-        wanted = (sums[:, :, :seqlen, : plan.head_dim] * 0.25).to(out.dtype).transpose(1, 2)
-        assert torch.equal(dq, wanted)
-        assert torch.all(rounded[-16:].isnan()), "something was written beyond the end"
+        dq = named["dq"].transpose(1, 2).float()
+        padded = torch.zeros(batch, heads, 2 * m, plan.head_dim_padded)
+        padded[:, :, :seqlen, : plan.head_dim] = dq
+        blocks = [accumulators(plan, block) for block in padded.view(-1, m, padded.shape[3])]
+        seen = torch.stack(blocks).view(batch, heads, 2, -1) != 0  # elsewhere sums may be anything
+        rounded = (records[..., :begin] * scale).to(out.dtype).float()
+        assert torch.equal(rounded[seen], torch.stack(blocks).view(rounded.shape)[seen])
 
 
 def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
