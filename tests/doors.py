@@ -137,7 +137,9 @@ DOORS = {
     "flash_attn_func_e4m3": Door(e4m3_of_fa3, dense),
     "flash_attn_varlen_func": Door(varlen_of_fa3, packed, gradients=True),
     "flash_attn_varlen_func_in_part": Door(
-        varlen_of_fa3_in_part, lambda *of: (*packed(*of), whole(of[1], 5, 0, 9))
+        varlen_of_fa3_in_part,
+        lambda *of: (*packed(*of), whole(of[1], 5, 0, 9)),
+        gradients=True,
     ),
     "flash_attn_qkvpacked_func": Door(qkvpacked, dense, gradients=True),
     "flash_attn_forward_and_backward": Door(passes, dense),

@@ -125,6 +125,8 @@ def test_what_an_argument_is_not_is_refused_by_its_name(call, name):
         with pytest.raises((TypeError, ValueError, FagenError)) as refusal:
             function(**given | {name: wrong})
         assert refusal.type in (TypeError, ValueError) or function is fagen.pick
+        if refusal.type is TypeError and function is not fagen.pick:
+            assert f" is of type {type(wrong).__name__}; it must be" in str(refusal.value)
         assert names(str(refusal.value), name), (wrong, refusal.value)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import fagen
 from fagen import registry
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.rows import MOST, Row, first_fit, measures
+from fagen.dispatch.rows import Row
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.reference import reference
 from fagen.runtime import call as calls
@@ -205,12 +205,13 @@ def test_a_users_row_goes_before_fagens_own(tables, taken):
 
 def test_wrong_calls_are_refused_as_ever(own_table):
     q, k, v = qkv(40, 700)
-    with pytest.raises(ValueError, match="heads"):
-        fagen.attention(q[:, :, :3], k, v, causal=True)
-    with pytest.raises(ValueError, match="k has shape"):
-        fagen.attention(q, k[0], v, causal=True)
-    with pytest.raises(ValueError, match="seqlen_k"):
-        fagen.attention(q, k[:, :650], v, causal=True)
+    for given, words in (
+        ((q[:, :, :3], k, v), "heads"),
+        ((q, k[0], v), "k has shape"),
+        ((q, k[:, :650], v), "seqlen_k"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fagen.attention(*given, causal=True)
 
 
 def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path):
@@ -221,32 +222,13 @@ def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path):
     assert set(found) == set(ROWS) and [row.slug for row in found] == [DECODING, SPLIT, PLAIN]
     with pytest.raises(ScheduleError, match="are both for 500 keys to 2000"):
         dispatch_table.update(path, [*ROWS[1:], Row("NVIDIA H200", SPLIT, 500, tiles_to=8)])
-    for wrong, said in (("tiles_to = 0", "1 or more tiles"), ("queries_to = 1.5", "whole number")):
-        path.write_text(dispatch_table.written(ROWS[1:2]).replace("tiles_to = 8", wrong))
-        dispatch_table.table_at.cache_clear()
-        with pytest.raises(ScheduleError, match=said):
-            dispatch_table.table_at(path)
-    path.write_text(dispatch_table.written(ROWS[1:2]) + "rows_to = 5\n")
-    dispatch_table.table_at.cache_clear()
-    with pytest.raises(ScheduleError, match="rows_to goes without keys_from and keys_to and"):
-        dispatch_table.table_at(path)
-
-
-def test_the_first_row_that_fits_serves_a_call():
-    rows = (
-        Row("", "few", 100, queries_to=4),
-        Row("", "tiles", 500, 900, tiles_to=8),
-        Row("", "more keys", 901, MOST, tiles_to=8),
-    )
-    limits = [(row.slug, row.limits) for row in rows]
-    for heads, queries, keys, slug in (
-        (8, 4, 100, "few"),
-        (8, 4, 99, None),
-        (8, 5, 500, "tiles"),
-        (8, 128, 900, "tiles"),
-        (8, 129, 900, None),
-        (4, 256, 901, "more keys"),
-        (9, 5, 500, None),
-        (8, 5, 499, None),
+    usual = dispatch_table.written(ROWS[1:2])
+    for wrong, words in (
+        (usual.replace("tiles_to = 8", "tiles_to = 0"), "1 or more tiles"),
+        (usual.replace("tiles_to = 8", "queries_to = 1.5"), "whole number"),
+        (usual + "rows_to = 5\n", "rows_to goes without keys_from and keys_to and"),
     ):
-        assert first_fit(limits, measures(1, heads, heads, queries, keys)) == slug
+        path.write_text(wrong)
+        dispatch_table.table_at.cache_clear()
+        with pytest.raises(ScheduleError, match=words):
+            dispatch_table.table_at(path)

@@ -297,13 +297,17 @@ def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
     assert chosen(head_dim=128, head_dim_v=128) is None
 
 
-def test_what_a_table_changes_is_not_seen_in_the_bits(users_table):
+def test_what_a_table_changes_is_not_seen_in_the_bits_and_is_still_traced(
+    users_table, fresh_dynamo
+):
     q, k, v = tensors(queries=2, heads=16, keys=500)
     by_rule = fagen.attention_decode(q, k, v)
     tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
     call.reset()
     assert torch.equal(fagen.attention_decode(q, k, v), by_rule)
     assert [[*ready.kernels] for ready in call._ready.values()] == [[WIDE]]
+    compiled = torch.compile(fagen.attention_decode, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, v), by_rule)
 
 
 def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):
@@ -319,14 +323,6 @@ def test_attention_takes_the_same_kernels_for_few_queries(users_table):
     tables.update(users_table, [Row("NVIDIA H200", found, group_rows=8)])
     assert sized(usual, sizes, "NVIDIA H200").slug == found
     assert sized(usual, Sizes(1, 8, 1, 1, 5_000), "NVIDIA H200").slug == f"{usual}_c64"
-
-
-def test_with_a_table_a_ready_call_is_still_traced(users_table):
-    tables.update(users_table, [Row("NVIDIA H200", WIDE, group_rows=8)])
-    q, k, v = tensors()
-    right = fagen.attention_decode(q, k, v)
-    found = torch.compile(fagen.attention_decode, fullgraph=True, backend="aot_eager")(q, k, v)
-    assert torch.equal(found, right)
 
 
 @pytest.mark.parametrize(

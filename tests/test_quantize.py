@@ -131,20 +131,12 @@ STEPS = "must be a whole number from 16 to 256 in steps"
         (X, dict(scales="row"), 'scales = "row" must be "head" or "tensor" or "block"'),
         (X, dict(scale_rows=48), "scale_rows = 48 must be 32 or 64 or 128"),
         (X, dict(layout="vcols"), 'layout = "vcols" must be "columns" or "r'),
-        (normal(1, 3, 2, 65)[..., :64], {}, "x has stride 130 in dimension 1, which must be a mu"),
         (normal(1, 3, 2, 128)[..., ::2], {}, "x has stride 2 in dimension 3, which must be 1"),
-        (normal(401)[1:385].view(1, 3, 2, 64), {}, "x does not begin at a multiple of 16 bytes"),
         (X, dict(descale=0.1), "descales of blocks are found, they cannot be"),
         (
             X,
             dict(scales="head", descale=torch.ones(2, 1)),
             "descale has shape (2, 1); it must be (batch = 1, heads = 2)",
-        ),
-        (X, by_tensor(torch.ones(1)), "descale has shape (1); it must be ()"),
-        (
-            X,
-            by_tensor(torch.tensor(1, dtype=torch.float64)),
-            "descale is not float32, which this kernel takes; descale.to(torch.float32) conv",
         ),
         (X, by_tensor(0.0), "descale is 0; it must be fin"),
         (X, by_tensor(torch.inf), "descale is inf"),
@@ -182,29 +174,18 @@ def test_an_embedding_comes_before_all_else(pairs):
     assert not same(fagen.quantize(x, rotate=True).values, expected.values)
 
 
-OF_COS = "it must be (batch = 2, seqlen = 40, 32)"
-COS = torch.ones(41, 64, dtype=torch.float16)
-
-
 @pytest.mark.parametrize(
-    ("cos", "said"),
+    ("cos", "said"),  # more of them in test_quantize_op
     [
         (
-            COS[:40, :32].float(),
-            "cos is not float16, which this kernel takes; cos.to(torch.float16)",
+            torch.ones(39, 32).half(),
+            r"cos has shape \(2, 39, 32\); it must be \(batch = 2, seqlen =",
         ),
-        (COS[:39, :32].clone(), f"cos has shape (2, 39, 32); {OF_COS}"),
-        (COS[None, :40, :32].clone(), f"cos has shape (1, 40, 32); {OF_COS}"),
-        (
-            COS[:40, :33].clone()[:, :32],
-            "cos has stride 33 in dimension 1, which must be a multiple of 8 elements",
-        ),
-        (COS[:40, ::2], "cos has stride 2 in dimension 2"),
-        (COS.flatten()[1:1281].view(40, 32), "cos does not begin at a multiple"),
+        (torch.ones(40, 64).half()[:, ::2], "cos has stride 2 in dimension 2"),
     ],
 )
 def test_wrong_cosines_are_named(cos, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=said):
         fagen.quantize(normal(2, 40, 3, 64), rotary=(cos, cos))
 
 
