@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -94,3 +95,19 @@ def fill(folder: Path, *slugs: str) -> None:
     for number, slug in enumerate(slugs):
         write_toml(folder / "forward" / f"{number}.toml", slug)
     select.committed.cache_clear()
+
+
+def noted(patch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> list[str]:
+    """The names of these functions of modules as they are called, in that order."""
+    names: list[str] = []
+
+    def noting(real: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            names.append(real.__name__)
+            return real(*given, **named)
+
+        return call
+
+    for module, name in places:
+        patch.setattr(module, name, noting(getattr(module, name)))
+    return names

@@ -135,7 +135,7 @@ def test_a_v_with_a_mean_is_as_exact_as_a_textbooks(head_dim: int, mask: str) ->
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedule  # those of packed sequences are in test_varlen_fp8.py
+        schedule  # those of packed sequences are in test_varlen.py
         for schedule in select.committed("forward")
         if schedule.attention.dtype == "e4m3" and not Problem.of(schedule).varlen
     ],

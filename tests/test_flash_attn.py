@@ -519,45 +519,42 @@ PACKED |= {"max_seqlen_q": 70, "max_seqlen_k": 130}
 PACKED8 = PACKED | dict(zip("qkv", packed8().tensors, strict=False))
 DENSE = dict(zip("qkv", qkv(), strict=True))
 DENSE8 = dict(zip("qkv", in_e4m3(), strict=True)) | {"q_descale": SIZES["q_descale"]}
-FORWARD = dict(q=X, k=X, v=X)
+CAUSAL = DENSE | {"causal": True}
+YET = " is not there yet"
+OF_DESCALE = "it must be (batch = 2, kv_h"
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "change", "message"),
-    [
-        (flash_attn_func, DENSE, *case)
-        for case in (
-            ({"qv": torch.ones(2, 70, 4, 64)}, "qv is not there yet in fagen; None is none"),
-            (
-                {"window_size": (128, 0)},
-                "window_size = (128, 0) is not there yet in fagen; (-1, -1) is ",
-            ),
-            ({"window_size": (-1, 5)}, "window_size = (-1, 5) is not there yet"),
-            ({"window_size": (198, -1), "causal": True}, "window_size = (198, -1) is not there"),
-            ({"window_size": (0, 0), "causal": True}, "window_size = (0, 0) is not there yet"),
-            ({"window_size": (-1, 68)}, "window_size = (-1, 68) is not there yet"),
-            ({"attention_chunk": 64}, "attention_chunk = 64 is not there yet in fagen; 0 is none"),
-            ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),
-        )
-    ]
-    + [
-        (flash_attn_varlen_func, PACKED, *case)
-        for case in (
-            ({"window_size": torch.tensor((128, 0))}, "window_size = (128, 0) is not there yet"),
-            ({"qv": torch.ones(119, 4, 64)}, "qv is not there yet in fagen; None is none"),
-            ({"window_size": (128, 0)}, "window_size = (128, 0) is not there yet"),
-            ({"softcap": 15.0}, "softcap = 15.0 is not there yet in fagen; 0.0 is none"),
-        )
-    ]
-    + [
-        (_flash_attn_backward, OF_PASSES, *case)
-        for case in (
-            ({"q": X.to(E4M3)}, "e4m3 is not there yet"),
-            ({"window_size_left": 1}, "window_size = (1, -1) is not there yet"),
-            ({"softcap": 15.0}, "softcap = 15.0 is not there yet"),
-        )
+NOT_YET = {
+    flash_attn_func: [
+        (DENSE, {"qv": torch.ones(2, 70, 4, 64)}, "qv is not there yet in fagen; None is none"),
+        (DENSE, {"window_size": (128, 0)}, f"window_size = (128, 0){YET} in fagen; (-1, -1) is "),
+        (DENSE, {"window_size": (-1, 5)}, f"window_size = (-1, 5){YET}"),
+        (CAUSAL, {"window_size": (198, -1)}, f"window_size = (198, -1){YET}"),
+        (CAUSAL, {"window_size": (0, 0)}, f"window_size = (0, 0){YET}"),
+        (DENSE, {"window_size": (-1, 68)}, f"window_size = (-1, 68){YET}"),
+        (DENSE, {"attention_chunk": 64}, f"attention_chunk = 64{YET} in fagen; 0 is none"),
+        (DENSE, {"softcap": 15.0}, f"softcap = 15.0{YET} in fagen; 0.0 is none"),
     ],
-)
+    flash_attn_varlen_func: [
+        (PACKED, {"window_size": torch.tensor((128, 0))}, f"window_size = (128, 0){YET}"),
+        (PACKED, {"qv": torch.ones(119, 4, 64)}, f"qv{YET} in fagen; None is none"),
+        (PACKED, {"window_size": (128, 0)}, f"window_size = (128, 0){YET}"),
+        (PACKED, {"softcap": 15.0}, f"softcap = 15.0{YET} in fagen; 0.0 is none"),
+    ],
+    _flash_attn_backward: [
+        (OF_PASSES, {"q": X.to(E4M3)}, f"e4m3{YET}"),
+        (OF_PASSES, {"window_size_left": 1}, f"window_size = (1, -1){YET}"),
+        (OF_PASSES, {"softcap": 15.0}, f"softcap = 15.0{YET}"),
+    ],
+}
+
+
+def cases_of(table):
+    """The cases of a table with their functions, as parameters."""
+    return [(function, *case) for function, cases in table.items() for case in cases]
+
+
+@pytest.mark.parametrize(("function", "given", "change", "message"), cases_of(NOT_YET))
 def test_what_is_not_there_yet_is_named(function, given, change, message):
     with pytest.raises(NotImplementedError) as refusal:
         function(**given | change)
@@ -573,70 +570,48 @@ def test_a_cache_of_pages_and_new_keys_is_not_there_yet(name):
 
 
 IN_ONE = "; it must be (batch, seqlen, 3, heads, head_dim)"
-WRONG = [
-    (flash_attn_func, DENSE8, *case)
-    for case in (
+WRONG = {
+    flash_attn_func: [
+        (DENSE8, {"q": torch.ones(40, 6, 64).to(E4M3)}, "q has 3 dimensions; it must have 4: (bat"),
+        (DENSE8, {"q_descale": torch.ones(2, 6)}, f"q_descale has shape (2, 6); {OF_DESCALE}"),
+        (DENSE8, {"k_descale": torch.ones(())}, f"k_descale has shape (); {OF_DESCALE}"),
+        (DENSE8, {"v_descale": torch.ones(2, 3, 64)}, "v_descale has shape (2, 3, 64); it must be"),
+        (DENSE8, {"k_descale": torch.ones(2, 3).half()}, "k_descale is not float32, which this k"),
+        (DENSE8, {"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat"),
+        (DENSE8, {"softmax_scale": -1.0}, "softmax_scale is -1; it must be finite and above 0"),
+        (DENSE8, {"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
+        (DENSE8, {"sm_margin": 132}, "sm_margin is 132; it must be 0 … 131"),
+        (DENSE8, {"sm_margin": -1}, "sm_margin is -1; it must be 0 … 131"),
+    ],
+    flash_attn_varlen_func: [
+        (PACKED8, {"k_descale": torch.ones(2, 2)}, "k_descale has shape (2, 2); it must be (batch"),
+        (PACKED8, {"q_descale": torch.ones(6, 4)}, "q_descale has shape (6, 4); it must be (batch"),
+        (PACKED8, {"q": torch.ones(2, 119, 4, 64).to(E4M3)}, "q has 4 dimensions; it must have 3"),
         (
-            {"q": torch.ones(40, 6, 64).to(E4M3)},
-            "q has 3 dimensions; it must have 4: (batch, seqlen",
-        ),
-        (
-            {"q_descale": torch.ones(2, 6)},
-            "q_descale has shape (2, 6); it must be (batch = 2, kv_h",
-        ),
-        (
-            {"k_descale": torch.ones(())},
-            "k_descale has shape (); it must be (batch = 2, kv_heads = ",
-        ),
-        (
-            {"v_descale": torch.ones(2, 3, 64)},
-            "v_descale has shape (2, 3, 64); it must be (batch =",
-        ),
-        (
-            {"k_descale": torch.ones(2, 3).half()},
-            "k_descale is not float32, which this kernel takes",
-        ),
-        ({"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
-        ({"softmax_scale": -1.0}, "softmax_scale is -1; it must be finite and above 0"),
-        ({"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
-        ({"sm_margin": 132}, "sm_margin is 132; it must be 0 … 131"),
-        ({"sm_margin": -1}, "sm_margin is -1; it must be 0 … 131"),
-    )
-]
-WRONG += [
-    (flash_attn_varlen_func, PACKED8, *case)
-    for case in (
-        ({"k_descale": torch.ones(2, 2)}, "k_descale has shape (2, 2); it must be (batch = 6, kv_"),
-        ({"q_descale": torch.ones(6, 4)}, "q_descale has shape (6, 4); it must be (batch = 6, kv_"),
-        ({"q": torch.ones(2, 119, 4, 64).to(E4M3)}, "q has 4 dimensions; it must have 3"),
-        (
-            {"k": X[:, :, :2], "v": X[:, :, :2], "cu_seqlens_k": None},
+            PACKED | {"cu_seqlens_k": None},
+            {"k": X[:, :, :2], "v": X[:, :, :2]},
             "k has shape (2, 5, 2, 64); without cu_seqlens_k it m",
         ),
-    )
-]
-WRONG += [
-    (flash_attn_qkvpacked_func, {}, {"qkv": normal(*shape, dtype=HALF)} | more, message)
-    for shape, more, message in (
-        ((2, 30, 8, 64), {}, "qkv has shape (2, 30, 8, 64)" + IN_ONE),
-        ((2, 30, 2, 4, 64), {}, "qkv has shape (2, 30, 2, 4, 64)" + IN_ONE),
-        ((2, 30, 8, 64), {"num_heads_q": 5}, "num_heads_q + 2 · kv_heads"),
-        ((2, 30, 8, 64), {"num_heads_q": 10}, "num_heads_q + 2 · kv_heads"),
-    )
-]
-WRONG += [
-    (_flash_attn_backward, OF_PASSES, *case)
-    for case in (
-        ({"dk": X[:1]}, "dk has shape (1, 5, 4, 64)"),
-        ({"dv": X.bfloat16()}, "dv has shape (2, 5, 4, 64) in torch.bfloat16"),
-        ({"dout": X[:1]}, "dout has shape (1, 5, 4, 64); it must be out's"),
-        ({"softmax_scale": math.nan}, "softmax_scale is nan"),
-    )
-]
-WRONG += [(_flash_attn_forward, FORWARD, {"out_": X[:1].clone()}, "out_ has shape (1, 5, 4, 64)")]
+    ],
+    flash_attn_qkvpacked_func: [
+        ({}, {"qkv": X}, "qkv has shape (2, 5, 4, 64)" + IN_ONE),
+        ({}, {"qkv": normal(2, 30, 2, 4, 64)}, "qkv has shape (2, 30, 2, 4, 64)" + IN_ONE),
+        ({}, {"qkv": X, "num_heads_q": 1}, "num_heads_q + 2 · kv_heads"),
+        ({}, {"qkv": X, "num_heads_q": 6}, "num_heads_q + 2 · kv_heads"),
+    ],
+    _flash_attn_backward: [
+        (OF_PASSES, {"dk": X[:1]}, "dk has shape (1, 5, 4, 64)"),
+        (OF_PASSES, {"dv": X.bfloat16()}, "dv has shape (2, 5, 4, 64) in torch.bfloat16"),
+        (OF_PASSES, {"dout": X[:1]}, "dout has shape (1, 5, 4, 64); it must be out's"),
+        (OF_PASSES, {"softmax_scale": math.nan}, "softmax_scale is nan"),
+    ],
+    _flash_attn_forward: [
+        (dict(q=X, k=X, v=X), {"out_": X[:1].clone()}, "out_ has shape (1, 5, 4, 64)"),
+    ],
+}
 
 
-@pytest.mark.parametrize(("function", "given", "change", "message"), WRONG)
+@pytest.mark.parametrize(("function", "given", "change", "message"), cases_of(WRONG))
 def test_a_wrong_argument_is_named(function, given, change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         function(**given | change)

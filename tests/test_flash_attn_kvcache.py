@@ -17,6 +17,7 @@ from fagen.flash_attn_interface import (
 from fagen.kinds.decode.reference import attend
 from fagen.runtime import cache
 from fagen.vocab import MASKS
+from tests.attention_helpers import noted
 from tests.tensors import ints, normal
 
 pytestmark = [
@@ -69,21 +70,8 @@ def hidden(x, which):
 @pytest.fixture
 def called(monkeypatch):
     """The names of the functions that calls end in."""
-    names = []
-
-    def noting(real):
-        def noted(*given, **named):
-            names.append(real.__name__)
-            return real(*given, **named)
-
-        return noted
-
-    for module, name in (
-        *((cache, name) for name in ("attention", "attention_decode", "attention_varlen")),
-        (kvcache, "attention_varlen"),
-    ):
-        monkeypatch.setattr(module, name, noting(getattr(module, name)))
-    return names
+    below = ((cache, name) for name in ("attention", "attention_decode", "attention_varlen"))
+    return noted(monkeypatch, *below, (kvcache, "attention_varlen"))
 
 
 # ---- what it computes ---------------------------------------------------------------------------

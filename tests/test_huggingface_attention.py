@@ -8,6 +8,7 @@ import fagen
 from fagen.huggingface import Mask, attend
 from fagen.huggingface import layer as layers
 from fagen.runtime import cache, call
+from tests.attention_helpers import noted
 from tests.fresh import forget
 from tests.huggingface_helpers import (
     Layer,
@@ -117,18 +118,8 @@ def test_offsets_say_which_rows_see_each_other(is_causal):
 
 
 def test_which_function_attends(monkeypatch):
-    names = []
-
-    def noting(real):
-        def noted(*given, **named):
-            names.append(real.__name__)
-            return real(*given, **named)
-
-        return noted
-
-    monkeypatch.setattr(layers, "attention", noting(layers.attention))
-    for name in ("attention", "attention_decode", "attention_varlen"):
-        monkeypatch.setattr(cache, name, noting(getattr(cache, name)))
+    below = ((cache, name) for name in ("attention", "attention_decode", "attention_varlen"))
+    names = noted(monkeypatch, (layers, "attention"), *below)
     for queries, keys, lengths, name in (
         (9, 9, (), "attention"),
         (1, 9, (), "attention_decode"),
