@@ -1,4 +1,7 @@
-"""The arguments of an op: a wrong one is named, everywhere in the same words; the others pass."""
+"""The arguments of an op: a wrong one is named, everywhere in the same words; the others pass.
+
+Every way to be wrong is tried on toys in signature/test_refused.py; here, what kernels declare.
+"""
 
 import math
 from typing import Any
@@ -60,14 +63,12 @@ OF_SEQUENCES = "it must be (offsets - 1 = 6 or 1, heads = 4 or 1, 1)"
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     SLUG: [
         (dict(q=Q[0]), "q has shape (70, 4, 64); it must be (batch, seqlen_q, heads, 64)"),
-        (dict(q=Q[0, 0, 0, 0]), "q has shape (); it must be ("),
         (dict(k=K[..., :56]), f"k has shape (2, 100, 2, 56); {OF_K}"),
         (dict(v=K), f"v has shape (2, 100, 2, 64); {OF_V}"),
         (
             dict(q=Q.half()),
             "q is not bfloat16, which this kernel takes; q.to(torch.bfloat16) converts it",
         ),
-        (dict(v=V.float()), "v is not bfloat16"),
         (
             dict(q=Q.transpose(1, 3).contiguous().transpose(1, 3)),
             "q has stride 280 in dimension 3, which must be 1; q.contiguous() makes it so",
@@ -84,32 +85,19 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         (dict(k=shifted(K)), "k does not begin at a multiple of 16 bytes; k.clone() does"),
         (dict(k=K[:1], v=V[:1]), f"k has shape (1, 100, 2, 64); {OF_K}"),
-        (dict(v=V[:, :9]), f"v has shape (2, 9, 2, 32); {OF_V}"),
-        (dict(v=V[:, :, :1]), f"v has shape (2, 100, 1, 32); {OF_V}"),
-        (dict(v=V[:1]), f"v has shape (1, 100, 2, 32); {OF_V}"),
         (dict(q=Q[:, :, :3]), "heads = 3 must be a multiple of kv_heads = 2"),
         (dict(k=K[:, :, :0], v=V[:, :, :0]), "heads = 4 must be a multiple of kv_heads = 0"),
         *(
             (dict(scale=scale), f"scale is {scale:g}{SCALE}")
-            for scale in (0.0, -1.0, math.nan, math.inf, 1e39, 1e-50, 3e38, 1.01e8)
+            for scale in (-1.0, math.nan, 1e39, 1e-50, 1.01e8)
         ),
-        (dict(scale=-math.nan), "scale is nan; it"),
     ],
     COLUMNS: [
-        (dict(k=C["k"].to(torch.float8_e5m2)), "k is not float8_e4m3f"),
         (dict(v=by_rows(C["v"], 100).contiguous()), f"v has shape (2, 100, 2, 32); {BY_COLUMNS}"),
-        (dict(v=C["v"][0]), f"v has shape (2, 32, 112); {BY_COLUMNS}"),
-        (dict(v=torch.cat([C["v"]] * 2, 2)), f"v has shape (2, 2, 64, 112); {BY_COLUMNS}"),
         (  # not filled up
             dict(v=strided(C["v"][..., :100], 7168, 3584, 112, 1)),
             f"v has shape (2, 2, 32, 100); {BY_COLUMNS}",
         ),
-        (
-            dict(v=torch.cat([C["v"], C["v"][..., :16]], 3)),
-            f"v has shape (2, 2, 32, 128); {BY_COLUMNS}",
-        ),
-        (dict(v=C["v"][:, :1]), f"v has shape (2, 1, 32, 112); {BY_COLUMNS}"),
-        (dict(v=C["v"][:1]), f"v has shape (1, 2, 32, 112); {BY_COLUMNS}"),
         (
             dict(v=strided(C["v"], 2 * 32 * 120, 32 * 120, 120, 1)),
             "v has stride 120 in dimension 2, which must be a multiple of 16 elements (16 bytes)",
@@ -117,10 +105,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         (
             dict(q_descale=None),
             "q_descale is missing; this kernel has scales by block of 32 rows",
-        ),
-        (
-            dict(k_descale=None),
-            "k_descale is missing; this kernel has scales by block of 32 rows",
         ),
         (
             dict(k_descale=C["k_descale"][..., :1]),
@@ -154,13 +138,10 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             dict(k=strided(R["k"], 14_400, 144, 68, 1)),
             "k has stride 68 in dimension 2, which must be a multiple of 16 elements (16 bytes); ",
         ),
-        (dict(k=shifted(R["k"])), "k does not begin at a multiple of 16 bytes; k.clone() does"),
         (dict(v=by_columns(R["v"])), f"v has shape (2, 2, 32, 112); {OF_V}"),
-        (dict(v=R["v"][:, :9]), f"v has shape (2, 9, 2, 32); {OF_V}"),
         (dict(k_descale=torch.ones(2, 2, 4)), f"k_descale has shape (2, 2, 4); {OF_KV_HEADS}1)"),
         (dict(v_descale=torch.ones(2, 2)), f"v_descale has shape (2, 2); {OF_KV_HEADS}32 or 1)"),
         (dict(k_mean=R["v_mean"]), f"k_mean has shape (2, 2, 32); {OF_KV_HEADS}64 or 1)"),
-        (dict(k_descale=torch.ones(3, 2, 1)), f"k_descale has shape (3, 2, 1); {OF_KV_HEADS}1)"),
         (
             dict(q_descale=torch.ones(2, 2, 1)),
             "q_descale has shape (2, 2, 1); it must be (batch = 2 or 1, heads = 4 or 1, 1)",
@@ -169,7 +150,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
             dict(q_descale=torch.ones(2, 4, 1).double()),
             "q_descale is not float32, which this kernel takes; q_descale.to(torch.float32) conv",
         ),
-        (dict(scale=0.0), "scale is 0; it must be finite and above 0"),
     ],
     PACKED: [
         (dict(cu_seqlens_k=offsets([1])), "cu_seqlens_k has shape (2); it must be (offsets = 7)"),

@@ -225,10 +225,8 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
 # the stubs' ops have slugs of their own, so that the real ones can be loaded beside them
 OF_STUBS = (
     "quant_fp16_d112_rot_shead",
-    "quant_bf16_d16_stensor_vcols",
     "quant_bf16_d160_sr32_vcols",
     "quant_fp16_d192_halves_rot_stensor",
-    "quant_bf16_d48_pairs",
 )
 
 
