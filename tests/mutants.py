@@ -5,24 +5,11 @@ arrives, fences, meets or counts. All of them stand in the text that comes out, 
 may be another for each run, says which of them is in force: 0 is none.
 """
 
-import faulthandler
-import os
 import re
-import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
-
-from fagen import simulator
-from fagen.errors import DeviceError
-from fagen.kind import Plan
-from fagen.runtime.c_interface import library_at
 
 _TOKEN = re.compile(
     r'//[^\n]*|^[ \t]*#[^\n]*|"(?:[^"\\]|\\.)*"|[A-Za-z_]\w*|\.?\d[\w.]*'
@@ -49,7 +36,7 @@ _CALLS = {
 _INSTRUCTION = re.compile(
     r'asm volatile \( "(\{ \.reg \.pred \w+, \w+; setp[^;]*; )?'
     r"(bar\.|barrier\.|fence|griddepcontrol|red\.release|ld\.acquire|mbarrier"
-    r"|wgmma\.(fence|commit|wait)|cp\.async\.bulk\.(commit|wait))"
+    r"|wgmma\.(fence|commit|wait)|cp\.async\.(bulk\.)?(commit|wait))"
 )
 
 # Stands before the kernel's text.
@@ -461,103 +448,3 @@ class Faults:
                 what = "as if 0" if word == "[" else "left out"
                 number = self._new(statement, what, f"{word} {shown}")
                 self._around(begin, end, f"fault::nothing({number}, ", ")")
-
-
-# ---- trying them --------------------------------------------------------------------------------
-
-Run = Callable[..., None]
-# what a kernel under test is called with: each calls its argument with tensors by name
-Scene = Callable[[Plan, Run], object]
-
-
-class Called(NamedTuple):
-    """A call, what a kernel without a fault made of it, and the CPU-seconds that took."""
-
-    given: dict[str, Any]
-    right: dict[str, Tensor]
-    seconds: float
-
-
-class Trial:
-    """A kernel with all its faults, compiled once, and calls in which they are to show."""
-
-    def __init__(self, plan: Plan, faults: Faults, *, loose: str = "") -> None:
-        """`loose` is a result that is summed in any order, and its last bits are any."""
-        self.plan, self.faults, self.loose = plan, faults.faults, loose
-        self.library = simulator.build(faults.source)
-        self.results = [x.name for x in plan.signature.tensors if x.access != "in"]
-        self.calls: list[Called] = []
-
-    def record(self, scene: Scene, most: int | None = None) -> None:
-        """Call the kernel, without a fault, as a scene does; keep its longest calls.
-
-        The scene says itself whether what the kernel makes is right.
-        """
-        before, self.calls = self.calls, []
-        scene(self.plan, self._record)
-        longest = sorted(self.calls, key=lambda call: -call.seconds)[:most]
-        self.calls = before + longest[::-1]
-
-    def _run(self, given: dict[str, Any], seed: int) -> dict[str, Tensor]:
-        """The results, those among `given` and what a workspace is left with."""
-        given = {k: x.clone() if k in self.results else x for k, x in given.items()}
-        simulator.call(self.plan, self.library, seed=seed, **given)
-        return {name: given[name] for name in self.results if given.get(name) is not None}
-
-    def _record(self, **given: Any) -> None:
-        held = {k: x.clone() if isinstance(x, Tensor) else x for k, x in given.items()}
-        begun = time.process_time()
-        simulator.call(self.plan, self.library, seed=0, **given)
-        seconds = time.process_time() - begun
-        right = {name: given[name].clone() for name in self.results if name in given}
-        self.calls.append(Called(held, right, seconds))
-
-    def said(self, fault: Fault | None) -> str:
-        """Why calls are stuck with a fault, in this very process; nothing where they are right."""
-        choose = library_at(self.library)["fagen_fault"]
-        choose(fault.number if fault else 0)
-        try:
-            for call in self.calls:
-                found = self._run(call.given, 0)
-                assert all(self._alike(name, x, call.right[name]) for name, x in found.items())
-        except DeviceError as error:
-            return str(error)
-        finally:
-            choose(0)
-        return ""
-
-    def end(self, fault: int, seeds: int) -> str:
-        """How runs with a fault end: the first that is not as without one, or "survives"."""
-        child = os.fork()
-        if child == 0:
-            ending = 3
-            try:
-                faulthandler.disable()  # who crashes is found, and says nothing
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-                ending = self._ending(fault, seeds)
-            finally:
-                os._exit(ending)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return _ENDINGS[status] if status >= 0 else "crashes" if status == -11 else "hangs"
-
-    def _ending(self, fault: int, seeds: int) -> int:
-        library_at(self.library)["fagen_fault"](fault)
-        for seed in range(seeds):
-            for call in self.calls:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0.3 + 8 * call.seconds)
-                try:
-                    found = self._run(call.given, seed)
-                except DeviceError:
-                    return 2
-                if not all(self._alike(name, x, call.right[name]) for name, x in found.items()):
-                    return 1
-        return 0
-
-    def _alike(self, name: str, one: Tensor, other: Tensor) -> bool:
-        if name == self.loose:
-            distance = (one.double() - other.double()).norm()
-            return bool(distance <= other.double().norm() / 256)
-        return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
-_ENDINGS = ("survives", "wrong", "stuck", "broken")

@@ -17,7 +17,8 @@ from fagen.measure.proof import check
 from fagen.measure.sequences import Case
 from fagen.problem import Sizes
 from fagen.render import render
-from tests.mutants import Fault, Faults, Run, Scene, Trial
+from tests.mutants import Fault, Faults
+from tests.trial import Run, Scene, Trial
 
 
 def scene(*cases: Any) -> Scene:
@@ -43,9 +44,11 @@ class Tried:
 
 SHORT = ((7, 9), (64, 64), (1, 1))
 # short ones, long ones, those whose last tile has rows for some; of few keys, of many, of none
-MIXED = Case(((3, 3), (200, 90), (5, 7), (65, 70), (9, 0), (40, 40), (300, 100), *SHORT * 8), 2, 1)
+MIXED = Case(
+    ((3, 3), (200, 90), (5, 7), (65, 70), (9, 0), (40, 40), (300, 100), *SHORT * 8), 2, 1, gap=1
+)
 # blocks that only the last rows of a tile see, tile after tile
-LONG = Case(((130, 330), (200, 200), (7, 9), (128, 128), (256, 261)), 2, 1)
+LONG = Case(((130, 330), (200, 200), (7, 9), (128, 128), (256, 261)), 4, 2)
 MANY_TILES = scene(Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(2, 4, 4, 60, 2 * 128 + 3))
 ROUNDS = scene(
     Sizes(2, 4, 4, 64 + 9, 2 * 128 + 3), Sizes(1, 6, 3, 130, 300), Sizes(3, 2, 2, 300, 131)
@@ -112,7 +115,9 @@ KERNELS = {
             "Units::parts_of",
             "Units::next: (- unit.chunk.*|min\\(unit.first_key.*|at \\+= .*)",
             "tile_of",
-            "Consumer::(begin_fold|settle|run)",
+            "Consumer::settle: (sum|reference|for).*",
+            "Consumer::begin_fold: folded_reference.*",
+            "Consumer::run: (folds|begin).*",
             "Consumer::add_keys: .*== unit.first_key.*",
             "Consumer::weigh_keys: clear_values.*",
             "merge: (- begun|reference = .*|sum = .*) left out",
