@@ -143,6 +143,9 @@ LISTED = (
     "fwd_fp16_d64_causal_m128n64_varlen",
     "bwd_fp16_d64_causal_m64n64_det",
     "dec_fp16_d128_causal_r8n64",
+    "dec_fp16_d128_causal_r8n64_c4_runs",
+    "dec_fp16_d128_causal_r8n64_unified",
+    "comb_fp32_d128_obf16_packed",
 )
 SEEDS = 8
 
