@@ -1,10 +1,11 @@
 """Declare every key of a schedule of attention's backward pass: its section, values, default."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.kinds.attention import HEAD_DIM, Build, columns, registers
 from fagen.kinds.backward.rules import (
     BYTES,
     DERIVED,
@@ -21,24 +22,11 @@ from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import LENGTHS, MASKS, SIXTEEN_BITS
 
 
-def _registers(description: str) -> Any:
-    return derived(
-        description,
-        ge=SM90.setmaxnreg_min,
-        le=SM90.setmaxnreg_max,
-        multiple_of=SM90.register_quantum,
-    )
-
-
-# rows of 8 columns keep the 16-byte steps that TMA needs
-_HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
-
-
 class Backward(Section):
     """What is computed."""
 
-    head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
+    head_dim: int = Field(description="columns of Q and K", **HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(
         description="of Q, K, V, O and all gradients"
     )
@@ -128,9 +116,9 @@ class Warps(Section):
         description='operand of S that a consumer keeps in registers: "none", or its 64 keys of '
         'K ("k")',
     )
-    producer_registers: int = _registers("setmaxnreg of the producer")
-    consumer_registers: int = _registers("setmaxnreg of the consumers")
-    dq_registers: int = _registers(
+    producer_registers: int = registers("setmaxnreg of the producer")
+    consumer_registers: int = registers("setmaxnreg of the consumers")
+    dq_registers: int = registers(
         "setmaxnreg of the consumer that computes dQ; derived if left out, as that of the others "
         "where all do"
     )
@@ -151,14 +139,6 @@ class Overlap(Section):
         default=False,
         description="with persistent: a spare warp rounds dQ of finished heads meanwhile, and a "
         "kernel after it the rest",
-    )
-
-
-class Build(Section):
-    """What the compiler may do."""
-
-    max_spill_bytes: int = Field(
-        default=0, ge=0, le=4096, description="bytes per thread that may spill to local memory"
     )
 
 
@@ -198,11 +178,4 @@ class Schedule(AnySchedule):
 
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one."""
-        asked, tile = self.backward, self.tile
-        own_v = "" if asked.head_dim_v == asked.head_dim else f"/{asked.head_dim_v}"
-        return {
-            "dtype": asked.dtype,
-            "head_dim": f"{asked.head_dim}{own_v}",
-            "mask": asked.mask,
-            "tile": f"{tile.block_m}x{tile.block_n}",
-        }
+        return columns(self.backward, self.tile.block_m, self.tile.block_n)

@@ -1,19 +1,16 @@
 """Turn a schedule of the backward pass into its Plan: every number that its templates print."""
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
-from fagen.errors import OverBudget
 from fagen.kind import Role
+from fagen.kinds.attention import over_budget, record
 from fagen.kinds.backward.formulae import (
     ADDERS,
     PIECES,
     TILE_STAGES,
-    Budget,
     budget,
     explain_lines,
     nearest,
@@ -300,19 +297,14 @@ class Plan:
         ledgers = {"shared": self.shared, "registers": self.registers[0]}
         if len(self.registers) > 1:
             ledgers["last_registers"] = self.registers[1]
-        return {
-            "schedule": self.slug,
-            "keys": self.schedule.values(),
-            "threads": self.threads,
-            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
-        }
+        return record(self.schedule, self.threads, ledgers)
 
 
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     cost = budget(schedule)
     if cost.over():
-        raise OverBudget("\n".join(_refusal(schedule, cost)))
+        raise over_budget(schedule, "block_n", cost.over(), nearest(schedule))
     asked, tile, pipeline, warps = (
         schedule.backward,
         schedule.tile,
@@ -382,24 +374,4 @@ def plan(schedule: Schedule) -> Plan:
         shared=cost.shared,
         registers=cost.registers,
         register_file=cost.register_file,
-    )
-
-
-def _refusal(schedule: Schedule, cost: Budget) -> Iterator[str]:
-    """Say what does not fit, and which schedule near it does."""
-    yield (
-        f"{schedule.origin.at('tile', 'block_n')}: tile.block_n = {schedule.tile.block_n}: "
-        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
-    )
-    for ledger in cost.over():
-        yield from ("  " + line for line in str(ledger).splitlines())
-    fits = [_written(changes) for changes in nearest(schedule)]
-    yield "  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits"
-
-
-def _written(changes: Mapping[str, Any]) -> str:
-    """Return changed keys as a user writes them."""
-    return " and ".join(
-        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
-        for key, value in changes.items()
     )

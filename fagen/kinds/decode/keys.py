@@ -1,24 +1,22 @@
 """Declare every key of a schedule of decoding: its section, values, default."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.kinds.attention import HEAD_DIM, Build, columns
 from fagen.kinds.decode.rules import DEALT, DERIVED, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
 
-# rows of 8 columns keep the 16-byte steps that TMA needs
-_HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
-
 
 class Decode(Section):
     """What is computed."""
 
-    head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
+    head_dim: int = Field(description="columns of Q and K", **HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of Q, K, V and O")
     mask: Annotated[str, OneOf(MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
@@ -98,14 +96,6 @@ class Grid(Section):
     )
 
 
-class Build(Section):
-    """What the compiler may do."""
-
-    max_spill_bytes: int = Field(
-        default=0, ge=0, le=4096, description="bytes per thread that may spill to local memory"
-    )
-
-
 class Schedule(AnySchedule):
     """What is computed and how one multiprocessor is used; every key has its value."""
 
@@ -136,11 +126,4 @@ class Schedule(AnySchedule):
 
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one."""
-        asked, tile = self.decode, self.tile
-        own_v = "" if asked.head_dim_v == asked.head_dim else f"/{asked.head_dim_v}"
-        return {
-            "dtype": asked.dtype,
-            "head_dim": f"{asked.head_dim}{own_v}",
-            "mask": asked.mask,
-            "tile": f"{tile.rows}x{tile.block_n}",
-        }
+        return columns(self.decode, self.tile.rows, self.tile.block_n)

@@ -1,19 +1,16 @@
 """Turn a schedule of decoding into its Plan: every number that its templates print."""
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.combining import Combination, Combining, chunk_blocks
-from fagen.errors import OverBudget
 from fagen.kind import Role
+from fagen.kinds.attention import over_budget
 from fagen.kinds.decode.formulae import (
     FP32_BYTES,
     THREADS,
-    Budget,
     budget,
     explain_lines,
     k_is_wider,
@@ -196,7 +193,7 @@ def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     cost = budget(schedule)
     if cost.over():
-        raise OverBudget("\n".join(_refusal(schedule, cost)))
+        raise over_budget(schedule, "rows", cost.over(), nearest(schedule))
     asked, tile, pipeline = schedule.decode, schedule.tile, schedule.pipeline
     dtype = DTYPES[asked.dtype]
     d, d_v = padded_head_dims(schedule)
@@ -239,23 +236,3 @@ def _combination(chunks: int, head_dim_v: int) -> Combination:
     combination = Combination(chunks, head_dim_v, window=8)
     whole = combination.lanes % 32 == 0 and not combination.ragged
     return combination if whole else replace(combination, window=16)
-
-
-def _refusal(schedule: Schedule, cost: Budget) -> Iterator[str]:
-    """Say what does not fit, and which schedule near it does."""
-    yield (
-        f"{schedule.origin.at('tile', 'rows')}: tile.rows = {schedule.tile.rows}: "
-        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
-    )
-    for ledger in cost.over():
-        yield from ("  " + line for line in str(ledger).splitlines())
-    fits = [_written(changes) for changes in nearest(schedule)]
-    yield "  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits"
-
-
-def _written(changes: Mapping[str, Any]) -> str:
-    """Return changed keys as a user writes them."""
-    return " and ".join(
-        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
-        for key, value in changes.items()
-    )

@@ -1,10 +1,11 @@
 """Declare every key of a schedule of attention: its section, its values, its default."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.kinds.attention import HEAD_DIM, Build, columns, registers
 from fagen.kinds.forward.rules import DERIVED, FORMER, SLUG, consumers, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -27,24 +28,11 @@ from fagen.vocab import (
 )
 
 
-def _registers(description: str) -> Any:
-    return derived(
-        description,
-        ge=SM90.setmaxnreg_min,
-        le=SM90.setmaxnreg_max,
-        multiple_of=SM90.register_quantum,
-    )
-
-
-# one wgmma takes all columns of V; rows of 8 columns keep the 16-byte steps that TMA needs
-_HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
-
-
 class Attention(Section):
     """What is computed."""
 
-    head_dim: int = Field(description="columns of Q and K", **_HEAD_DIM)
-    head_dim_v: int = derived("columns of V and O; head_dim by default", **_HEAD_DIM)
+    head_dim: int = Field(description="columns of Q and K", **HEAD_DIM)
+    head_dim_v: int = derived("columns of V and O; head_dim by default", **HEAD_DIM)
     dtype: Annotated[str, OneOf(DTYPES)] = Field(
         description="of Q, K and V; e4m3 comes with descales, see [fp8]"
     )
@@ -108,8 +96,8 @@ class Warps(Section):
         description='"warp": a specialised TMA producer warp; "none": consumers load for '
         "themselves",
     )
-    producer_registers: int = _registers("setmaxnreg of the producer")
-    consumer_registers: int = _registers("setmaxnreg of the consumers")
+    producer_registers: int = registers("setmaxnreg of the producer")
+    consumer_registers: int = registers("setmaxnreg of the consumers")
 
 
 class Overlap(Section):
@@ -206,14 +194,6 @@ class Grid(Section):
     )
 
 
-class Build(Section):
-    """What the compiler may do."""
-
-    max_spill_bytes: int = Field(
-        default=0, ge=0, le=4096, description="bytes per thread that may spill to local memory"
-    )
-
-
 class Schedule(AnySchedule):
     """What attention is computed and how one multiprocessor is used; every key has its value."""
 
@@ -256,11 +236,4 @@ class Schedule(AnySchedule):
 
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one."""
-        asked, tile = self.attention, self.tile
-        own_v = "" if asked.head_dim_v == asked.head_dim else f"/{asked.head_dim_v}"
-        return {
-            "dtype": asked.dtype,
-            "head_dim": f"{asked.head_dim}{own_v}",
-            "mask": asked.mask,
-            "tile": f"{tile.block_m}x{tile.block_n}",
-        }
+        return columns(self.attention, self.tile.block_m, self.tile.block_n)

@@ -1,18 +1,15 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.combining import Combination, Combining, chunk_blocks
-from fagen.errors import OverBudget
 from fagen.kind import Role
+from fagen.kinds.attention import over_budget, record
 from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import (
-    Budget,
     budget,
     draws_apart,
     explain_lines,
@@ -251,19 +248,14 @@ class Plan(Combining, Exponents):
     def record(self) -> dict[str, Any]:
         """Return keys and ledgers, for JSON."""
         ledgers = {"shared": self.shared, "registers": self.registers}
-        return {
-            "schedule": self.slug,
-            "keys": self.schedule.values(),
-            "threads": self.threads,
-            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
-        }
+        return record(self.schedule, self.threads, ledgers)
 
 
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     cost = budget(schedule)
     if cost.over():
-        raise OverBudget(_refusal(schedule, cost))
+        raise over_budget(schedule, "block_n", cost.over(), nearest(schedule))
     dtype = DTYPES[schedule.attention.dtype]
     out_dtype = OUT_DTYPES[schedule.attention.out_dtype]
     mask = MASKS[schedule.attention.mask]
@@ -437,24 +429,3 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
 def _accumulators(columns: int) -> int:
     """Return a thread's fp32 registers of one warpgroup's 64 × columns."""
     return columns * SM90.wgmma_m // SM90.warpgroup_threads
-
-
-def _refusal(schedule: Schedule, cost: Budget) -> str:
-    lines = [
-        f"{schedule.origin.at('tile', 'block_n')}: tile.block_n = {schedule.tile.block_n}: "
-        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
-    ]
-    for ledger in cost.over():
-        lines += ["  " + line for line in str(ledger).splitlines()]
-    fits = [_written(changes) for changes in nearest(schedule)]
-    lines.append("  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits")
-    return "\n".join(lines)
-
-
-def _written(changes: Mapping[str, Any]) -> str:
-    """Return changed keys as a user writes them."""
-    said = [
-        f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
-        for key, value in changes.items()
-    ]
-    return " and ".join(said)
