@@ -19,7 +19,6 @@ from fagen.search.space import Survey
 from fagen.search.tasks import GOOD, Compiled, Round, Time
 
 ROUND = 8  # kernels side by side
-LAST = 4  # kernels that go on for the last brief rounds, at least
 
 
 @dataclass(frozen=True)
