@@ -141,6 +141,7 @@ KERNELS = {
 LISTED = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d64_causal_m128n64_varlen",
+    "fwd_fp16_d64_causal_m64n64_varlen",
     "bwd_fp16_d64_causal_m64n64_det",
     "dec_fp16_d128_causal_r8n64",
     "dec_fp16_d128_causal_r8n64_c4_runs",
