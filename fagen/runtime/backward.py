@@ -64,8 +64,16 @@ def results(
         q, k, v = arguments[:3]
         needed = q.requires_grad or k.requires_grad or v.requires_grad
         if needed and kernel.gradients_by == call:
-            of = q, k, deterministic, arguments
-            both = _with_gradient_by_name(named, *of) if named else _with_gradient(kernel, *of)
+            number, of = None, (q, k, deterministic, arguments)
+            if kernel.numbers:
+                in_order = deterministic or torch.are_deterministic_algorithms_enabled()
+                number = kernel.numbers.get(in_order)
+            if number is not None:  # soonest: all is known of such a call
+                both = _by_node(number, deterministic, arguments)
+            elif named:
+                both = _with_gradient_by_name(named, *of)
+            else:
+                both = _with_gradient(kernel, *of)
             return both if return_lse else both[0]
     if plain:
         if return_lse:
@@ -185,10 +193,18 @@ def _with_gradient(
     """Return out and lse, which have gradients; the kernel of these is ready then."""
     gradients = kernel_of_gradients(kernel.slug, q.device, q, k, deterministic)
     number = _numbers.get((kernel.slug, gradients.slug))
-    both: tuple[Tensor, Tensor]
     if number is None:
-        both = _Eager.apply(kernel, gradients, deterministic, *arguments)
-    elif len(arguments) == 4:
+        both: tuple[Tensor, Tensor] = _Eager.apply(kernel, gradients, deterministic, *arguments)
+        return both
+    if kernel.numbers is not None:
+        in_order = deterministic or torch.are_deterministic_algorithms_enabled()
+        kernel.numbers[in_order] = number
+    return _by_node(number, deterministic, arguments)
+
+
+def _by_node(number: int, deterministic: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    both: tuple[Tensor, Tensor]
+    if len(arguments) == 4:
         both = _node[0](number, deterministic, *arguments)
     else:
         q, k, v, cu_q, cu_k, scale, used = arguments

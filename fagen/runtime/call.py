@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from threading import RLock
@@ -163,7 +163,7 @@ class Door:
                 ready.kernels[slug] = kernel
         if call and not (capturing or _is_tracing()) and len(self.known) < MOST_KNOWN:
             with suppress(TypeError):  # sizes that are left open are no keys
-                self.known[call] = kernel
+                kernel = self.known[call] = replace(kernel, numbers={})
         return kernel
 
     def prepare(

@@ -96,6 +96,8 @@ class Kernel:
     direct: Op
     scale: float
     gradients_by: str
+    # of a call's sizes the node of gradients, by whether these have one order; None is of any sizes
+    numbers: dict[bool, int] | None = None
 
     def results(self, *arguments: Any) -> Any:
         """Return all outputs, the sooner way if that will do."""
