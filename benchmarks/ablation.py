@@ -25,7 +25,7 @@ WITHOUT = {
     "intra-warpgroup overlap": WHOLE.but(intra_warpgroup=False),
     "warp specialisation (and ping-pong)": WHOLE.but(producer="none"),
     "ping-pong": WHOLE.but(inter_warpgroup=False),
-    "lazy row max": WHOLE.but(maximum="each"),
+    "lazy row max": WHOLE.but(maximum="online"),
 }
 # TFLOP/s on an H100, FlashAttention-3's paper, the ablation of its forward pass
 PAPER = {

@@ -46,7 +46,7 @@ from fagen.schedule import Schedule
 SHORT = Regime("short", idle=0.0, warm=0.004, timed=0.012, rounds=3)
 
 CHUNKS = (4, 16, 64)
-# of a call, where one multiprocessor each leaves some idle
+# of a call, where one SM each leaves some idle
 TILES = (2, 4, 8, 16, 24, 33, 48, 66, 99)
 TILE_KEYS = (2_048, 8_192, 32_768, 131_072)
 # for which predicted rows are; a model's figures for shorter ones are all launch
@@ -65,19 +65,19 @@ TILES_BY_HEAD_DIM = {64: "m128n128", 128: "m128n128", 256: "m128n64"}
 PLAIN = {
     64: "fwd_{}_d64_{}_m128n128_q2",
     128: "fwd_{}_d128_{}_m128n128",
-    256: "fwd_{}_d256_{}_m128n64_halves",
+    256: "fwd_{}_d256_{}_m128n64_half",
 }
 DECODING = {64: "dec_{}_d64_{}_r8n128", 128: "dec_{}_d128_{}_r8n64", 256: "dec_{}_d256_{}_r8n64"}
 
 Times = Callable[[Sequence[Schedule], Sizes], Mapping[str, float]]  # seconds by slug
 
 
-def split_slug(head_dim: int, chunks: int, dtype: str = "fp16", mask: str = "causal") -> str:
+def split_slug(head_dim: int, num_splits: int, dtype: str = "fp16", mask: str = "causal") -> str:
     """The split schedule of a head dim."""
     tile, end = TILES_BY_HEAD_DIM[head_dim], "_q2" if head_dim == 64 else ""
     if (dtype, head_dim, mask) == ("bf16", 256, "full"):
         tile = "m128n48"  # of 64 keys it spills
-    return f"fwd_{dtype}_d{head_dim}_{mask}_{tile}_split{chunks}{end}"
+    return f"fwd_{dtype}_d{head_dim}_{mask}_{tile}_split{num_splits}{end}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,14 +187,14 @@ def rows_for(
             if queries:
                 slug = DECODING[head_dim].format(dtype, mask)
                 yield Row(card, slug, DECODING_KEYS, queries_to=queries, by=by)
-            for tiles, chunks, keys in borders:
-                slug = split_slug(head_dim, chunks, dtype, mask)
-                yield Row(card, slug, keys, most_keys(chunks), tiles_to=tiles, by=by)
+            for tiles, num_splits, keys in borders:
+                slug = split_slug(head_dim, num_splits, dtype, mask)
+                yield Row(card, slug, keys, most_keys(num_splits), tiles_to=tiles, by=by)
 
 
-def most_keys(chunks: int) -> int:
+def most_keys(num_splits: int) -> int:
     """Up to how many keys no chunk has more than 2^17: sums over more need fp32 totals."""
-    return chunks << 17
+    return num_splits << 17
 
 
 def decoding_border(head_dim: int, times: Times) -> int:
@@ -243,10 +243,10 @@ def split_borders(
         ratios = ", ".join(
             f"{keys:,} keys {one[plain.slug] / one[best.slug]:.2f}" for keys, one in found.items()
         )
-        chunks = best.values()["chunks"]
-        say(f"d{head_dim}, {tiles} tiles: {chunks} chunks, beside the plain kernel at {ratios}")
+        num_splits = best.values()["num_splits"]
+        say(f"d{head_dim}, {tiles} tiles: {num_splits} chunks, beside the plain kernel at {ratios}")
         if begins < math.inf:
-            yield tiles, chunks, max(least_keys, int(begins))
+            yield tiles, num_splits, max(least_keys, int(begins))
 
 
 def _joined(borders: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -263,7 +263,7 @@ def _joined(borders: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int,
 def _forward(head_dim: int) -> list[str]:
     """The plain kernel of few rows, and the split ones."""
     plain = PLAIN[head_dim].format("fp16", "causal")
-    return [plain, *(split_slug(head_dim, chunks) for chunks in CHUNKS)]
+    return [plain, *(split_slug(head_dim, num_splits) for num_splits in CHUNKS)]
 
 
 def _slugs(head_dim: int) -> Iterator[str]:

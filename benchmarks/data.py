@@ -2,7 +2,7 @@
 
     python benchmarks/data.py                                  24 cells, 8 families: ~1 GPU minute
     python benchmarks/data.py --dtype bf16 --head-dim 128 --family sigma=8    a part; sigma=1 always
-    python benchmarks/data.py --schedule fwd_fp16_d128_full_m128n128_eachmax  others beside it
+    python benchmarks/data.py --schedule fwd_fp16_d128_full_m128n128_onlinemax  others beside it
     python benchmarks/data.py --redraw benchmarks/results/<card>-<date>-data.json      no GPU
 
 Families, of scores in natural units: `sigma=s`, normal with standard deviation s; and on top of

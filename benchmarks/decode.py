@@ -37,7 +37,7 @@ from launch import SMALL_DECODING, launch_costs
 from record import Findings, build, exit_code, parser, say
 from tables import launch_lines
 
-from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
+from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.verify.speed import BRIEF, timed_together
@@ -92,7 +92,7 @@ def run(asked: argparse.Namespace) -> int:
 
 def host(findings: Findings, asked: argparse.Namespace) -> int:
     """Note what one call takes beside its arithmetic, of the kernel for a token of few keys."""
-    schedule = _usual(asked.dtype, asked.head_dim, SMALL_DECODING, "turn")
+    schedule = _usual(asked.dtype, asked.head_dim, SMALL_DECODING, "round_robin")
     kernels = build([schedule])
     findings.note_compiler(kernels)
 
@@ -168,7 +168,7 @@ def _usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Sc
         head_dim_v=head_dim,
         mask="causal",
         rows=rows_for(rows),
-        chunks=chunks_for(sizes.kv_heads),
+        num_splits=num_splits_for(sizes.kv_heads),
         by=by or deal_for(head_dim, rows, sizes.kv_heads, sizes.batch, alike=True),
     )[0]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from record import Findings, build, parser, say, script
 
-from fagen.kinds.decode import chunks_for, deal_for, derived
+from fagen.kinds.decode import deal_for, derived, num_splits_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.verify.speed import BRIEF, timed_together
 from fagen.measure.rows import markdown, title
@@ -42,13 +42,18 @@ PEERS = ("cudnn", "fa2")
 # what is changed of a schedule's keys; None leaves a key to its default
 FORMS: Mapping[str, Mapping[str, object]] = {
     "the whole": {},
-    "a unified maximum": {"maximum": "unified", "speculate": True, "by": "turn"},
+    "a unified maximum": {"maximum": "fixed", "speculate": True, "by": "round_robin"},
     "maxima asked for first": {"speculate": False},
-    "a tile of 64 rows": {"rows": 64, "by": "turn", "speculate": None, "blocks": None},
+    "a tile of 64 rows": {"rows": 64, "by": "round_robin", "speculate": None, "blocks": None},
     "no double buffering": {"stages": 3},
-    "keys not split": {"chunks": 1},
+    "keys not split": {"num_splits": 1},
     "chunks dealt otherwise": {},
-    "another shape's kernel": {"rows": 32, "by": "turn", "chunks": 64, "speculate": None},
+    "another shape's kernel": {
+        "rows": 32,
+        "by": "round_robin",
+        "num_splits": 64,
+        "speculate": None,
+    },
 }
 _FREE = ("stages", "q_stages", "blocks")  # follow from the others
 
@@ -131,10 +136,10 @@ def forms(asked: argparse.Namespace, batch: int, queries: int) -> dict[str, Sche
         head_dim_v=asked.head_dim,
         mask="causal",
         rows=rows,
-        chunks=chunks_for(KV_HEADS),
+        num_splits=num_splits_for(KV_HEADS),
         by=by,
     )[0]
-    other = {"by": "run" if by == "turn" else "turn"}
+    other = {"by": "stream_k" if by == "round_robin" else "round_robin"}
     changes = {**FORMS, "chunks dealt otherwise": other}
     free = dict.fromkeys(_FREE)
     return {form: whole.but(**{**free, **change}) for form, change in changes.items()}

@@ -128,9 +128,9 @@ PROGRAMS = {
         "Combining 128 partial outputs of 2 KB: beyond the same kernel without, in a graph",
         _told(COMBINES),
     ),
-    "wgmma": Program("wgmma, fp16 into fp32, of all warpgroups of a multiprocessor", _wgmma),
+    "wgmma": Program("wgmma, fp16 into fp32, of all warpgroups of an SM", _wgmma),
     "vote": Program("A warpgroup agrees on a bit", _told({})),
-    "convert": Program("e4m3 to fp16, of a multiprocessor", _told(CONVERSIONS)),
+    "convert": Program("e4m3 to fp16, of an SM", _told(CONVERSIONS)),
     "ragged": Program("Ragged maps and pages; wrong are elements", _told(RAGGED)),
     "scan": Program("A thread block that finds its own work, from its start on", _told(SCANS)),
 }
@@ -277,7 +277,7 @@ def report(findings: Findings) -> None:
             tables.append(f"{program.about} ({name}.cu):\n\n{table}")
     findings.write_page(
         "What decoding's pieces take",
-        f"{findings.made_on}. Predicted is what a model of the multiprocessor and of memory says, "
+        f"{findings.made_on}. Predicted is what a model of the SM and of memory says, "
         "where it says something; measured are medians.",
         *tables,
         findings.remarks,

@@ -41,8 +41,8 @@ from fagen.build import Binary
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, has_descales, operands
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
 from fagen.vocab import SCALE_ROWS_DEFAULT
@@ -127,7 +127,7 @@ def parts(asked: argparse.Namespace) -> list[Part]:
     ]
     return [
         Part("fp16, standard attention"),
-        Part("fp16, fagen", planned(asked, dtype="fp16", output="v_space")),
+        Part("fp16, fagen", planned(asked, dtype="fp16", output="reuse_v")),
         *(dataclasses.replace(part, hopper_sums=asked.hopper_sums) for part in made),
     ]
 

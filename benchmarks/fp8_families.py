@@ -44,8 +44,8 @@ from fagen.dispatch.select import serve
 from fagen.e4m3 import by_columns
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands, launch, operands, outputs, real
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import largest, rms
 from fagen.measure.timing import BURST, Call, time_calls

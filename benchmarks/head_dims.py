@@ -40,10 +40,10 @@ from fagen.kind import Plan
 from fagen.measure.cells import race
 from fagen.measure.inputs import SEQLENS, inputs
 from fagen.measure.peers import GRADIENTS, Implementation, peer
-from fagen.measure.proof import trial_of
 from fagen.measure.rounds import Kernel, quick_check
 from fagen.measure.rows import Row, geomean, markdown, problems, rounded, title
 from fagen.measure.timing import Call, Regime
+from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Problem, standard_sizes
 from fagen.schedule import Schedule
 from fagen.search.files import read_spaces
@@ -225,18 +225,18 @@ def called(
 
     What it takes is made once for all that share it, of one cell; outputs are its own.
     """
-    trial = trial_of(plan)
+    contender = contender_of(plan)
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        like = trial.alike(plan)
+        like = contender.alike(plan)
         if like not in shared:
-            shared[like] = trial.arguments(plan, q, k, v)
-        into = trial.outputs(plan, shared[like])
-        enqueue = trial.launch(plan, binary.library, shared[like], into)
+            shared[like] = contender.arguments(plan, q, k, v)
+        into = contender.outputs(plan, shared[like])
+        enqueue = contender.launch(plan, binary.library, shared[like], into)
 
         def run() -> Any:
             enqueue()
-            return trial.compared(into)
+            return contender.compared(into)
 
         return Call(run)
 

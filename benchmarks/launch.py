@@ -21,8 +21,8 @@ from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.peers import is_causal, ours, peer, tried
-from fagen.measure.proof import trial_of
 from fagen.measure.timing import Call
+from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.arguments import dtype_of
@@ -85,7 +85,7 @@ def _forward(
 ) -> dict[str, Call]:
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
-    arguments = trial_of(plan).arguments(plan, q, k, v)
+    arguments = contender_of(plan).arguments(plan, q, k, v)
     problem, causal = Problem.of(plan.schedule), is_causal(cell)
     calls = {
         "torch op": Call(lambda: kernel(*arguments)[0]),
@@ -107,7 +107,7 @@ def _decoding(
     used = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
     alone = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
-    arguments = trial_of(plan).arguments(plan, q, k, v)
+    arguments = contender_of(plan).arguments(plan, q, k, v)
     torchs = _sdpa(q, k, v, enable_gqa=True)
     calls = {
         "torch op": Call(lambda: kernel(*arguments, seqused_k=used)[0]),

@@ -1,4 +1,4 @@
-"""Time packed sequences beside FlashAttention-2's, and beside the kernel for equal lengths.
+"""Time varlen sequences beside FlashAttention-2's, and beside the kernel for equal lengths.
 
     python benchmarks/varlen.py             fp16, bf16 and e4m3, head dims 64, 128 and 256: minutes
     python benchmarks/varlen.py --dtype fp16                      a third of it, in files of its own
@@ -107,7 +107,7 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def problem_of(dtype: str, head_dim: int, mask: str) -> Problem:
-    """What packed sequences of a dtype compute."""
+    """What varlen sequences of a dtype compute."""
     layout = "rows" if DTYPES[dtype].fp8 else ""
     out = DTYPES[dtype].out
     return Problem(dtype, head_dim, head_dim, mask, out, layout, 0, lengths="varlen")
@@ -231,8 +231,8 @@ def report(findings: Findings) -> str:
     head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", *beside]
     lacking = findings.about.get("not timed", ())
     return findings.write_page(
-        "Packed sequences",
-        f"{findings.made_on}; hidden size 2048. Packed sequences; medians, and how many times as "
+        "Varlen sequences",
+        f"{findings.made_on}; hidden size 2048. Varlen sequences; medians, and how many times as "
         "fast as others.",
         summed_up(times, beside),
         markdown(head, body),

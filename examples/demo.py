@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 import fagen
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 
 if len(sys.argv) != 2 or not sys.argv[1].endswith(".toml"):
     sys.exit(__doc__)

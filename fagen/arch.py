@@ -61,7 +61,7 @@ class Arch:
     aligned_bits: int = _of(25, f"{_ADDED}: fraction of a term")
     accumulator_bits: int = _of(23, f"{_ADDED}: fraction of the sum")
 
-    # speeds of one multiprocessor, per clock
+    # speeds of one SM, per clock
     tensor_flops: int = _of(4_096, "measured: wgmma of 16-bit operands; 8-bit ones twice that")
     exponentials: int = _of(16, "measured: ex2.approx, lanes of the MUFU")
     smem_bytes: int = _of(128, f"{_GUIDE}: 32 banks of 4 bytes")

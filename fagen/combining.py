@@ -113,7 +113,7 @@ class Combination:
     threads: ClassVar[int] = 128
     vector: ClassVar[int] = 2  # fp32 numbers of a load
 
-    chunks: int  # of a sequence, at most
+    num_splits: int  # of a sequence, at most
     head_dim_v: int
     window: int = 16  # chunks that are folded at a time, weighed by as many lanes
 
@@ -140,18 +140,18 @@ class Combination:
         Beside an output there are the score that it is relative to, and its sum.
         """
         record = FP32.bytes * (self.head_dim_v + 2)
-        return Product((Extent(number=record * self.chunks + beside), *_ROWS))
+        return Product((Extent(number=record * self.num_splits + beside), *_ROWS))
 
     @property
     def units(self) -> Product:
         """Rows of chunks."""
-        return Product((*_ROWS, Extent(number=self.chunks)))
+        return Product((*_ROWS, Extent(number=self.num_splits)))
 
 
-def chunk_blocks(length: int, block_n: int, chunks: int) -> int:
+def chunk_blocks(length: int, block_n: int, num_splits: int) -> int:
     """Return how many blocks of keys a chunk of a sequence of so many keys has."""
     blocks = -(-length // block_n)
-    return -(-blocks // chunks)
+    return -(-blocks // num_splits)
 
 
 class Combining:

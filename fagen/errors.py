@@ -13,7 +13,7 @@ class ScheduleError(FagenError):
 
 
 class OverBudget(FagenError):  # noqa: N818 - it names what is wrong
-    """A schedule asks for more than one multiprocessor has."""
+    """A schedule asks for more than one SM has."""
 
 
 class ToolchainError(FagenError):

@@ -45,7 +45,7 @@ class Plan(Protocol):
 
     @property
     def blocks(self) -> int:
-        """Thread blocks that a multiprocessor should hold at least."""
+        """Thread blocks that an SM should hold at least."""
 
     @property
     def launch_registers(self) -> int:
@@ -81,7 +81,7 @@ class Plan(Protocol):
 
     @property
     def ledger(self) -> str:
-        """What it takes of a multiprocessor, to be printed."""
+        """What it takes of an SM, to be printed."""
 
     def explained(self) -> str:
         """Return the ledger with its formulae and the limits that they lead to."""
@@ -108,7 +108,7 @@ class Kind:
     """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
-    the kernel does, arguments as of its op; `proof` is that of fagen.measure; `space`, a
+    the kernel does, arguments as of its op; `verification` is that of fagen.measure; `space`, a
     fagen.search.kinds.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
     None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a
@@ -122,7 +122,7 @@ class Kind:
     errors: type  # a record of fagen.records
     speeds: type  # another
     emulate: str
-    proof: str
+    verification: str
     space: str = ""
     derive: Callable[[Problem], Iterable[Schedule]] | None = None
     sized: Callable[[Any, Sizes], Schedule] | None = None

@@ -31,7 +31,7 @@ class Product:
 class Grid:
     """Thread blocks of a launch in three directions.
 
-    With `resident` there are no more in x than multiprocessors, or than so many times as many as
+    With `resident` there are no more in x than SMs, or than so many times as many as
     each has room for, and each takes many tiles of x; a `cluster` is so many neighbours in x.
     """
 
@@ -40,11 +40,11 @@ class Grid:
     z: Product = Product()
     resident: bool = False
     cluster: int = 1
-    per_multiprocessor: int = 1
+    per_sm: int = 1
 
     def __str__(self) -> str:
-        times = f"{self.per_multiprocessor} · " if self.per_multiprocessor > 1 else ""
-        x = f"min({self.x}, {times}multiprocessors)" if self.resident else f"{self.x}"
+        times = f"{self.per_sm} · " if self.per_sm > 1 else ""
+        x = f"min({self.x}, {times}SMs)" if self.resident else f"{self.x}"
         if self.cluster > 1:
             x += f", in clusters of {self.cluster}"
         return f"({x}, {self.y}, {self.z})"

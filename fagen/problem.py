@@ -149,7 +149,7 @@ class Sizes:
     seqlen_q: int
     seqlen_k: int
 
-    packed = False  # whether sequences lie one after another, each of its own length
+    varlen = False  # whether sequences lie one after another, each of its own length
 
     @property
     def sequences(self) -> Lengths:
@@ -186,15 +186,15 @@ class Sizes:
 
 
 @dataclass(frozen=True, order=True)
-class PackedSizes(Sizes):
-    """Sizes of packed sequences, whose lengths are `each`; the others are the most of these."""
+class VarlenSizes(Sizes):
+    """Sizes of varlen sequences, whose lengths are `each`; the others are the most of these."""
 
     each: Lengths
 
-    packed = True
+    varlen = True
 
     @classmethod
-    def of(cls, each: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> "PackedSizes":
+    def of(cls, each: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> "VarlenSizes":
         """The sizes of these sequences, in their order."""
         queries, keys = zip(*each, strict=True)
         return cls(len(each), heads, kv_heads, max(queries), max(keys), tuple(each))
@@ -234,8 +234,8 @@ class PackedSizes(Sizes):
 
 
 @dataclass(frozen=True, order=True)
-class PackedTotals(Sizes):
-    """What a call's host knows of packed sequences: its seqlens are those of the longest ones.
+class VarlenTotals(Sizes):
+    """What a call's host knows of varlen sequences: its seqlens are those of the longest ones.
 
     The lengths it does not know, and takes them to be as `spread` says.
     """
@@ -243,10 +243,10 @@ class PackedTotals(Sizes):
     tokens_q: int
     tokens_k: int
 
-    packed = True
+    varlen = True
 
     @classmethod
-    def of(cls, sizes: Sizes) -> "PackedTotals":
+    def of(cls, sizes: Sizes) -> "VarlenTotals":
         """What would be known of these."""
         longest = sizes.seqlen_q, sizes.seqlen_k
         heads = sizes.heads, sizes.kv_heads
@@ -372,13 +372,13 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
 def flops(problem: Problem, sizes: Sizes) -> float:
     """Multiplications and additions of all GEMMs over the keys that a row may see.
 
-    A causal triangle counts as exactly half its square, as everybody counts it; of packed sequences
+    A causal triangle counts as exactly half its square, as everybody counts it; of varlen sequences
     each by itself. The gradients take
     five products for the two of the forward pass: where V is as wide as K, 2.5 times as many.
     """
     of, pairs = PASSES[problem.kind], MASKS[problem.mask].pairs
     columns = of.over_qk * problem.head_dim + of.over_v * problem.head_dim_v
-    if sizes.packed:
+    if sizes.varlen:
         return 2.0 * sizes.heads * columns * sum(pairs(*one) for one in sizes.sequences)
     return 2.0 * sizes.batch * sizes.heads * columns * pairs(sizes.seqlen_q, sizes.seqlen_k)
 
@@ -400,6 +400,6 @@ def moved_bytes(problem: Problem, sizes: Sizes) -> int:
 
 
 def intervals(offsets: Sequence[int], total: int) -> list[tuple[int, int]]:
-    """Where packed sequences begin and end, within so many rows; backwards is empty."""
+    """Where varlen sequences begin and end, within so many rows; backwards is empty."""
     found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
     return [(begin, max(begin, end)) for begin, end in found]

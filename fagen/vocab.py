@@ -132,7 +132,7 @@ class Swizzle:
 
 @dataclass(frozen=True)
 class Order:
-    """How thread blocks, of which a multiprocessor has one, take tiles."""
+    """How thread blocks, of which an SM has one, take tiles."""
 
     name: str
     longest_first: bool
@@ -306,10 +306,10 @@ ORDERS = _table(
     Order("dynamic", longest_first=True, dynamic=True, static="lpt"),
 )
 
-OUTPUTS = ("own", "halves", "v_space")
+OUTPUTS = ("own", "half", "reuse_v")
 PRODUCERS = ("warp", "none")
 SUMS = ("threads", "tensor")
-MAXIMA = ("lazy", "each")
+MAXIMA = ("lazy", "online")
 V_LAYOUTS = ("columns", "rows")
 SCALES = ("head", "tensor", "block")  # of Q and K
 KERNEL_SCALES = ("head", "block")  # that of a tensor is that of each of its heads
@@ -319,7 +319,7 @@ SCALE_ROWS = (32, 64, 128)
 SCALE_ROWS_DEFAULT = 64  # of a schedule and of a call
 ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
-LAYOUTS = ("dense", "packed")
+LAYOUTS = ("dense", "varlen")
 LENGTHS = ("equal", "varlen")  # of the sequences of a call
 COPY = "a copy"
 PEERS_DTYPE = "fp16"  # of others' kernels, where ours are of e4m3

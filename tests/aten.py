@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.vocab import MASKS
 
 SEED, OFFSET = 17, 3  # of a random state, which has to come back as it was given
@@ -76,14 +76,14 @@ def _backward(of: Any) -> tuple[Tensor, ...]:
     return tuple(x.transpose(1, 2).to(of.query.dtype) for x in (dq, dk, dv))
 
 
-# ---- packed sequences ---------------------------------------------------------------------------
+# ---- varlen sequences ---------------------------------------------------------------------------
 
 STATE, UNUSED = torch.tensor([23, 5]), torch.empty(0)
 
 
 @contextmanager
 def packed_passes_on_a_cpu(called: list[str] | None = None) -> Iterator[list[str]]:
-    """Compute FLASH_ATTENTION's ops over packed sequences by the reference; yield what is called.
+    """Compute FLASH_ATTENTION's ops over varlen sequences by the reference; yield what is called.
 
     A backward pass checks that it is given what its forward pass gave.
     """

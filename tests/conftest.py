@@ -31,13 +31,13 @@ DAY = 86_400  # seconds
 SPREAD = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d128_full_m128n128_c2",
-    "fwd_fp16_d64_causal_m192n128_q2_tensorsum_eachmax",
-    "fwd_fp16_d256_full_m128n80_vspace",
+    "fwd_fp16_d64_causal_m192n128_q2_tensorsum_onlinemax",
+    "fwd_fp16_d256_full_m128n80_reusev",
     "fwd_fp16_d80_full_m192n112_s4",
-    "fwd_bf16_d192v128_causal_m128n128_vspace_eachmax",
+    "fwd_bf16_d192v128_causal_m128n128_reusev_onlinemax",
     "fwd_bf16_d128_full_m128n64_noprod",
-    "fwd_bf16_d128_causal_m128n96_s3_q2_vspace",
-    "fwd_fp16_d64_full_m128n160_nointer_eachmax_t8",
+    "fwd_bf16_d128_causal_m128n96_s3_q2_reusev",
+    "fwd_fp16_d64_full_m128n160_nointer_onlinemax_t8",
     "fwd_fp16_d96_causal_m128n80_nointra",
 )
 

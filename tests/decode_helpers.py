@@ -20,8 +20,8 @@ SPREAD = (
     "dec_fp16_d128v192_full_r8n128_s3",
     "dec_bf16_d256_full_r32n64",
     "dec_fp16_d40v24_causal_r8n64_c3_b3",
-    "dec_fp16_d64_causal_r8n64_c3_unified",
-    "dec_bf16_d96_causal_r8n64_c5_runs",
+    "dec_fp16_d64_causal_r8n64_c3_fixed",
+    "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d128_causal_r64n64",
 )
 

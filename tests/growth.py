@@ -202,7 +202,7 @@ row, key = torch.arange(70)[:, None] + 20, torch.arange(90)
 out, _ = emulated(plan, q, k, v, 0.125)
 exact = dense(q, k, v, (key < row - 29) | (key > row))
 torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 wanted, _ = reference(q, k, v, mask=plan.mask.name, scale=0.125)
 torch.testing.assert_close(wanted, exact, rtol=1e-9, atol=1e-9)
 """,

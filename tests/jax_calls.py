@@ -209,7 +209,7 @@ def combiners(demo):
     compare(lse, sums.transpose(0, 2, 1), 1e-4)
     outs, lses = normal("float32", 3, 50, 4, 128), normal("float32", 3, 4, 50)
     splits, starts = jnp.array([3, 2], jnp.int32), jnp.array([0, 20, 50], jnp.int32)
-    out, lse = jax.jit(demo.kernels.comb_fp32_d128_obf16_packed)(outs, lses, splits, starts)
+    out, lse = jax.jit(demo.kernels.comb_fp32_d128_obf16_varlen)(outs, lses, splits, starts)
     for n, begin, end in ((3, 0, 20), (2, 20, 50)):
         right, sums = combined(exact(outs[:n, begin:end]), exact(lses[:n, :, begin:end].mT))
         compare(out[begin:end], right, 2e-2 * np.abs(right) + 1e-3)
@@ -295,7 +295,7 @@ def packed(demo):
         right, _, size = reference(exact(q8[None, rows]), *plain, 0.2, True)
         compare(half[None, rows], right, bound("float8_e4m3fn", half, right, size))
     said = (
-        "no kernel of this package serves packed sequences of dtype float16, head_dim 64, head_di"
+        "no kernel of this package serves varlen sequences of dtype float16, head_dim 64, head_di"
     )
     q = normal("float16", 9, 4, 64)
     refused(lambda: attention(q, q, q, *offsets), ValueError, said)

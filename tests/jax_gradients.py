@@ -188,7 +188,7 @@ def traced(demo):
 
 
 def packed(demo):
-    """Of packed sequences, whose offsets are whole numbers and have none."""
+    """Of varlen sequences, whose offsets are whole numbers and have none."""
     lengths = (5, 0, 70, 33)
     at = np.cumsum([0, *lengths])
     q, k, v = (normal(at[-1], heads, 64) for heads in (4, 2, 2))

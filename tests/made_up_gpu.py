@@ -69,8 +69,8 @@ class MadeUpGpu:
 
     def checks(self, slug: str, *sizes: Any) -> None:
         """Have the quick check of kernels like this one look at these sizes alone."""
-        contender = replace(rounds.trial_of(plan_of(slug)), quick=lambda plan, like: sizes)
-        self._patch.setattr(rounds, "trial_of", lambda plan: contender)
+        contender = replace(rounds.contender_of(plan_of(slug)), quick=lambda plan, like: sizes)
+        self._patch.setattr(rounds, "contender_of", lambda plan: contender)
 
     def work(self) -> Work:
         """A search's work on this GPU: all but the compiler and the clock is real."""
@@ -99,7 +99,7 @@ def plugged_in(
     """
     gpu = MadeUpGpu(monkeypatch)
     for kind in registry.ENTRIES:
-        load_named(registry.kind(kind).proof)
+        load_named(registry.kind(kind).verification)
     for module in [one for name, one in sys.modules.items() if name.startswith("fagen.kinds.")]:
         if getattr(module, "bind", None) is c_interface.bind:
             monkeypatch.setattr(module, "bind", gpu.bind)

@@ -39,7 +39,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         sums = st.sampled_from(["threads", "tensor"])
         keys |= draw(st.fixed_dictionaries({}, optional={"sum": sums}))
     if keys.get("rescale_threshold", 0) > 0 or keys.get("sum") == "tensor":
-        keys["maximum"] = "each"
+        keys["maximum"] = "online"
     else:
         keys |= draw(st.fixed_dictionaries({}, optional={"maximum": st.sampled_from(MAXIMA)}))
     if keys.get("sum") != "tensor":
@@ -64,7 +64,7 @@ def fp8_schedules(draw: st.DrawFn) -> Schedule:
     consumers = draw(st.integers(1, 4))
     block_n = draw(st.integers(1, 8)) * 32
     maximum = draw(st.sampled_from(MAXIMA))
-    threshold = draw(st.integers(0, 70)) / 8 if maximum == "each" else 0.0
+    threshold = draw(st.integers(0, 70)) / 8 if maximum == "online" else 0.0
     most = 8.75 - threshold
     keys = {
         "head_dim": draw(st.integers(1, 16)) * 16,
@@ -117,7 +117,7 @@ def columns(head_dim, dtype):
 def outputs(keys):
     """Ways out for O, in halves only where columns fill up to 128 or 256: two slabs or four."""
     filled = columns(keys.get("head_dim_v", keys["head_dim"]), keys["dtype"])
-    possible = ["v_space", "own", *(["halves"] if filled in (128, 256) else [])]
+    possible = ["reuse_v", "own", *(["half"] if filled in (128, 256) else [])]
     return st.fixed_dictionaries({}, optional={"output": st.sampled_from(possible)})
 
 

@@ -10,8 +10,8 @@ import fagen
 from fagen.errors import DeviceError, ScheduleError
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.registry import read as read_schedule
@@ -41,7 +41,7 @@ def test_attention_is_attention(causal):
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedule  # those of packed sequences are in test_varlen.py
+        schedule  # those of varlen sequences are in test_varlen.py
         for schedule in THERE
         if schedule.attention.dtype != "e4m3" and not Problem.of(schedule).varlen
     ],

@@ -1,4 +1,4 @@
-"""Gradients of attention, dense and of packed sequences: what they are, and what is refused."""
+"""Gradients of attention, dense and of varlen sequences: what they are, and what is refused."""
 
 import math
 from copy import deepcopy
@@ -16,7 +16,7 @@ import fagen
 from fagen.dispatch.select import buildable
 from fagen.errors import UntunedWarning
 from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import backward, call, op
@@ -33,7 +33,7 @@ SCALE = 0.125
 
 
 class Call(NamedTuple):
-    """A call, leaves for it and, of packed sequences, offsets; and what its gradients should be."""
+    """A call, leaves for it and, of varlen sequences, offsets; and what its gradients should be."""
 
     function: Any
     leaves: list[Tensor]

@@ -11,8 +11,8 @@ from fagen import registry
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.rows import Row
 from fagen.errors import ScheduleError
-from fagen.kinds.backward.reference import gradients
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.backward.oracle import gradients
+from fagen.kinds.forward.oracle import reference
 from fagen.runtime import call as calls
 from fagen.runtime import op
 from fagen.vocab import MASKS
@@ -125,12 +125,12 @@ def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(
 def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16():
     call = dict(dtype="fp16", head_dim=128, causal=True, heads=32, kv_heads=8)
 
-    def chunks(queries, batch):
+    def num_splits(queries, batch):
         found = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
-        return int(registry.from_slug(found.slug).values()["chunks"])
+        return int(registry.from_slug(found.slug).values()["num_splits"])
 
-    assert [chunks(128, batch) for batch in (1, 8)] == [4, 1]
-    assert {chunks(queries, batch) for queries in (1, 4, 16) for batch in (1, 8, 64)} == {16}
+    assert [num_splits(128, batch) for batch in (1, 8)] == [4, 1]
+    assert {num_splits(queries, batch) for queries in (1, 4, 16) for batch in (1, 8, 64)} == {16}
 
 
 @pytest.mark.parametrize("causal", [False, True])

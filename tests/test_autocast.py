@@ -34,7 +34,7 @@ Call = Callable[..., Any]
 
 
 def packed(of: Call, *more: int) -> Call:
-    """A call of packed sequences, of tensors that are not."""
+    """A call of varlen sequences, of tensors that are not."""
     return lambda q, k, v, **how: of(*(x.flatten(0, 1) for x in (q, k, v)), *AT, *more, **how)
 
 

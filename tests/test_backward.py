@@ -15,14 +15,14 @@ from torch import Tensor
 from fagen import flow, registry
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands
-from fagen.kinds.backward import verify as proof
+from fagen.kinds.backward import verify as verification
 from fagen.kinds.backward.emulate import compute
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.reference import gradients
 from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.measure import cells, peers
-from fagen.measure.proof import check
 from fagen.measure.timing import Call, Regime, Timing
+from fagen.measure.verification import check
 from fagen.problem import Cell, Problem, Sizes, flops
 from fagen.records import GradientError
 from fagen.runtime import op
@@ -114,13 +114,13 @@ def test_the_reference_is_what_differences_of_the_outputs_show():
 
 
 def emulated(plan: Plan, sizes: Sizes, seed: int = 0) -> GradientError:
-    given, exact, rough = proof.case(plan, sizes, seed=seed, device="cpu")
-    return proof.errors_of(sizes, compute(plan, *given), exact, rough)
+    given, exact, rough = verification.case(plan, sizes, seed=seed, device="cpu")
+    return verification.errors_of(sizes, compute(plan, *given), exact, rough)
 
 
 def short(plan: Plan) -> Iterator[tuple[int, Sizes]]:
     """The verification sizes that a CPU is through with quickly."""
-    for seed, sizes in enumerate(proof.verification_sizes(plan)):
+    for seed, sizes in enumerate(verification.verification_sizes(plan)):
         if sizes.batch * sizes.heads * sizes.seqlen_q * sizes.seqlen_k <= 1 << 21:
             yield seed, sizes
 
@@ -151,29 +151,29 @@ def test_a_mask_that_no_schedule_has_is_emulated(mask, sizes):
 
 def test_the_rule_finds_a_gradient_that_is_off_and_one_that_is_not_there():
     plan, sizes = planned(SPREAD[0]), Sizes(1, 2, 1, 70, 90)
-    given, exact, rough = proof.case(plan, sizes, device="cpu")
+    given, exact, rough = verification.case(plan, sizes, device="cpu")
     right = compute(plan, *given)
-    assert proof.errors_of(sizes, right, exact, rough).ok
+    assert verification.errors_of(sizes, right, exact, rough).ok
     for place in range(3):
         wrong = [x.clone() for x in right]
         wrong[place].view(-1)[-1] += 0.1
-        assert not proof.errors_of(sizes, wrong, exact, rough).ok
+        assert not verification.errors_of(sizes, wrong, exact, rough).ok
         wrong[place].view(-1)[-1] = math.nan
-        assert not proof.errors_of(sizes, wrong, exact, rough).ok
+        assert not verification.errors_of(sizes, wrong, exact, rough).ok
 
 
 def test_a_gradient_of_the_lse_counts():
     plan, sizes = planned(SPREAD[0]), Sizes(1, 2, 1, 70, 90)
-    given, exact, rough = proof.case(plan, sizes, seed=1, device="cpu")
+    given, exact, rough = verification.case(plan, sizes, seed=1, device="cpu")
     assert given[-1] is not None
     without = compute(plan, *given[:-1], None)
-    assert not proof.errors_of(sizes, without, exact, rough).ok
+    assert not verification.errors_of(sizes, without, exact, rough).ok
 
 
 def test_what_is_wrong_is_said_line_by_line():
     plan = planned(SPREAD[0])
     wrong = replace(
-        proof.RULE,
+        verification.RULE,
         error=lambda of, run, sizes, seed, device: GradientError(**vars(sizes), **ERRORS),
         hard=lambda of, run, small, device: [("hard", GradientError(1, 1, 1, 1, 1, **ERRORS))],
     )
@@ -189,7 +189,7 @@ ERRORS = dict(
 
 def test_what_is_left_out_is_left_out_of_a_launch_too():
     plan = planned(SPREAD[0])
-    given, *_ = proof.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
+    given, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
     with pytest.raises(DeviceError, match="dout is on cpu"):
         operands.launch(plan, Path("no.so"), given, operands.outputs(plan, given))
 
@@ -207,9 +207,9 @@ def test_speeds_are_flops_by_time_beside_cudnns_where_it_does_not_refuse(monkeyp
     def cudnn(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         if refused:
             raise DeviceError("cuDNN refuses")
-        return Call(lambda: compute(plan, *proof.TRIAL.arguments(plan, q, k, v)))
+        return Call(lambda: compute(plan, *verification.CONTENDER.arguments(plan, q, k, v)))
 
-    monkeypatch.setattr(proof, "standard_sizes", lambda head_dim: sizes)
+    monkeypatch.setattr(verification, "standard_sizes", lambda head_dim: sizes)
     monkeypatch.setattr(cells, "hopper", lambda: None)
     monkeypatch.setattr(cells, "inputs", partial(cells.inputs, device="cpu"))
     monkeypatch.setattr(cells, "time_calls", timed)
@@ -217,7 +217,7 @@ def test_speeds_are_flops_by_time_beside_cudnns_where_it_does_not_refuse(monkeyp
     monkeypatch.setitem(peers.GRADIENTS, "cudnn", cudnn)
     said: list[str] = []
     binary = SimpleNamespace(slug=plan.slug)
-    speeds = proof.PROOF.speeds(plan, binary, said.append)  # type: ignore[arg-type]
+    speeds = verification.VERIFICATION.speeds(plan, binary, said.append)  # type: ignore[arg-type]
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     for speed in speeds:
         assert speed.tflops == pytest.approx(2)
@@ -236,14 +236,14 @@ def kernel() -> tuple[Plan, Any]:
 
 def test_torch_finds_nothing_wrong_with_the_op(kernel):
     plan, call = kernel
-    given, *_ = proof.case(plan, Sizes(2, 4, 2, 70, 90), seed=1, device="cpu")
+    given, *_ = verification.case(plan, Sizes(2, 4, 2, 70, 90), seed=1, device="cpu")
     torch.library.opcheck(call, given)
     torch.library.opcheck(call, given[:-1])
 
 
 def test_the_op_computes_on_a_cpu_what_the_emulation_does(kernel):
     plan, call = kernel
-    given, *_ = proof.case(plan, Sizes(1, 6, 2, 65, 130), seed=1, device="cpu")
+    given, *_ = verification.case(plan, Sizes(1, 6, 2, 65, 130), seed=1, device="cpu")
     for found, right in zip(call(*given), compute(plan, *given), strict=True):
         assert torch.equal(found, right) and found.is_contiguous()
 
@@ -265,7 +265,7 @@ def test_slices_and_strides_of_0_are_taken_and_gradients_are_contiguous(kernel):
 
 def test_wrong_arguments_are_named(kernel):
     plan, call = kernel
-    given, *_ = proof.case(plan, Sizes(1, 4, 2, 9, 9), device="cpu")
+    given, *_ = verification.case(plan, Sizes(1, 4, 2, 9, 9), device="cpu")
     dout, q, k, v, out, lse, scale, _ = given
     for wrong, said in (
         ((dout[:, :-1], q, k, v, out, lse, scale), r"q has shape \(1, 9, .* seqlen_q = 8"),
@@ -281,7 +281,7 @@ def test_wrong_arguments_are_named(kernel):
 
 def test_a_second_derivative_is_refused(kernel):
     plan, call = kernel
-    given, *_ = proof.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
+    given, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
     dout, q, *others = given
     with pytest.raises(Exception, match=r"second derivatives are not supported; .*no_grad"):
         call(dout, q.requires_grad_(), *others)
@@ -304,11 +304,11 @@ def test_gradients_in_fp16_are_as_exact_as_flash_attention_2_s(
     sizes, seqlen_k, row, v_size, q_size
 ):
     plan = planned("bwd_fp16_d64_full_m128n128")
-    dout, q, k, v = proof.inputs(plan, Sizes(1, 2, 1, 48, seqlen_k), device="cpu")
+    dout, q, k, v = verification.inputs(plan, Sizes(1, 2, 1, 48, seqlen_k), device="cpu")
     dout = (dout.float() * torch.tensor(sizes)[:, None]).half()
     dout[:, 20] *= row
     q, v = q * q_size, v * v_size
-    given, exact, _ = proof.judged_by(plan, dout, q, k, v)
+    given, exact, _ = verification.judged_by(plan, dout, q, k, v)
     out, *textbook = attention_and_gradients(dout, q, k, v, plan.mask, given[6])
     found = compute(plan, dout, q, k, v, out.contiguous(), *given[5:])
     for head in range(2):

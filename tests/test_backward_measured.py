@@ -10,9 +10,9 @@ import torch
 from fagen import registry
 from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.backward import operands
-from fagen.kinds.backward import verify as proof
+from fagen.kinds.backward import verify as verification
 from fagen.kinds.backward.emulate import compute
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.measure import cells, peers
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import cell_of, inputs
@@ -167,7 +167,7 @@ def test_operands_are_of_a_quick_forward_pass_or_of_one_in_fp32():
     assert [x.shape for x in into] == [q.shape, k.shape, v.shape]
     assert all(bool(x.isnan().all()) for x in into)
     assert operands.alike(plan) != operands.alike(plan_of(SLUG.format("full")))
-    assert proof.TRIAL.compared(into) == into
+    assert verification.CONTENDER.compared(into) == into
 
 
 def test_a_kernel_is_called_what_its_schedule_says(monkeypatch):

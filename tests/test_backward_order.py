@@ -15,7 +15,7 @@ from tests.backward_helpers import planned
 from tests.backward_tiles import cut
 from tests.test_order import shapes
 
-# Thread blocks begin in the order of their numbers, each on whichever multiprocessor comes free (a
+# Thread blocks begin in the order of their numbers, each on whichever SM comes free (a
 # pair of them on two); beside that the same tiles, those that take longest first. What a tile waits
 # for others within its steps, and the kernels before and after, are left out of both.
 DEALT = """\
@@ -37,7 +37,7 @@ int main() {{
     Params params;
 {sizes}
 {dealing}
-    constexpr int machines = {multiprocessors} / kCluster;
+    constexpr int machines = {SMs} / kCluster;
     const int64_t tiles = flat_heads * params.n_blocks;
     std::vector<double> clocks;
     std::vector<int> dealt(a.batch * a.heads);  // of each head, its blocks of keys so far
@@ -84,7 +84,7 @@ def program(plan: Plan, folder: Path) -> Path:
             name: getattr(plan, name)
             for name in (
                 *("head_dim", "head_dim_v", "head_dim_padded", "head_dim_v_padded"),
-                *("line_bytes", "l2_share_bytes", "multiprocessors"),
+                *("line_bytes", "l2_share_bytes", "sms"),
             )
         },
         element_bytes=plan.dtype.bytes,

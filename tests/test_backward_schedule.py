@@ -11,7 +11,7 @@ from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.formulae import SYMBOLS, shared_formulae
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import DQ_BY, KEPT, SPLITS
+from fagen.kinds.backward.rules import DQ_BY, KEPT, PARTITIONS
 from fagen.ledger import rows
 from fagen.problem import Problem, Sizes, flops
 from fagen.render import kernel_text
@@ -23,7 +23,7 @@ from tests.backward_helpers import SPREAD, planned
 def keys(draw: st.DrawFn) -> dict[str, object]:
     """Draw keys that keep every rule but those between them."""
     said = dict(
-        split=draw(st.sampled_from([None, *SPLITS])),
+        split=draw(st.sampled_from([None, *PARTITIONS])),
         dq_by=draw(st.sampled_from([None, *DQ_BY])),
         dq_slices=draw(st.sampled_from([None, 1, 2])),
         intra_warpgroup=draw(st.booleans()),
@@ -120,7 +120,7 @@ def test_a_producer_of_several_boxes_has_registers_for_them(slug, registers):
 )
 def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
     plan = planned(slug)
-    assert (plan.split, plan.consumers, plan.dq_parts) == ("gradients", 2, len(parts))
+    assert (plan.partition, plan.consumers, plan.dq_parts) == ("gradients", 2, len(parts))
     assert (plan.dq_columns, plan.dq_rest) == (parts[0], parts[-1])
     assert [role.name for role in plan.roles] == ["dV consumer", "dK consumer", "producer"]
     assert len(plan.registers) == 2
@@ -129,14 +129,14 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
 @pytest.mark.parametrize(
     ("slug", "said"),
     [
-        ("bwd_fp16_d256_full_m64n128_bygrads", 'split = "gradients" a tile is 64 x 64; use 64'),
+        ("bwd_fp16_d256_full_m64n128_bygrads", 'partition = "gradients" a tile is 64 x 64; use 64'),
         ("bwd_fp16_d256_full_m64n64_dqone", "both compute dQ; leave it out"),
         ("bwd_fp16_d64_full_m128n128_dqone", "computes dQ, of 64 rows; use 64"),
         ("bwd_fp16_d128_full_m64n128_s1_intra", "two steps need their Q at once; use 2"),
         ("bwd_fp16_d96_full_m80n128", "into 64 columns, or of 64 columns into 16 rows times"),
         ("bwd_fp16_d64_full_m112n128", "for each of 2 warpgroups; use 64"),
-        ("bwd_fp16_d256_full_m64n64_keepk", 'only with split = "keys"; leave it out'),
-        ("bwd_fp16_d256_full_m64n64_persist", 'only with split = "keys"; leave it out'),
+        ("bwd_fp16_d256_full_m64n64_keepk", 'only with partition = "keys"; leave it out'),
+        ("bwd_fp16_d256_full_m64n64_persist", 'only with partition = "keys"; leave it out'),
         ("bwd_fp16_d128_full_m64n128_post", "only with persistent = true; leave it out"),
         ("bwd_fp16_d64_full_m96n128_persist_post", "only with whole 64 rows a step; leave it out"),
         ("bwd_fp16_d128_full_m64n128_varlen_persist", 'with lengths = "varlen"; leave it out'),
@@ -163,7 +163,7 @@ def test_keys_that_do_not_go_together_are_refused_with_what_does(slug, said):
 )
 def test_what_does_not_fit_is_refused_with_what_does(slug, cure):
     schedule = registry.from_slug(slug)
-    with pytest.raises(OverBudget, match="does not fit a multiprocessor") as refused:
+    with pytest.raises(OverBudget, match="does not fit an SM") as refused:
         registry.plan(schedule)
     written = [
         f"{key} left out" if value is None else f"{key} = {value}" for key, value in cure.items()
@@ -324,7 +324,7 @@ def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
     assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
     rounds = planned("bwd_fp16_d128_causal_m64n128_persist_post")
     last = rounds.launches.kernels[-1].grid
-    assert last.resident and last.per_multiprocessor * rounds.row_threads == 2_048
+    assert last.resident and last.per_sm * rounds.row_threads == 2_048
     assert rounds.record_bytes == plain.record_bytes  # and two more
     assert rounds.shared_bytes == stays.shared_bytes + 6 * 4_096  # six pieces on their way
 

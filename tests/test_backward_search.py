@@ -39,7 +39,7 @@ def values(slug: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("slug", "clocks"),
     [  # of a call of 4,096 rows and keys as ncu counted them on an H200, less TILE for each tile of
-        # the multiprocessor that has most: 256 steps; and less by what they have gained since
+        # the SM that has most: 256 steps; and less by what they have gained since
         ("bwd_fp16_d128_full_m64n128", 3_483 * 587 / 612),
         ("bwd_fp16_d64_full_m128n128", 3_996 * 517 / 527),
     ],
@@ -107,7 +107,7 @@ def test_grouped_heads_make_fewer_tiles_of_more_steps():
     steps_grouped, tiles_grouped = cost.grid(64, 128, "causal", grouped)
     assert tiles_grouped == tiles / 4
     assert steps_grouped == pytest.approx(steps, rel=0.02)
-    few = Sizes(1, 8, 1, 4_096, 4_096)  # 32 tiles for 132 multiprocessors: the longest decides
+    few = Sizes(1, 8, 1, 4_096, 4_096)  # 32 tiles for 132 SMs: the longest decides
     assert cost.grid(64, 128, "causal", few) == (8 * 64, 1)
     assert cost.grid(64, 128, "full", few) == (8 * 64, 1)
 

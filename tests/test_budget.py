@@ -29,7 +29,7 @@ TILES = [
 
 def schedule(head_dim, head_dim_v, block_m, block_n, **more):
     keys = dict(dtype="fp16", mask="full", head_dim=head_dim, head_dim_v=head_dim_v)
-    keys |= dict(block_m=block_m, block_n=block_n, output="v_space")
+    keys |= dict(block_m=block_m, block_n=block_n, output="reuse_v")
     return Schedule.make(**keys | more)
 
 
@@ -111,12 +111,12 @@ def test_a_second_q_costs_its_buffer_and_its_barriers():
 
 def test_row_sums_by_the_tensor_cores_cost_ones_and_four_registers_of_o():
     threads = budget(schedule(64, 64, 128, 128))
-    tensor = budget(schedule(64, 64, 128, 128, sum="tensor", maximum="each"))
+    tensor = budget(schedule(64, 64, 128, 128, sum="tensor", maximum="online"))
     assert amounts(tensor.shared) == amounts(threads.shared) | {"ones": 2_048}  # 16 × 64 × 2
     assert amounts(threads.registers)["o"] == 64 // 2
     assert amounts(tensor.registers) == amounts(threads.registers) | {"o": (64 + 8) // 2}
     # 24 columns of V are filled up to 32, and so are the ones beside them
-    narrow = amounts(budget(schedule(64, 24, 64, 64, sum="tensor", maximum="each")).shared)
+    narrow = amounts(budget(schedule(64, 24, 64, 64, sum="tensor", maximum="online")).shared)
     assert narrow["ones"] == 16 * 32 * 2
 
 
@@ -129,9 +129,9 @@ def test_shared_memory_is_the_sum_of_whole_arrays(kind, data):
     m, n, stages, q_stages = (values[key] for key in ("block_m", "block_n", "stages", "q_stages"))
     e = 1 if values["dtype"] == "e4m3" else 2
     d, d_v = (columns(values[key], values["dtype"]) for key in ("head_dim", "head_dim_v"))
-    rows, space = values["v_layout"] == "rows", values["output"] == "v_space"
+    rows, space = values["v_layout"] == "rows", values["output"] == "reuse_v"
     v, o = stages * n * d_v * e, m * d_v * 2
-    leaving = {"own": [v, o], "halves": [v, o // 2], "v_space": [max(v, o)]}[values["output"]]
+    leaving = {"own": [v, o], "half": [v, o // 2], "reuse_v": [max(v, o)]}[values["output"]]
     arrays = [q_stages * m * d * e, stages * n * d * e, *leaving]
     arrays += [v] if rows else []
     group = math.gcd(n, values["scale_rows"])

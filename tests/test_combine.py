@@ -10,13 +10,13 @@ from torch import Tensor
 from fagen import combining
 from fagen.combining import exp_below, log_above
 from fagen.kinds.combine.emulate import compute
-from fagen.kinds.combine.reference import combine
+from fagen.kinds.combine.oracle import combine
 from fagen.kinds.combine.verify import RULE, Case, inputs
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from tests.combine_helpers import planned
 from tests.tensors import normal
 
-DENSE, PACKED = planned("comb_fp32_d16"), planned("comb_fp32_d16_packed")
+DENSE, PACKED = planned("comb_fp32_d16"), planned("comb_fp32_d16_varlen")
 
 
 def partials(splits: int, rows: int = 5, heads: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_logarithms_are_within_two_units():
 
 
 @pytest.mark.parametrize(
-    "slug", ["comb_fp32_d16", "comb_fp32_d8_obf16_packed", "comb_fp16_d16_packed", "comb_bf16_d24"]
+    "slug", ["comb_fp32_d16", "comb_fp32_d8_obf16_varlen", "comb_fp16_d16_varlen", "comb_bf16_d24"]
 )
 def test_it_is_near_fp64_and_takes_no_notice_of_what_does_not_count(slug):
     plan = planned(slug)
@@ -141,7 +141,7 @@ def test_what_is_no_number_stays_in_its_row():
     assert torch.equal(out[1], right[0][1]) and torch.equal(out[0, 1:], right[0][0, 1:])
 
 
-# ---- packed rows --------------------------------------------------------------------------------
+# ---- varlen rows --------------------------------------------------------------------------------
 
 
 def test_a_sequence_has_the_bits_that_it_has_alone():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fagen
-from fagen.kinds.combine.reference import combine
+from fagen.kinds.combine.oracle import combine
 from tests.tensors import normal
 
 OUTS, LSES = normal(3, 2, 5, 4, 32), normal(3, 2, 4, 5, seed=1)

@@ -14,7 +14,7 @@ from fagen.arch import SM90
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.verify import RULE, Case
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
 from tests.c_calls import changed
@@ -47,7 +47,7 @@ def test_the_kernels_own_text_has_the_emulations_bits(slug):
     assert all(error.differing == 0 for error in errors)
 
 
-@pytest.mark.parametrize("slug", ["comb_fp32_d8_packed", "comb_fp32_d128_obf16_packed"])
+@pytest.mark.parametrize("slug", ["comb_fp32_d8_varlen", "comb_fp32_d128_obf16_varlen"])
 def test_a_row_finds_its_sequence_wherever_it_lies(slug):
     plan = planned(slug)
     kernel = on_cpu(plan)
@@ -111,14 +111,14 @@ def test_its_text_is_laid_out_complete_and_says_its_hash_once(slug):
 
 
 def test_what_comes_from_another_launch_is_read_past_the_read_only_cache():
-    text = render(planned("comb_fp32_d128_obf16_packed")).kernel
+    text = render(planned("comb_fp32_d128_obf16_varlen")).kernel
     kernel = text[text.index("combine(const __grid_constant__") :]
     assert "__ldg" not in text and "ld.global.nc" not in text
     reads = (kernel.index(word) for word in ("find_splits(", "load_lses(0)", "load_split(stage)"))
     assert kernel.index("griddepcontrol.wait") < min(reads)
 
 
-@pytest.fixture(scope="module", params=["comb_fp16_d64", "comb_fp32_d128_obf16_packed"])
+@pytest.fixture(scope="module", params=["comb_fp16_d64", "comb_fp32_d128_obf16_varlen"])
 def library(request) -> tuple[Plan, ctypes.CDLL]:
     plan, binary = flow.built(registry.from_slug(request.param), binding=False)
     return plan, ctypes.CDLL(str(binary.library))
@@ -157,8 +157,8 @@ def test_its_launcher_refuses_what_it_cannot_do(library):
 
 
 TIGHT = (  # registers are scarcest
-    "comb_bf16_d512_packed",
-    "comb_fp16_d8_packed",
+    "comb_bf16_d512_varlen",
+    "comb_fp16_d8_varlen",
     "comb_fp16_d128",
 )
 

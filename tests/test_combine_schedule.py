@@ -66,7 +66,7 @@ def test_a_plan_fits_and_its_text_renders(schedule):
 
 @pytest.mark.parametrize("slug", SPREAD)
 def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
-    # 4.8 TB/s for a microsecond, of which a multiprocessor has its share
+    # 4.8 TB/s for a microsecond, of which an SM has its share
     needed = 4.8e12 * 1e-6 / SM90.sm_count
     plan = planned(slug)
     assert plan.bytes_in_flight >= needed

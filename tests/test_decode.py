@@ -8,9 +8,9 @@ import torch
 from fagen.arch import SM90
 from fagen.errors import VerificationError
 from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.reference import attend, spans
+from fagen.kinds.decode.oracle import attend, spans
 from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, verification_cases
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from fagen.problem import Sizes
 from tests.decode_helpers import SPREAD, emulated, planned
 from tests.often import some
@@ -59,10 +59,10 @@ def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
     for plan in map(planned, SPREAD):
         keys = plan.chunk_keys(length)
         assert keys % plan.block_n == 0 and keys > 0
-        assert -(-length // keys) <= plan.chunks
+        assert -(-length // keys) <= plan.num_splits
         # one block less to a chunk would make too many
         fewer = keys - plan.block_n
-        assert not fewer or -(-length // fewer) > plan.chunks
+        assert not fewer or -(-length // fewer) > plan.num_splits
 
 
 def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
@@ -71,9 +71,9 @@ def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
 
 
 def busiest(plan, kv_heads, lengths, per_sm=2):
-    """The keys of the multiprocessor that has most, over what each would have at best.
+    """The keys of the SM that has most, over what each would have at best.
 
-    Blocks take units in turns, and neighbours in number are on different multiprocessors.
+    Blocks take units in turns, and neighbours in number are on different SMs.
     """
     units = [
         min(plan.chunk_keys(length), length - first)
@@ -168,7 +168,7 @@ def test_scores_of_any_size_keep_their_accuracy():
 
 
 def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():
-    plan = planned(f"{SPREAD[0]}_unified")
+    plan = planned(f"{SPREAD[0]}_fixed")
     case = Case(Sizes(1, 3, 1, 2, 700), sigma=2.0, references=(0.0, -1e3, 1e3))
     given = inputs(plan, case, seed=2, device="cpu")
     out, lse = compute(plan, **given)
@@ -179,7 +179,7 @@ def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():
 
 
 def test_a_reference_that_is_no_number_changes_nothing_where_a_row_sees_no_key_of_a_chunk():
-    plan = planned(f"{SPREAD[0]}_unified")
+    plan = planned(f"{SPREAD[0]}_fixed")
     bad = (math.inf, math.nan, 3e38, -math.inf)
     case = Case(Sizes(2, 4, 1, 5, 128), (66, 2), references=bad)
     given = inputs(plan, case, seed=4, device="cpu")
@@ -193,7 +193,7 @@ def test_a_reference_that_is_no_number_changes_nothing_where_a_row_sees_no_key_o
 @pytest.mark.parametrize("at", [-45.0, -9.0, -8.0, 0.0, 9.0, 10.0, 40.0, 45.0, math.nan, math.inf])
 def test_a_reference_costs_no_accuracy_wherever_it_lies(dtype, at):
     """Many equal scores in the last place that P has room for are the worst: all err alike."""
-    plan = planned(f"dec_{dtype}_d64_causal_r8n128_unified")
+    plan = planned(f"dec_{dtype}_d64_causal_r8n128_fixed")
     given = inputs(plan, Case(Sizes(1, 2, 1, 1, 4_096), references=(at,)), 0, device="cpu")
     given["k"][:] = given["k"][:, :1]
     given["v"] = given["v"].abs() + 1

@@ -11,7 +11,7 @@ from fagen.dispatch import tables
 from fagen.dispatch.rows import Row
 from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError, UntunedWarning
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.problem import Sizes
 from fagen.runtime import call, decode, op
 from fagen.runtime.op import emulated
@@ -87,19 +87,21 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
         fagen.attention_decode(*tensors(**sizes))
         (key,) = call._ready
         values = key.derived[0].values()
-        return tuple(values[name] for name in ("mask", "rows", "chunks", "by"))
+        return tuple(values[name] for name in ("mask", "rows", "num_splits", "by"))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
-        assert slugs() == ("causal", 8, 16, "turn")
-        assert slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "turn")
-        assert slugs(batch=49, keys=7) == ("causal", 8, 16, "turn")
-        assert slugs(batch=50, keys=7) == ("causal", 8, 16, "run")
-        assert slugs(queries=2, heads=40) == ("causal", 16, 16, "turn")
-        assert slugs(queries=4, heads=64) == ("causal", 32, 16, "turn")
-        assert slugs(queries=16, heads=64) == ("causal", 64, 16, "turn")
-        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32, "turn")
-        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64, "turn")
+        assert slugs() == ("causal", 8, 16, "round_robin")
+        assert (
+            slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "round_robin")
+        )
+        assert slugs(batch=49, keys=7) == ("causal", 8, 16, "round_robin")
+        assert slugs(batch=50, keys=7) == ("causal", 8, 16, "stream_k")
+        assert slugs(queries=2, heads=40) == ("causal", 16, 16, "round_robin")
+        assert slugs(queries=4, heads=64) == ("causal", 32, 16, "round_robin")
+        assert slugs(queries=16, heads=64) == ("causal", 64, 16, "round_robin")
+        assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32, "round_robin")
+        assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64, "round_robin")
 
 
 def test_a_schedule_that_nobody_measured_is_said_once():
@@ -115,12 +117,12 @@ def test_a_schedule_that_nobody_measured_is_said_once():
 def test_a_reference_for_each_head_takes_the_place_of_maxima():
     q, k, v = tensors(keys=200)
     usual, lse = fagen.attention_decode(q, k, v, return_lse=True)
-    with pytest.warns(UntunedWarning, match="_unified is"):
+    with pytest.warns(UntunedWarning, match="_fixed is"):
         out = fagen.attention_decode(q, k, v, reference=fagen.reference_for(lse, 200))
     assert (out - usual).abs().max() < 2e-3
     with pytest.raises(ValueError, match=r"reference has shape \(3\); it must be \(heads = 8\)"):
         fagen.attention_decode(q, k, v, reference=torch.zeros(3))
-    with pytest.raises(ScheduleError, match="a unified maximum"):
+    with pytest.raises(ScheduleError, match="a fixed maximum"):
         fagen.attention_decode(
             q, k, v, reference=torch.zeros(8), schedule="dec_fp16_d64_causal_r8n128"
         )
@@ -203,7 +205,7 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     width = {name: sizes.pop(name, 64) for name in ("head_dim", "head_dim_v")}
     of = dict(dtype="fp16", device="cpu", causal=causal, unified=unified, **sizes, **width)
     slug = fagen.prepare_decode(**of)
-    assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("unified" in slug)
+    assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("fixed" in slug)
     assert fagen.prepare_decode(**of) == slug
     monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
@@ -219,7 +221,7 @@ def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monke
         key.derived[0].values()["by"]: ready.kernels[None].slug
         for key, ready in call._ready.items()
     }
-    assert taken == {"turn": slug, "run": f"{slug}_runs"}
+    assert taken == {"round_robin": slug, "stream_k": f"{slug}_streamk"}
     monkeypatch.setattr(op, "ready", None)
     q, k, v = tensors(**of, keys=20)
     given = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
@@ -255,7 +257,7 @@ def test_the_op_is_what_torch_asks_of_one(lengths):
 
 # ---- dispatch tables ----------------------------------------------------------------------------
 
-WIDE = "dec_fp16_d64_causal_r16n128_runs_s4_b1"
+WIDE = "dec_fp16_d64_causal_r16n128_streamk_s4_b1"
 
 
 @pytest.fixture
@@ -278,7 +280,7 @@ def chosen(**sizes) -> str | None:
 
 
 def test_a_table_has_kernels_by_rows_of_a_group_and_in_all(users_table):
-    few, many = "dec_fp16_d64_causal_r8n128_s4", "dec_fp16_d64_causal_r8n128_runs_b1"
+    few, many = "dec_fp16_d64_causal_r8n128_s4", "dec_fp16_d64_causal_r8n128_streamk_b1"
     tables.update(
         users_table,
         [
@@ -311,7 +313,7 @@ def test_what_a_table_changes_is_not_seen_in_the_bits_and_is_still_traced(
 
 
 def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):
-    unified = "dec_fp16_d64_causal_r8n128_unified"
+    unified = "dec_fp16_d64_causal_r8n128_fixed"
     tables.update(users_table, [Row("NVIDIA H200", unified, group_rows=8)])
     assert chosen() is None
 

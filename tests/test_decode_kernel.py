@@ -11,7 +11,7 @@ from fagen import registry, simulator
 from fagen.build import build
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, small_cases
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.runtime.c_interface import described
@@ -63,9 +63,9 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
     first = None
     for slug in (
         FIRST,
-        f"{FIRST}_runs",
+        f"{FIRST}_streamk",
         "dec_fp16_d128_causal_r16n64_nospec",
-        "dec_fp16_d128_causal_r24n64_runs_q1_b1",
+        "dec_fp16_d128_causal_r24n64_streamk_q1_b1",
     ):
         plan = planned(slug)
         library = built(plan)
@@ -79,7 +79,7 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
 def test_any_number_of_tiles_goes_through_a_run_abreast(kv_heads):
     """Of 8 thread blocks 8, 6, 5, 8 and 6 have a run, in groups of 1, 3, 5, 1 and 6."""
     case = Case(Sizes(3, 2 * kv_heads, kv_heads, 1, 64 * 17), (64 * 17, 70, 300))
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_runs", ""))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_streamk", ""))
     one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -88,7 +88,7 @@ def test_any_number_of_tiles_goes_through_a_run_abreast(kv_heads):
 def test_alike_tiles_stay_whole(lengths):
     """Two for each of 4 runs. Where the host knows of no lengths nothing is to be merged."""
     case = Case(Sizes(8, 4, 2, 1, 64 * 17), lengths and 2 * lengths)
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_runs", ""))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_streamk", ""))
     one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -97,7 +97,7 @@ def test_alike_tiles_stay_whole(lengths):
 def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""
     case = Case(Sizes(4, 3, 1, 1, 1_024), lengths)
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c4{by}") for by in ("_runs", ""))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c4{by}") for by in ("_streamk", ""))
     one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -105,7 +105,7 @@ def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
 def test_so_are_the_tiles_of_chunks_in_several_groups():
     """Of 11 KV heads each is a group: 27 steps of a run, of which the longest chunk has 17."""
     case = Case(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c1{by}") for by in ("_runs", ""))
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c1{by}") for by in ("_streamk", ""))
     one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -114,7 +114,7 @@ def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused()
     """2^26 rows of 16 chunks; in runs also 2^19 tiles of 2^11 steps and 16 chunks."""
     one = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
     room = torch.empty(1, dtype=torch.uint8).expand(2**40)  # nobody writes to it
-    for slug, sizes in ((FIRST, (32, 32, 64)), (f"{FIRST}_runs", (1, 8, 2**17))):
+    for slug, sizes in ((FIRST, (32, 32, 64)), (f"{FIRST}_streamk", (1, 8, 2**17))):
         plan, (queries, heads, keys) = planned(slug), sizes
         q, k = one.expand(2**16, queries, heads, -1), one.expand(2**16, keys, 8, -1)
         out = torch.empty(q.shape, dtype=q.dtype) if slug != FIRST else q
@@ -136,7 +136,9 @@ def test_a_kernel_compiles_as_its_plan_says(slug):
 
 # rows of 96 numbers, in a warp and a half, and of 32, in half of one
 MERGED = ("dec_fp16_d96_full_r24n64_c20", "dec_bf16_d32_full_r8n64_c64")
-WIDTHS = tuple(f"dec_bf16_d{d}_causal_r8n64{by}" for d in range(16, 257, 8) for by in ("", "_runs"))
+WIDTHS = tuple(
+    f"dec_bf16_d{d}_causal_r8n64{by}" for d in range(16, 257, 8) for by in ("", "_streamk")
+)
 
 
 @pytest.mark.parametrize("slug", some((*MERGED, *SPREAD, *COMMITTED, *WIDTHS), MERGED))

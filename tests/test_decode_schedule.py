@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fagen import registry
 from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
-from fagen.kinds.decode.defaults import ROWS, chunks_for, deal_for, derived, rows_for
+from fagen.kinds.decode.defaults import ROWS, deal_for, derived, num_splits_for, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT, share
 from fagen.render import kernel_text
@@ -22,7 +22,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     """Draw a schedule that keeps the rules, whether or not it fits."""
     some = {
         "head_dim_v": draw(st.integers(2, 32)) * 8,
-        "chunks": draw(st.integers(1, 128)),
+        "num_splits": draw(st.integers(1, 128)),
         "stages": draw(st.integers(3, 24)),
         "q_stages": draw(st.integers(1, 2)),
         "speculate": draw(st.booleans()),
@@ -70,7 +70,7 @@ def test_what_is_derived_is_what_is_committed():
             head_dim_v=d,
             mask="causal",
             rows=rows,
-            chunks=chunks_for(8),
+            num_splits=num_splits_for(8),
             by=by,
         )[0].slug
         for dtype in SIXTEEN_BITS
@@ -79,7 +79,7 @@ def test_what_is_derived_is_what_is_committed():
         for by in DEALT
     }
     made |= {  # without a mask the one that a table names stands for all
-        derived(dtype=dtype, head_dim=d, head_dim_v=d, mask="full", rows=8, chunks=16)[0].slug
+        derived(dtype=dtype, head_dim=d, head_dim_v=d, mask="full", rows=8, num_splits=16)[0].slug
         for dtype in SIXTEEN_BITS
         for d in (64, 128, 256)
     }
@@ -90,7 +90,7 @@ def test_what_is_derived_is_what_is_committed():
             head_dim_v=d_v,
             mask="causal",
             rows=rows,
-            chunks=chunks_for(8),
+            num_splits=num_splits_for(8),
             by=by,
         )[0].slug
         for dtype in SIXTEEN_BITS
@@ -118,7 +118,7 @@ def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask,
         head_dim_v=8 * d_v,
         mask=mask,
         rows=rows,
-        chunks=chunks_for(kv_heads),
+        num_splits=num_splits_for(kv_heads),
         by=by,
     )
     assert found and found[-1].tile.rows == 8
@@ -129,57 +129,72 @@ def test_rows_and_chunks_that_kernels_are_made_for():
     assert [rows_for(n) for n in (1, 8, 9, 16, 17, 33, 64, 65, 500)] == [
         *(8, 8, 16, 16, 32, 64, 64, 64, 64)
     ]
-    assert [chunks_for(n) for n in (1, 2, 3, 4, 7, 8, 32)] == [64, 64, 64, 32, 32, 16, 16]
+    assert [num_splits_for(n) for n in (1, 2, 3, 4, 7, 8, 32)] == [64, 64, 64, 32, 32, 16, 16]
 
 
 def test_many_tiles_are_dealt_in_runs():
     """Of a head dim, rows of a KV head's queries, KV heads and sequences."""
-    assert [deal_for(128, 4, 8, batch) for batch in (32, 49, 50)] == ["turn", "turn", "run"]
-    assert [deal_for(128, rows, 8, 50) for rows in (16, 17, 64)] == ["run", "turn", "turn"]
-    assert [deal_for(128, 16, 8, batch) for batch in (31, 32)] == ["turn", "run"]  # a tile each
-    assert [deal_for(64, 16, 8, batch) for batch in (49, 50)] == ["turn", "run"]
-    assert [deal_for(256, 32, 8, batch) for batch in (24, 25)] == ["turn", "run"]
-    assert deal_for(256, 65, 8, 13) == "run"  # two tiles of rows each
-    assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "turn"
+    assert [deal_for(128, 4, 8, batch) for batch in (32, 49, 50)] == [
+        "round_robin",
+        "round_robin",
+        "stream_k",
+    ]
+    assert [deal_for(128, rows, 8, 50) for rows in (16, 17, 64)] == [
+        "stream_k",
+        "round_robin",
+        "round_robin",
+    ]
+    assert [deal_for(128, 16, 8, batch) for batch in (31, 32)] == [
+        "round_robin",
+        "stream_k",
+    ]  # a tile each
+    assert [deal_for(64, 16, 8, batch) for batch in (49, 50)] == ["round_robin", "stream_k"]
+    assert [deal_for(256, 32, 8, batch) for batch in (24, 25)] == ["round_robin", "stream_k"]
+    assert deal_for(256, 65, 8, 13) == "stream_k"  # two tiles of rows each
+    assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "round_robin"
 
 
 def test_what_was_not_timed_in_runs_is_dealt_in_turns():
     for batch in (1, 16, 32, 1_000):
         for dim in (80, 112, 160, 224):
-            assert deal_for(dim, 4, 8, batch) == deal_for(dim, 4, 8, batch, alike=True) == "turn"
+            assert (
+                deal_for(dim, 4, 8, batch)
+                == deal_for(dim, 4, 8, batch, alike=True)
+                == "round_robin"
+            )
         for alike in (False, True):  # of 32 rows
-            assert deal_for(192, 32, 8, batch, alike=alike) == "turn"
+            assert deal_for(192, 32, 8, batch, alike=alike) == "round_robin"
 
 
 def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole():
     """One for nearly each of 264 thread blocks, or 132; not one for most, two for some."""
     alike = partial(deal_for, alike=True)
     assert [alike(128, 4, 8, batch) for batch in (1, 31, 32, 33, 34, 50)] == [
-        *("turn", "turn", "run", "run", "turn", "run")
+        *("round_robin", "round_robin", "stream_k", "stream_k", "round_robin", "stream_k")
     ]
     assert [alike(256, 32, 8, batch) for batch in (15, 16, 17, 25)] == [
-        *("turn", "run", "turn", "run")
+        *("round_robin", "stream_k", "round_robin", "stream_k")
     ]
-    assert alike(128, 32, 8, 32) == alike(128, 0, 0, 32) == "turn"
+    assert alike(128, 32, 8, 32) == alike(128, 0, 0, 32) == "round_robin"
 
 
 def test_eight_rows_of_wide_heads_are_dealt_in_runs_where_tiles_stay_whole_alone():
     """By the kernels' evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys."""
     alike = partial(deal_for, alike=True)
-    assert [alike(256, rows, 8, 32) for rows in (1, 8)] == ["run", "run"]
+    assert [alike(256, rows, 8, 32) for rows in (1, 8)] == ["stream_k", "stream_k"]
     assert [alike(256, 1, 8, batch) for batch in (1, 15, 16, 17, 33)] == [
-        *("turn", "turn", "run", "turn", "turn")
+        *("round_robin", "round_robin", "stream_k", "round_robin", "round_robin")
     ]
-    assert [deal_for(256, 1, 8, batch) for batch in (16, 32, 1_000)] == ["turn"] * 3
+    assert [deal_for(256, 1, 8, batch) for batch in (16, 32, 1_000)] == ["round_robin"] * 3
     for dtype in ("fp16", "bf16"):
-        wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, chunks=16)
-        assert derived(**wide, by="run")[0].slug == f"dec_{dtype}_d256_causal_r8n64_runs"
+        wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, num_splits=16)
+        assert derived(**wide, by="stream_k")[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk"
 
 
 def test_all_faults_are_said_at_once_each_with_its_line():
     text = (
         '[decode]\ndtype = "e4m3"\nhead_dim = 100\nmask = "causal"\n[tile]\nrows = 12\n'
-        "block_n = 96\n[split]\nchunks = 0\n"
+        "block_n = 96\n[split]\nnum_splits = 0\n"
     )
     with pytest.raises(ScheduleError) as refused:
         registry.parse(text, "mine.toml")
@@ -226,7 +241,7 @@ def test_a_plan_fits_and_its_text_renders(schedule):
 
 @pytest.mark.parametrize("slug", SPREAD)
 def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
-    # 4.6 TB/s for a microsecond, of which a multiprocessor has its share
+    # 4.6 TB/s for a microsecond, of which an SM has its share
     assert planned(slug).bytes_in_flight >= 4.6e12 * 1e-6 / SM90.sm_count
 
 
@@ -237,10 +252,10 @@ def test_what_a_call_launches():
     assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 2) * 4
     assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
     assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
-    assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · multiprocessors)")
+    assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · SMs)")
     assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
     assert merge.threads == 128 and decode.threads == 160
-    runs = planned(f"{SPREAD[0]}_runs").launches
+    runs = planned(f"{SPREAD[0]}_streamk").launches
     assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 2) + 3) * 4
 
 

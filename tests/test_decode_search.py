@@ -88,10 +88,16 @@ def measured():
 @pytest.mark.parametrize(
     ("by", "straddles", "off", "most", "times"),
     [
-        ("turn", False, 0.035, 0.13, 195),
-        ("run", False, 0.058, 0.27, 140),  # at head dim 256, of groups of 32, faster than fitted
-        ("turn", True, 0.09, 0.2, 40),  # rows that begin within lines of the L2 cache
-        ("run", True, 0.075, 0.2, 50),
+        ("round_robin", False, 0.035, 0.13, 195),
+        (
+            "stream_k",
+            False,
+            0.058,
+            0.27,
+            140,
+        ),  # at head dim 256, of groups of 32, faster than fitted
+        ("round_robin", True, 0.09, 0.2, 40),  # rows that begin within lines of the L2 cache
+        ("stream_k", True, 0.075, 0.2, 50),
     ],
 )
 def test_what_was_measured_is_met(by, straddles, off, most, times):
@@ -121,7 +127,7 @@ def test_few_rows_wait_for_memory_and_many_for_the_warpgroup(slug, sizes, busies
 def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
     sizes = Sizes(144, 32, 8, 1, 2_048)
     turns, runs = (
-        cost.parts(values(f"dec_fp16_d128_causal_r8n64{by}"), sizes) for by in ("", "_runs")
+        cost.parts(values(f"dec_fp16_d128_causal_r8n64{by}"), sizes) for by in ("", "_streamk")
     )
     # 16 chunks of 4,608 rows, 129 numbers each
     assert turns.merge == pytest.approx(16 * 4_608 * 129 * 4 / cost.PARTIAL_BYTES)
@@ -131,10 +137,12 @@ def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
     # 128 sequences are 3 or 4 whole tiles for each thread block
     for batch, partials in ((128, False), (32, False), (35, True), (1, True)):
         whole = Sizes(batch, 32, 8, 1, 2_048)
-        runs = cost.parts(values("dec_fp16_d128_causal_r8n64_runs"), whole)
+        runs = cost.parts(values("dec_fp16_d128_causal_r8n64_streamk"), whole)
         assert (runs.merge > 0) == partials
     few = Sizes(1, 32, 8, 1, 1_024)  # a tile for each of 8 KV heads: nothing is anybody's own
-    alike = [cost.seconds(values(f"dec_fp16_d128_causal_r8n64{by}"), few) for by in ("", "_runs")]
+    alike = [
+        cost.seconds(values(f"dec_fp16_d128_causal_r8n64{by}"), few) for by in ("", "_streamk")
+    ]
     assert 1.4 < alike[1] / alike[0] < 1.8  # 1.5 was measured
 
 
@@ -199,12 +207,14 @@ def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_bes
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
-@pytest.mark.parametrize("chunks", [16, 32, 64])
-def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, chunks):
-    slug = f"dec_fp16_d128_causal_r{rows}n64" + ("" if chunks == 16 else f"_c{chunks}")
+@pytest.mark.parametrize("num_splits", [16, 32, 64])
+def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, num_splits):
+    slug = f"dec_fp16_d128_causal_r{rows}n64" + ("" if num_splits == 16 else f"_c{num_splits}")
     declared = space_like(slug)
     usual = [sized(slug, shape.sizes(128)).values() for shape in declared.shapes]
-    assert len(usual) == 6 and {(one["rows"], one["chunks"]) for one in usual} == {(rows, chunks)}
+    assert len(usual) == 6 and {(one["rows"], one["num_splits"]) for one in usual} == {
+        (rows, num_splits)
+    }
 
 
 def test_a_shape_has_to_say_what_follows_from_nothing():

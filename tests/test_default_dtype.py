@@ -9,8 +9,8 @@ import fagen
 from fagen import flash_attn_interface
 from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.fp8 import fp8_error
 from fagen.problem import Cell, Problem, Sizes
 from tests.doors import DOORS, dense, flat

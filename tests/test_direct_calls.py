@@ -12,7 +12,7 @@ from tests.tensors import ints, normal
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
-DECODING, UNIFIED = "dec_fp16_d64_causal_r8n128", "dec_fp16_d64_causal_r8n128_unified"
+DECODING, UNIFIED = "dec_fp16_d64_causal_r8n128", "dec_fp16_d64_causal_r8n128_fixed"
 LENGTHS = {"seqused_k": ints(130, 0), "leftpad_k": ints(3, 0)}
 
 

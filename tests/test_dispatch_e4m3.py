@@ -13,8 +13,8 @@ from fagen.e4m3 import rounded
 from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import Operands
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import rms
 from fagen.problem import Problem
@@ -135,7 +135,7 @@ def test_a_v_with_a_mean_is_as_exact_as_a_textbooks(head_dim: int, mask: str) ->
 @pytest.mark.parametrize(
     "schedule",
     [
-        schedule  # those of packed sequences are in test_varlen.py
+        schedule  # those of varlen sequences are in test_varlen.py
         for schedule in select.committed("forward")
         if schedule.attention.dtype == "e4m3" and not Problem.of(schedule).varlen
     ],
@@ -181,7 +181,7 @@ def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
         (160, 128, "own"),
         (192, 128, "own"),
         (224, 96, "own"),
-        (256, 96, "halves"),
+        (256, 96, "half"),
     ],
 )
 def test_where_o_has_no_room_it_is_stored_in_halves_if_it_can(

@@ -266,7 +266,7 @@ TEXT = dispatch_table.written(rows())
         (TEXT + "mask = 3\n", ":13: [[kernel]] number 2: mask is told by the slug now: leave it o"),
         (TEXT.replace("keys_to", "to"), ":6: [[kernel]] number 1: to is called keys_to now"),
         (dispatch_table.written([few(slug=PACKED)]),
-         f":6: [[kernel]] number 1: {PACKED} is for packed sequences, whose kernel is one for all "
+         f":6: [[kernel]] number 1: {PACKED} is for varlen sequences, whose kernel is one for all "
          "sizes: leave out rows_to"),
         (dispatch_table.written([Row(CARD, PACKED, 1, 9, queries_to=3)]),
          "whose kernel is one for all sizes: leave out queries_to and keys_from and keys_to"),
@@ -373,7 +373,7 @@ def test_every_tuned_problem_has_rows_and_every_rows_schedule_is_committed():
     for dtype, mask, dims in product(SIXTEEN_BITS, MASKS, TUNED):
         assert Problem(dtype, *dims, mask, None, "", 0) in problems
     for row in (row for row in table if row.problem.kind == "forward" and not row.for_few_tiles):
-        assert Schedule.from_slug(row.slug).values()["chunks"] == 1
+        assert Schedule.from_slug(row.slug).values()["num_splits"] == 1
 
 
 def test_a_call_gets_the_first_row_that_fits_soon_or_as_it_is_traced():

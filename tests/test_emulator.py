@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -54,7 +54,7 @@ class Case:
                 block_n=self.block_n,
                 rescale_threshold=self.threshold,
                 sum=self.row_sum,
-                maximum=self.maximum or ("each" if asked else "lazy"),
+                maximum=self.maximum or ("online" if asked else "lazy"),
             )
         )
 
@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
         row_sum=draw(st.sampled_from(["threads", "tensor"])) if by_tensor else "threads",
         causal=draw(st.booleans()),
         block_n=draw(st.sampled_from([16, 32, 48, 128])),
-        maximum="lazy" if lazy else "each",
+        maximum="lazy" if lazy else "online",
         threshold=0.0 if lazy else draw(st.sampled_from([0.0, 0.5, 8.0])),
         batch=draw(st.integers(1, 2)),
         seqlen_q=draw(lengths),
@@ -166,7 +166,7 @@ def test_the_reference_is_the_textbook(case: Case) -> None:
 def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(causal=True, batch=2, kv_heads=2, group=2, seqlen_q=70, seqlen_k=90)
     whole = reference(*case.tensors(), mask="causal", scale=0.125)
-    monkeypatch.setattr("fagen.kinds.forward.reference._REFERENCE_SCORES", 8 * 90 * 3)
+    monkeypatch.setattr("fagen.kinds.forward.oracle._REFERENCE_SCORES", 8 * 90 * 3)
     for piecewise, at_once in zip(
         reference(*case.tensors(), mask="causal", scale=0.125), whole, strict=True
     ):
@@ -256,7 +256,7 @@ def test_p_is_rounded_for_the_pv_gemm_and_for_a_sum_that_is_part_of_it_only(row_
 
 
 def test_who_adds_the_rows_up_matters_by_the_rounding_of_p_and_no_more() -> None:
-    case = Case(dtype="fp16", maximum="each", seqlen_q=130, seqlen_k=200)
+    case = Case(dtype="fp16", maximum="online", seqlen_q=130, seqlen_k=200)
     other = replace(case, row_sum="tensor")
     q, k, v = case.tensors()
     (out, lse), (others, others_lse) = (emulate(c.plan, q, k, v, c.scale) for c in (case, other))
@@ -278,7 +278,7 @@ def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> 
     k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
     k[:, :16, :, 0] = torch.linspace(0, 3.0, 16).view(1, 16, 1)  # met second, up to 3 above
     v = torch.randn(1, 32, 1, 16, generator=torch.Generator().manual_seed(0)).half()
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="each")
+    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="online")
     lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=8.0)
     a, b = (emulate(case.plan, q, k, v, 1.0) for case in (eager, lazy))
     torch.testing.assert_close(a[0], b[0], rtol=2e-3, atol=2e-3)
@@ -292,7 +292,7 @@ def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> 
 def test_the_threshold_is_held_row_by_row() -> None:
     """One row's rise does not move its neighbour's maximum."""
     lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=4.0)
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="each")
+    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="online")
     q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=2, seqlen_k=32).tensors()
     k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises by half in its second block
     calm = emulate(lazy.plan, q, k, v, 0.25)
@@ -361,7 +361,7 @@ def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[fl
     q, k, v = steep(lazy, *levels)
     q[..., 0] = 1
     q[..., 1:], k[..., 1:] = 0, 0
-    each = replace(lazy, maximum="each")
+    each = replace(lazy, maximum="online")
     found, wanted = (emulate(case.plan, q, k, v, lazy.scale) for case in (lazy, each))
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
@@ -371,7 +371,7 @@ def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> N
     q, k, v = lazy.tensors()
     found, kept, moved = (
         emulate(case.plan, q, k, v, lazy.scale)
-        for case in (lazy, replace(lazy, threshold=10.0), replace(lazy, maximum="each"))
+        for case in (lazy, replace(lazy, threshold=10.0), replace(lazy, maximum="online"))
     )
     assert torch.equal(found[0], kept[0]) and torch.equal(found[1], kept[1])
     assert not torch.equal(found[0], moved[0])
@@ -384,7 +384,7 @@ def test_one_rows_rise_raises_its_warp_and_no_other() -> None:
     calm = emulate(lazy.plan, q, k, v, 0.25)[0]
     q[:, 20] *= 100
     lively, moved = (
-        emulate(case.plan, q, k, v, 0.25)[0] for case in (lazy, replace(lazy, maximum="each"))
+        emulate(case.plan, q, k, v, 0.25)[0] for case in (lazy, replace(lazy, maximum="online"))
     )
     warp = slice(16, 32)
     assert torch.equal(lively[:, warp], moved[:, warp])
@@ -411,7 +411,7 @@ def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
 def test_a_nan_stays_in_its_row() -> None:
     """A lazy row max is raised by it in a whole warp; P is rounded as if each block did that."""
     lazy = Case(seqlen_q=70, seqlen_k=50)
-    each = replace(lazy, maximum="each")
+    each = replace(lazy, maximum="online")
     q, k, v = lazy.tensors()
     clean, moved = (emulate(case.plan, q, k, v, lazy.scale)[0] for case in (lazy, each))
     q[0, 3, 0, 5] = math.nan

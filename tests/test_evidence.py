@@ -80,10 +80,10 @@ def test_evidence_reads_back_as_it_was_written_to_four_digits(generated, to):
 
 
 def test_a_ledger_has_a_line_for_each_schedule_by_slug_and_the_form_is_laid_out_beside(generated):
-    for slug in (FORM, f"{SLUG}_eachmax"):
+    for slug in (FORM, f"{SLUG}_onlinemax"):
         write(evidence_of(slug))
     lines = (generated / LEDGER).read_text().splitlines()
-    assert [json.loads(line)["slug"] for line in lines] == [FORM, SLUG, f"{SLUG}_eachmax"]
+    assert [json.loads(line)["slug"] for line in lines] == [FORM, SLUG, f"{SLUG}_onlinemax"]
     assert [path.name for path in (generated / "forward").iterdir()] == [f"{FORM}.json"]
     beside = json.loads((generated / "forward" / f"{FORM}.json").read_text())
     assert in_columns(beside) == json.loads(lines[0]) and beside == encoded(evidence_of(FORM))
@@ -173,7 +173,7 @@ def test_a_launcher_that_ran_with_another_kernel_of_the_kind_is_proved(generated
     note([Rendering(SLUG, now)])
     assert read(SLUG).hashes == now
     # what lies in a user's folder counts there too
-    write(evidence_of(f"{SLUG}_eachmax", launcher="2" * 64), tmp_path / "mine")
+    write(evidence_of(f"{SLUG}_onlinemax", launcher="2" * 64), tmp_path / "mine")
     (tmp_path / "mine" / "fwd_odd.json").write_text("{}")
     assert launchers(SLUG, tmp_path / "mine") == launchers(SLUG) | {"2" * 64}
 
@@ -188,8 +188,8 @@ def test_what_a_schedule_renders_to_is_noted_until_it_ran(generated):
     assert note([Rendering(SLUG, now)]) == [], "nothing is new"
     write(evidence_of(SLUG, **vars(now)))
     assert kinds(Rendering(SLUG, now)) == [] and is_current(read_line(SLUG))
-    note([Rendering(f"{SLUG}_eachmax", now)])  # a new schedule
-    assert read(f"{SLUG}_eachmax") is None and read_line(f"{SLUG}_eachmax").rendered == now
+    note([Rendering(f"{SLUG}_onlinemax", now)])  # a new schedule
+    assert read(f"{SLUG}_onlinemax") is None and read_line(f"{SLUG}_onlinemax").rendered == now
 
 
 def test_a_kernel_without_evidence_a_line_or_its_text_is_missing_and_an_edit_is_drift(generated):
@@ -256,7 +256,7 @@ def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
 
 
 def test_a_schedule_that_has_another_slug_and_the_same_source_has_its_evidence(generated):
-    lost, slug = "fwd_fp16_d128_full_m128n128_s2", f"{SLUG}_eachmax"
+    lost, slug = "fwd_fp16_d128_full_m128n128_s2", f"{SLUG}_onlinemax"
     write(evidence_of(lost))
     other = dataclasses.replace(EVIDENCE.hashes, constants="d")
     note([RENDERING, Rendering(slug, other)])

@@ -14,10 +14,10 @@ from torch import Tensor
 import fagen
 from fagen import registry, simulator
 from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.operands import Operands, outputs
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.fp8 import hard_errors
 from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
 from fagen.problem import Sizes
@@ -30,16 +30,16 @@ Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 FORWARD = (
     "fwd_fp16_d16_full_m64n64",
     "fwd_bf16_d16_causal_m64n128",
-    "fwd_fp16_d16_causal_m64n64_eachmax",
+    "fwd_fp16_d16_causal_m64n64_onlinemax",
     "fwd_bf16_d64_causal_m128n64_split4",
-    "fwd_fp16_d64_full_m64n64_split64_eachmax",
+    "fwd_fp16_d64_full_m64n64_split64_onlinemax",
 )
 # by turns, by runs (the same bits), a unified maximum in either dtype
 DECODING = (
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d64_full_r16n128_c3",
-    "dec_fp16_d64_causal_r8n64_c3_unified",
-    "dec_bf16_d64_causal_r8n64_unified",
+    "dec_fp16_d64_causal_r8n64_c3_fixed",
+    "dec_bf16_d64_causal_r8n64_fixed",
 )
 SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 2, 1, 7, 1_500), Sizes(1, 2, 1, 70, 50)
 
@@ -138,7 +138,7 @@ def test_a_row_without_a_key_is_zeros_beside_values_that_are_no_numbers(slug: st
     dtype = getattr(torch, of.dtype.torch)
     q, k, v = (torch.ones(1, rows, 1, of.head_dim).to(dtype) for rows in (70, 50, 50))
     v[:, 0], v[:, 1] = math.inf, math.nan
-    more = {"reference": torch.zeros(1)} if slug.endswith("unified") else {}
+    more = {"reference": torch.zeros(1)} if slug.endswith("fixed") else {}
     run: Any = compute if slug.startswith("dec") else emulate
     out, lse = run(of, q, k, v, 1.0, **more)
     unseen = 20 if of.mask.last_by_row else 0

@@ -23,8 +23,8 @@ from fagen.flash_attn_interface import (
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
-from fagen.kinds.backward.reference import gradients
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.backward.oracle import gradients
+from fagen.kinds.forward.oracle import reference
 from fagen.measure.peers import installed
 from fagen.vocab import MASKS
 from tests.attention_helpers import qkv
@@ -299,7 +299,7 @@ def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
         assert not flash_attn_func(*leaves, **descales).requires_grad
 
 
-# ---- packed sequences ---------------------------------------------------------------------------
+# ---- varlen sequences ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fagen.flash_attn_interface import (
     get_scheduler_metadata,
     kvcache,
 )
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.runtime import cache
 from fagen.vocab import MASKS
 from tests.attention_helpers import noted

@@ -17,8 +17,8 @@ from fagen.e4m3 import (
 )
 from fagen.kinds.forward.emulate import emulate_fp8
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 from fagen.vocab import KEY_ORDER
 
 SHAPES = [  # batch, queries, keys, heads, KV heads
@@ -179,7 +179,7 @@ def test_a_row_with_one_key_that_matters_is_that_keys_v(v_scales):
 
 def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     """A row max as stale as it may be: P is 2 to the 8.75, and not cut off."""
-    of = planned(head_dim=16, maximum="each", rescale_threshold=4.0, p_offset=4.75)
+    of = planned(head_dim=16, maximum="online", rescale_threshold=4.0, p_offset=4.75)
     k = torch.zeros(1, 128, 1, 16)
     k[:, :64, :, 0] = 4 * math.log(2)  # met second
     q = torch.zeros(1, 1, 1, 16)
@@ -217,7 +217,7 @@ def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Q
 @pytest.mark.parametrize(
     "levels", [(400, 150, -300, 100), (-600, 300, -200, 100), (12, 9, 4, 0)], ids=str
 )
-@pytest.mark.parametrize("maximum", ["lazy", "each"])
+@pytest.mark.parametrize("maximum", ["lazy", "online"])
 def test_a_row_max_follows_scores_that_rise_and_fall_by_hundreds(
     levels, more, mask, shape, maximum
 ):
@@ -245,7 +245,7 @@ def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels, more):
     tensors[1][..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
     tensors = quantised(lazy, *tensors)
     found = attend(lazy, *tensors)
-    wanted = attend(planned(maximum="each", **more), *tensors)
+    wanted = attend(planned(maximum="online", **more), *tensors)
     assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
 
 

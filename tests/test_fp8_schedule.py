@@ -15,7 +15,7 @@ from tests.strategies import fp8_schedules
 
 FIRST = dict(head_dim=128, dtype="e4m3", mask="full", block_m=128, block_n=128)
 SIXTEEN = FIRST | dict(dtype="fp16")
-EACH = dict(maximum="each")
+EACH = dict(maximum="online")
 
 TEXT = """\
 [attention]
@@ -47,7 +47,7 @@ def test_what_is_left_out_follows_from_the_dtype():
         *("out_dtype", "v_layout", "scales", "scale_rows", "v_scales"),
         *("maximum", "p_offset", "promote", "totals"),
     )
-    e4m3 = ["bf16", "columns", "head", 0, "column", "each", 8.0, 0, ""]
+    e4m3 = ["bf16", "columns", "head", 0, "column", "online", 8.0, 0, ""]
     assert [values[key] for key in keys] == e4m3
     sixteen = Schedule.make(**SIXTEEN).values()
     assert [sixteen[key] for key in keys] == ["fp16", "", "", 0, "", "lazy", 0.0, 0, ""]
@@ -60,7 +60,7 @@ def test_what_is_left_out_follows_from_the_dtype():
     ("threshold", "offset"), [(0, 8), (0.75, 8), (0.875, 7), (4, 4), (3.75, 5), (7.875, 0)]
 )
 def test_the_offset_is_what_the_threshold_leaves_of_e4m3_in_whole(threshold, offset, mask):
-    keys = FIRST | dict(mask=mask, maximum="each", rescale_threshold=threshold)
+    keys = FIRST | dict(mask=mask, maximum="online", rescale_threshold=threshold)
     assert Schedule.make(**keys).fp8.p_offset == offset
 
 
@@ -98,7 +98,7 @@ def test_the_offset_of_a_lazy_row_max_is_that_of_a_true_one(mask, block_n):
         ({"promote": 1, "promote_columns": 64}, "fwd_e4m3_d128_full_m128n128_pm1_pc64"),
         ({"maximum": "lazy", "p_offset": 4}, "fwd_e4m3_d128_full_m128n128_lazymax_po4"),
         ({"p_offset": 4.75}, "fwd_e4m3_d128_full_m128n128_po4p75"),
-        ({"maximum": "each", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128"),
+        ({"maximum": "online", "p_offset": 8}, "fwd_e4m3_d128_full_m128n128"),
         (
             {"scales": "block", "v_scales": "block"},
             "fwd_e4m3_d128_full_m128n128_sblock_vsblock",
@@ -258,10 +258,10 @@ def test_each_block_of_keys_with_scales_of_its_own_costs_some_bytes_a_stage(v_sc
 
 
 def test_o_in_vs_space_has_elements_of_two_bytes():
-    shared = budget(Schedule.make(**FIRST, output="v_space", stages=2)).shared
+    shared = budget(Schedule.make(**FIRST, output="reuse_v", stages=2)).shared
     found = {row.name: row.amount for row in shared.rows}
     assert found["v_or_o"] == max(2 * 128 * 128, 128 * 128 * 2)
-    wide = budget(Schedule.make(**FIRST | dict(block_n=64), output="v_space")).shared
+    wide = budget(Schedule.make(**FIRST | dict(block_n=64), output="reuse_v")).shared
     assert {row.name: row.amount for row in wide.rows}["v_or_o"] == 128 * 128 * 2
 
 
@@ -307,7 +307,7 @@ def test_without_promotion_there_are_no_totals(value):
 def test_sums_are_those_published_for_flash_attention_3(
     head_dim, block_m, block_n, layout, bytes_without_barriers
 ):
-    keys = FIRST | dict(head_dim=head_dim, block_m=block_m, block_n=block_n, output="v_space")
+    keys = FIRST | dict(head_dim=head_dim, block_m=block_m, block_n=block_n, output="reuse_v")
     shared = budget(Schedule.make(**keys, v_layout=layout)).shared
     found = {row.name: row.amount for row in shared.rows}
     assert shared.total - found["barriers"] == bytes_without_barriers

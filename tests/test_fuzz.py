@@ -32,7 +32,7 @@ def schedules(kind: str) -> tuple[str, ...]:
 # ---- dispatch tables ----------------------------------------------------------------------------
 
 SLUGS = tuple(f"fwd_fp16_d64_full_m64n{block_n}" for block_n in (16, 32, 64, 96))
-OTHERS = ("fwd_e4m3_d64_full_m64n64_vrows", "fwd_bf16_d192v128_causal_m128n128_vspace")
+OTHERS = ("fwd_e4m3_d64_full_m64n64_vrows", "fwd_bf16_d192v128_causal_m128n128_reusev")
 PROBLEM = Problem("fp16", 64, 64, "full", "fp16", "", 0)
 CARD = "NVIDIA H200"
 SIZES = (0, 1, 63, 64, 127, 1_022, 1_023, 1_024, 4_999, OPEN_KEYS, 300_000, 2**63 - 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fagen.problem import PackedTotals, Problem, Sizes
+from fagen.problem import Problem, Sizes, VarlenTotals
 from fagen.search.recording import _add, read_recording, text_of
 from tests.fuzz import Door, fuzzed
 
@@ -14,13 +14,13 @@ FP8 = Problem("e4m3", 128, 128, "full", None, "columns", 64)
 PACKED = Problem("fp16", 64, 64, "causal", None, "", 0, lengths="varlen")
 DECODED = Problem("bf16", 64, 64, "full", None, "", 0, "decode")
 CALL = Sizes(2, 8, 2, 77, 1_024)
-PACKED_CALL = PackedTotals(3, 8, 2, 40, 400, 77, 1_024)
+PACKED_CALL = VarlenTotals(3, 8, 2, 40, 400, 77, 1_024)
 FILES = (
     text_of({HALF: {CALL: 3.0}}),
     text_of({HALF: {CALL: 1.0, Sizes(1, 8, 8, 64, 64): 2.5}, WIDE: {Sizes(1, 1, 1, 1, 5): 1e300}}),
     text_of({FP8: {CALL: 7.0}, HALF: {CALL: 0.1}}),
-    text_of({PACKED: {PACKED_CALL: 2.0, PackedTotals(4, 8, 8, 15, 15, 60, 60): 1.0}}),
-    text_of({PACKED: {PackedTotals(3, 8, 2, 40, 40, 77, 77): 3.0}, HALF: {CALL: 1.0}}),
+    text_of({PACKED: {PACKED_CALL: 2.0, VarlenTotals(4, 8, 8, 15, 15, 60, 60): 1.0}}),
+    text_of({PACKED: {VarlenTotals(3, 8, 2, 40, 40, 77, 77): 3.0}, HALF: {CALL: 1.0}}),
     text_of({DECODED: {Sizes(2, 8, 8, 4, 4): 3.0, Sizes(2, 8, 2, 1, 99): 1.0}}),
 )
 

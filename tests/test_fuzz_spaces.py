@@ -72,7 +72,7 @@ LENGTHS = ["[1]", "[77, 512, 3]", "{ from = 1, to = 64 }", "{ from = 16, to = 40
 
 @st.composite
 def packed(draw: Callable) -> str:
-    """Draw a small space of packed sequences, whose shapes are lists of lengths."""
+    """Draw a small space of varlen sequences, whose shapes are lists of lengths."""
     text = draw(sensible()).partition("[[shapes]]")[0].partition("[search]")[0]
     lines = text.replace("[tile]", 'lengths = "varlen"\n[tile]').splitlines()
     for _ in range(draw(st.integers(0, 3))):

@@ -71,7 +71,7 @@ def whole(tmp_path_factory) -> Whole:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Whole:
-    """The same of packed sequences."""
+    """The same of varlen sequences."""
     return written(tmp_path_factory, PACKED)
 
 

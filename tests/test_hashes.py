@@ -15,8 +15,8 @@ KERNELS = {  # of each kind one whose launcher says more than others'
     "varlen": "fwd_bf16_d128_causal_m128n128_varlen",
     "split": "fwd_fp16_d128_causal_m128n128_split16",
     "backward": "bwd_bf16_d64_full_m128n128_det_underdp_persist_post",
-    "decode": "dec_bf16_d128_causal_r8n64_runs",
-    "combine": "comb_fp32_d128_obf16_packed",
+    "decode": "dec_bf16_d128_causal_r8n64_streamk",
+    "combine": "comb_fp32_d128_obf16_varlen",
     "quantize": "quant_fp16_d128_center_scol_vcols",
 }
 

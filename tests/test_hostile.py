@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 from tests.hostile import needle
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MAXIMA = {
     "lazy": {},
-    "each": {"maximum": "each"},
-    "threshold": {"maximum": "each", "rescale_threshold": 8.0},
+    "online": {"maximum": "online"},
+    "threshold": {"maximum": "online", "rescale_threshold": 8.0},
 }
 
 

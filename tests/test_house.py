@@ -41,7 +41,7 @@ ORDER = [
     *("evidence", "dispatch", "vendor"),
     *("e4m3", "tensor_cores", "kinds.emulate", "runtime", "huggingface"),
     "flash_attn_interface",
-    *("measure", "kinds.proof", "simulator"),
+    *("measure", "kinds.verify", "simulator"),
     *("flow", "search", "commandline"),
 ]
 
@@ -55,7 +55,7 @@ DOORS = {
     "subprocess": {"process"},
     "click": {"commandline"},
     "torch": {
-        *("e4m3", "tensor_cores", "kinds.emulate", "kinds.proof", "runtime", "measure"),
+        *("e4m3", "tensor_cores", "kinds.emulate", "kinds.verify", "runtime", "measure"),
         *("huggingface", "flash_attn_interface", "combining"),
     },
     "transformers": {"huggingface"},
@@ -149,7 +149,7 @@ def layers_of_kinds() -> dict[Path, str]:
             (folder / "__init__.py", "kinds"),
             *([(space, "kinds")] if space else []),
             (emulation, "kinds.emulate"),
-            *((path, "kinds.proof") for path in sorted(folder.rglob("*.py"))),
+            *((path, "kinds.verify") for path in sorted(folder.rglob("*.py"))),
         ):
             for path in closure(start, folder):
                 layers.setdefault(path, layer)
@@ -214,7 +214,7 @@ def test_a_kind_stands_on_its_own():
     for path, layer in KIND_LAYERS.items():
         own = path.relative_to(PACKAGE / "kinds").parts[0]
         assert kinds_known(path) <= {own}, called(path)
-        upper = {"kinds": {"kinds.emulate", "kinds.proof"}, "kinds.emulate": {"kinds.proof"}}
+        upper = {"kinds": {"kinds.emulate", "kinds.verify"}, "kinds.emulate": {"kinds.verify"}}
         assert not {KIND_LAYERS.get(other) for other in brought(path)} & upper.get(layer, set())
 
 
@@ -254,7 +254,7 @@ def asks_for_a_kind(path: Path) -> Iterator[str]:
 
 
 def test_nothing_outside_kinds_asks_which_kind_it_has():
-    inside = {"registry", "__init__", "kinds", "kinds.emulate", "kinds.proof"}
+    inside = {"registry", "__init__", "kinds", "kinds.emulate", "kinds.verify"}
     outside = [path for path in FILES if LAYERS[path] not in inside]
     assert not [place for path in outside for place in asks_for_a_kind(path)]
 
@@ -294,7 +294,7 @@ def test_a_kind_is_what_its_line_in_the_registry_says(name):
 @pytest.mark.parametrize("name", registry.ENTRIES)
 def test_what_a_kind_names_is_there_and_imported_by_nothing_of_its_own(name):
     kind, folder = registry.kind(name), PACKAGE / "kinds" / name
-    for named in filter(None, (kind.emulate, kind.proof, kind.space)):
+    for named in filter(None, (kind.emulate, kind.verification, kind.space)):
         module, _, attribute = named.partition(":")
         path = file_of(module)
         assert path and ".".join(path.with_suffix("").parts).endswith(

@@ -333,7 +333,7 @@ def flattened(**how: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("how", "more"),
     [
-        ({}, dict(use_cache=False)),  # transformers makes a mask of packed sequences
+        ({}, dict(use_cache=False)),  # transformers makes a mask of varlen sequences
         ({}, {}),  # and here none: position_ids tell each layer, as FlashAttention's
         (dict(return_flash_attn_kwargs=True), dict(use_cache=False)),
         (dict(return_flash_attn_kwargs=True, return_seq_idx=True), {}),

@@ -33,10 +33,10 @@ KINDS = (
     "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
     "bwd_bf16_d128_full_m64n128_varlen",
     "dec_bf16_d128_causal_r8n64",
-    "dec_bf16_d128_causal_r8n64_runs",
+    "dec_bf16_d128_causal_r8n64_streamk",
     "quant_fp16_d128_center_scol_vcols",
     "comb_fp16_d64",
-    "comb_fp32_d128_obf16_packed",
+    "comb_fp32_d128_obf16_varlen",
 )
 
 

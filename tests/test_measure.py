@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend
 from fagen.build.report import NO_DISASSEMBLER, CompilerReport
 from fagen.errors import BuildError, DeviceError, FagenError, ToolchainError, VerificationError
 from fagen.kinds.forward import emulate as emulator
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.kinds.forward.verify.dense import shape_error, torch_math
 from fagen.measure import cells, rotating
@@ -22,9 +22,9 @@ from fagen.measure.cells import race, speeds
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.peers import PEERS, Implementation, peer, reason
-from fagen.measure.proof import machine_code
 from fagen.measure.rows import Row, geomean, geomeans, means, ratios, read_rows, table, write_rows
 from fagen.measure.timing import BURST, SUSTAINED, Call, Timing, orders, repeats, summary
+from fagen.measure.verification import machine_code
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import parse as parse_schedule
 from fagen.vocab import MASKS, Mask
@@ -72,7 +72,7 @@ def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
     assert any(1 < s.kv_heads < s.heads for s in shapes)
     assert any(s.seqlen_k > 4000 for s in shapes)
     tiles = max(s.batch * s.heads * math.ceil(s.seqlen_q / schedule.block_m) for s in shapes)
-    assert tiles >= 3 * 132  # three tiles for every multiprocessor of an H200
+    assert tiles >= 3 * 132  # three tiles for every SM of an H200
     assert all(s.heads % s.kv_heads == 0 for s in shapes)
 
 

@@ -10,8 +10,8 @@ from fagen.errors import DeviceError, VerificationError
 from fagen.kinds.forward import emulate as emulator
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import alike, arguments, operands, outputs, real
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.fp8 import fp8_error
 from fagen.measure import cells, peers
 from fagen.measure.cells import race

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contender import Contender, Run, Scene
 
 from fagen import registry
 from fagen.kind import Plan, load_named
 from fagen.kinds.combine.verify import Case as CombineCase
 from fagen.kinds.decode.verify import Case as DecodeCase
-from fagen.measure.proof import check
 from fagen.measure.sequences import Case
+from fagen.measure.verification import check
 from fagen.problem import Sizes
 from fagen.render import render
 from tests.mutants import Fault, Faults
-from tests.trial import Run, Scene, Trial
 
 
 def scene(*cases: Any) -> Scene:
     """Cases of a kind's rule, or without any all small ones, and whether they are right."""
 
     def calls(plan: Plan, run: Run) -> None:
-        rule = load_named(registry.kind(plan.kind).proof).rule(plan)
+        rule = load_named(registry.kind(plan.kind).verification).rule(plan)
         check(plan, rule, run, cases=cases or None, small=True, device="cpu")
 
     return calls
@@ -74,13 +74,13 @@ GROUPS = DecodeCase(Sizes(2, 11, 11, 1, 1_024), (1_024, 70), alone=False)
 MISSED = DecodeCase(
     Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3), alone=False
 )
-# four multiprocessors are simulated: of five KV heads the last two fill up
+# four SMs are simulated: of five KV heads the last two fill up
 FILLING_UP = Case(((530, 530), (9, 0), (129, 129)), 5, 5, gap=1)
 
 KERNELS = {
     "fwd_fp16_d128_causal_m128n128": Tried((MANY_HEADS,), small=2),
     "fwd_fp16_d256_causal_m128n64_split4": Tried(small=3),
-    "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2": Tried((MANY_HEADS,)),
+    "fwd_fp16_d256_full_m64n64_reusev_pm64_smemtotals_c2": Tried((MANY_HEADS,)),
     "fwd_e4m3_d64_full_m128n128": Tried(small=3),
     "fwd_e4m3_d96_causal_m128n64_nointra_pm1_pc32": Tried(small=3),
     "fwd_fp16_d64_causal_m128n64_varlen": Tried(
@@ -108,7 +108,7 @@ KERNELS = {
     ),
     "bwd_fp16_d16_causal_m64n64_varlen": Tried(small=3),
     "dec_fp16_d128_causal_r8n64": Tried((scene(RISING, ONE_BLOCK),)),
-    "dec_fp16_d128_causal_r8n64_c4_runs": Tried(
+    "dec_fp16_d128_causal_r8n64_c4_streamk": Tried(
         (scene(RISING, RUNS, TURNS, GROUPS),),
         careful=(
             "Units::Units: .*all_sync.*",
@@ -123,7 +123,7 @@ KERNELS = {
             "merge: (- begun|reference = .*|sum = .*) left out",
         ),
     ),
-    "dec_fp16_d128_causal_r8n64_unified": Tried(
+    "dec_fp16_d128_causal_r8n64_fixed": Tried(
         (scene(MISSED),),
         careful=(
             r"Consumer::begin: \? .*",
@@ -131,7 +131,7 @@ KERNELS = {
             "decode: if .*syncthreads_or.*",
         ),
     ),
-    "comb_fp32_d128_obf16_packed": Tried(
+    "comb_fp32_d128_obf16_varlen": Tried(
         (scene(CombineCase(9, 2, 1, 3, "rising"), CombineCase(16, 40, 1, 2, "some")),), small=None
     ),
 }
@@ -144,9 +144,9 @@ LISTED = (
     "fwd_fp16_d64_causal_m64n64_varlen",
     "bwd_fp16_d64_causal_m64n64_det",
     "dec_fp16_d128_causal_r8n64",
-    "dec_fp16_d128_causal_r8n64_c4_runs",
-    "dec_fp16_d128_causal_r8n64_unified",
-    "comb_fp32_d128_obf16_packed",
+    "dec_fp16_d128_causal_r8n64_c4_streamk",
+    "dec_fp16_d128_causal_r8n64_fixed",
+    "comb_fp32_d128_obf16_varlen",
 )
 SEEDS = 8
 
@@ -167,11 +167,11 @@ def faults_of(slug: str) -> Faults:
 
 
 @cache
-def trial(slug: str) -> Trial:
+def contender(slug: str) -> Contender:
     """A kernel with all its faults, which without one is right."""
     tried, plan = KERNELS[slug], planned(slug)
     in_any_order = plan.kind == "backward" and not plan.deterministic
-    found = Trial(plan, faults_of(slug), loose="dq" if in_any_order else "")
+    found = Contender(plan, faults_of(slug), loose="dq" if in_any_order else "")
     for each in tried.scenes:
         found.record(each)
     if tried.small is not None:
@@ -197,7 +197,7 @@ def entry(slug: str, fault: Fault) -> int | None:
 def sample(slug: str) -> list[Fault]:
     """Of each kind of statement, and of what is wrong with it, one that shows; others elsewhere."""
     alike: dict[tuple[str, str], list[Fault]] = {}
-    for fault in trial(slug).faults:
+    for fault in contender(slug).faults:
         if entry(slug, fault) is None:
             kind = fault.kind if fault.orders else ""
             alike.setdefault((kind, fault.what), []).append(fault)
@@ -208,7 +208,9 @@ def sample(slug: str) -> list[Fault]:
 @pytest.mark.parametrize("slug", LISTED)
 def test_one_fault_of_each_kind_shows(slug: str) -> None:
     unseen = [
-        str(fault) for fault in sample(slug) if trial(slug).end(fault.number, SEEDS) == "survives"
+        str(fault)
+        for fault in sample(slug)
+        if contender(slug).end(fault.number, SEEDS) == "survives"
     ]
     assert not unseen
 
@@ -222,7 +224,7 @@ UNLISTED = pytest.mark.xfail(reason="its harmless faults are not listed yet", st
     [pytest.param(slug, marks=[] if slug in LISTED else [UNLISTED]) for slug in KERNELS],
 )
 def test_every_fault_shows_but_those_that_are_listed(slug: str) -> None:
-    found = trial(slug)
+    found = contender(slug)
     survivors = {
         str(fault) for fault in found.faults if found.end(fault.number, SEEDS) == "survives"
     }

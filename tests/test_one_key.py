@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fagen import registry
 from fagen.kinds.backward.emulate import compute
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.plan import Plan
@@ -28,7 +28,7 @@ DENSE = [
 OFTEN = (
     "fwd_bf16_d64_full_m128n128",
     "fwd_bf16_d64_causal_m192n128_q2_pm64_smemtotals",
-    "fwd_bf16_d160_causal_m128n128_vspace_eachmax_t8",
+    "fwd_bf16_d160_causal_m128n128_reusev_onlinemax_t8",
 )
 
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fagen.build import Binary
 from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE
 from fagen.runtime import c_interface, op
 from fagen.runtime.backward import _Eager

@@ -48,9 +48,9 @@ struct Args {{
 int main() {{
   Args a{{}};
   while (std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5) {{
-    const int m_blocks = ceil_div(a.seqlen_q, kBlockM), multiprocessors = {multiprocessors};
+    const int m_blocks = ceil_div(a.seqlen_q, kBlockM), SMs = {SMs};
     const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
-    const int grid = std::min<int64_t>(tiles, multiprocessors);
+    const int grid = std::min<int64_t>(tiles, SMs);
     Params params;
     params.heads = FastDivisor(a.heads);
     params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
@@ -82,7 +82,7 @@ SLUGS = (
     "fwd_fp16_d64_causal_m256n64_s4_q2_nointer",
     "fwd_fp16_d64_causal_m192n128_q2",
     "fwd_fp16_d128_causal_m128n128",
-    "fwd_fp16_d256_causal_m128n64_halves",
+    "fwd_fp16_d256_causal_m128n64_half",
     "fwd_e4m3_d128_causal_m192n64_s4_q2_nointer",
 )
 SHAPES = 600  # of each schedule
@@ -106,7 +106,7 @@ def compiled(of: Plan, folder: Path) -> Path:
         tiles=part("struct Blocks {", "struct SharedStorage")
         + part("struct Keys {", "// The tiles that the producer draws"),
         dealing=part("const int64_t flat_heads", "params.scale_log2"),
-        multiprocessors=SM90.sm_count,
+        sms=SM90.sm_count,
     )
     (folder / "order.cpp").write_text(program)
     flags = ("-std=c++17", "-O2", "-I", str(Path(__file__).parent))

@@ -211,7 +211,7 @@ def test_numbers_of_numpy_will_do() -> None:
     assert found.slug == wanted.slug and found.sizes == wanted.sizes
 
 
-# ---- decoding, and packed sequences --------------------------------------------------------------
+# ---- decoding, and varlen sequences --------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")

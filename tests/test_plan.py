@@ -11,7 +11,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from tests.strategies import schedules
 
-FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="v_space")
+FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="reuse_v")
 
 
 def planned(**changes) -> Plan:
@@ -56,7 +56,7 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
     assert not threads.sum_by_tensor
     assert (threads.o_columns, threads.pv_accumulators) == (64, 32)
     assert threads.pv_inputs == (32, 33, 34, 35, 36)
-    tensor = planned(head_dim=64, sum="tensor", maximum="each")
+    tensor = planned(head_dim=64, sum="tensor", maximum="online")
     assert tensor.sum_by_tensor and tensor.head_dim_v_padded == 64
     assert (tensor.o_columns, tensor.pv_accumulators) == (72, 36)
     assert tensor.pv_inputs == (36, 37, 38, 39, 40)
@@ -64,7 +64,7 @@ def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
 
 
 def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
-    assert [planned(maximum=maximum).lazy_max for maximum in ("lazy", "each")] == [True, False]
+    assert [planned(maximum=maximum).lazy_max for maximum in ("lazy", "online")] == [True, False]
     held = {dtype: planned(dtype=dtype).max_partial_sum for dtype in ("fp16", "bf16")}
     assert held == {"fp16": 2.0**15, "bf16": 2.0**12}
 
@@ -149,7 +149,7 @@ mask = "full"
 block_m = 128
 block_n = 176
 [pipeline]
-output = "v_space"
+output = "reuse_v"
 """
     with pytest.raises(OverBudget) as error:
         plan(registry.parse(text, "mine.toml"))
@@ -170,11 +170,11 @@ output = "v_space"
         ({"output": "own", "stages": 3}, "block_n = 96, or with block_m = 64, or with stages = 2"),
         (
             {"output": "own", "head_dim": 256, "block_n": 96},
-            'fits with block_n = 48, or with block_n = 80 and output = "v_space"',
+            'fits with block_n = 48, or with block_n = 80 and output = "reuse_v"',
         ),
         (
             {"output": "own", "head_dim": 256, "block_n": 64},
-            'fits with block_n = 48, or with block_m = 64, or with output = "halves"',
+            'fits with block_n = 48, or with block_m = 64, or with output = "half"',
         ),
         (
             {"stages": 3, "q_stages": 2},
@@ -202,11 +202,11 @@ def test_search_can_tell_wrong_from_too_large():
 @pytest.mark.parametrize(
     ("slug", "skips"),
     [
-        ("fwd_fp16_d256_causal_m128n64_vspace_nointer", True),  # 2 blocks of K are prefetched
-        ("fwd_fp16_d256_causal_m128n48_vspace_nointer", False),  # 3, and there is room for 2
-        ("fwd_fp16_d256_causal_m128n48_s3_vspace_nointer", True),
-        ("fwd_fp16_d128_causal_m192n64_vspace_nointer", False),
-        ("fwd_fp16_d128_causal_m192n64_s3_vspace_nointer", True),
+        ("fwd_fp16_d256_causal_m128n64_reusev_nointer", True),  # 2 blocks of K are prefetched
+        ("fwd_fp16_d256_causal_m128n48_reusev_nointer", False),  # 3, and there is room for 2
+        ("fwd_fp16_d256_causal_m128n48_s3_reusev_nointer", True),
+        ("fwd_fp16_d128_causal_m192n64_reusev_nointer", False),
+        ("fwd_fp16_d128_causal_m192n64_s3_reusev_nointer", True),
         ("fwd_fp16_d128_causal_m192n64", True),  # O needs no V to be gone
     ],
 )

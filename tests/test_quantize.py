@@ -9,8 +9,8 @@ import fagen
 from fagen.e4m3 import Quantized
 from fagen.errors import DeviceError
 from fagen.kinds.quantize.keys import Schedule
+from fagen.kinds.quantize.oracle import embedded, quantize
 from fagen.kinds.quantize.plan import plan
-from fagen.kinds.quantize.reference import embedded, quantize
 from fagen.runtime.quantize import prepare_quantizer
 from fagen.vocab import LEAST_MAXIMUM
 from tests.quantize_helpers import normal, same

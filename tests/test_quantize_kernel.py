@@ -10,8 +10,8 @@ from torch import Tensor
 from fagen import flow, registry, simulator
 from fagen.arch import SM90
 from fagen.e4m3 import Centered, by_columns
+from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.reference import quantize
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.checks import allocated, checked
 from tests.c_calls import changed

@@ -9,8 +9,8 @@ from torch import Tensor
 from fagen import flow, registry
 from fagen.e4m3 import Quantized, sign_words
 from fagen.errors import DeviceError, FagenError
+from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.reference import quantize
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
 from fagen.runtime.checks import allocated, checked

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from fagen.e4m3 import Quantized, by_rows, random_signs, rotate
+from fagen.kinds.quantize.oracle import embedded, quantize
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.reference import embedded, quantize
 from fagen.vocab import KEY_ORDER
 from tests.quantize_helpers import SEED, planned, uneven
 

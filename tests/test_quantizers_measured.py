@@ -10,8 +10,8 @@ from torch import Tensor
 from fagen import measure
 from fagen.e4m3 import E4M3, by_columns, rounded
 from fagen.errors import DeviceError, VerificationError
+from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.reference import quantize
 from fagen.kinds.quantize.verify import (
     RULE,
     SEED,
@@ -24,7 +24,7 @@ from fagen.kinds.quantize.verify import (
     places,
     rounding_error,
 )
-from fagen.measure.proof import Run, check
+from fagen.measure.verification import Run, check
 from tests.quantize_helpers import planned
 
 SLUGS = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fagen
-from fagen.problem import PackedTotals, Problem, Sizes
+from fagen.problem import Problem, Sizes, VarlenTotals
 from fagen.runtime.attention import ATTENTION
 from fagen.runtime.decode import DECODING
 from fagen.runtime.varlen import VARLEN
@@ -53,7 +53,7 @@ CALLS = {
         ),
         (normal(60, 4, 64), normal(60, 2, 64), OFFSETS),
         Problem("fp16", 64, 64, "causal", None, "", 0, lengths="varlen"),
-        PackedTotals(4, 4, 2, 30, 30, 60, 60),
+        VarlenTotals(4, 4, 2, 30, 30, 60, 60),
     ),
     "decode": Public(
         DECODING,

@@ -102,7 +102,7 @@ def test_every_plan_has_words_for_all_its_choices_and_says_nothing_in_vain(sched
         "fwd_e4m3_d64_causal_m128n256",
         "fwd_e4m3_d128_full_m128n128_lazymax",
         "fwd_e4m3_d128_full_m128n128_t4",
-        "fwd_fp16_d128_full_m128n128_eachmax_t8",
+        "fwd_fp16_d128_full_m128n128_onlinemax_t8",
         "quant_fp16_d48_rot",
     ],
 )

@@ -143,7 +143,7 @@ OTHERS = {
          "read_scales()", "Write access at fagen_fwd_e4m3_d80v48_causal_m64n32_vrows_sblock_sr32_"
          "kernel::ScaleProducer::write(int)"),
     ),
-    "a tile of packed sequences that another writes": (
+    "a tile of varlen sequences that another writes": (
         "racecheck_tile", ("_kernel::TileFinder::find(", "_kernel::Turns::give(")
     ),
     "that others read": ("racecheck_tile", ("_kernel::Consumer::", "_kernel::Loader::")),
@@ -190,8 +190,8 @@ def text_of(slug: str) -> str:
 @pytest.mark.parametrize(
     "slug",
     [
-        "fwd_bf16_d192v128_causal_m128n128_vspace_eachmax",
-        "fwd_bf16_d128_causal_m128n96_s3_q2_vspace",
+        "fwd_bf16_d192v128_causal_m128n128_reusev_onlinemax",
+        "fwd_bf16_d128_causal_m128n96_s3_q2_reusev",
     ],
 )
 def test_the_one_barrier_that_a_consumer_arrives_at_while_it_stores_is_o_empty(slug):

@@ -82,8 +82,8 @@ def test_a_schedule_cannot_be_changed():
         ({"order": "persistent"}, "fwd_fp16_d128_causal_m128n128_persistent"),
         ({"producer": "none"}, "fwd_fp16_d128_causal_m128n128_noprod"),
         (
-            {"stages": 3, "rescale_threshold": 8, "maximum": "each"},
-            "fwd_fp16_d128_causal_m128n128_s3_eachmax_t8",
+            {"stages": 3, "rescale_threshold": 8, "maximum": "online"},
+            "fwd_fp16_d128_causal_m128n128_s3_onlinemax_t8",
         ),
         (
             {
@@ -91,24 +91,24 @@ def test_a_schedule_cannot_be_changed():
                 "stages": 3,
                 "q_stages": 2,
                 "sum": "tensor",
-                "maximum": "each",
+                "maximum": "online",
                 "rescale_threshold": 8,
             },
-            "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_eachmax_t8",
+            "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_onlinemax_t8",
         ),
         ({"maximum": "lazy", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
-        ({"maximum": "each"}, "fwd_fp16_d128_causal_m128n128_eachmax"),
+        ({"maximum": "online"}, "fwd_fp16_d128_causal_m128n128_onlinemax"),
         (
-            {"maximum": "each", "rescale_threshold": 0.125},
-            "fwd_fp16_d128_causal_m128n128_eachmax_t0p125",
+            {"maximum": "online", "rescale_threshold": 0.125},
+            "fwd_fp16_d128_causal_m128n128_onlinemax_t0p125",
         ),
         (
-            {"inter_warpgroup": False, "output": "v_space"},
-            "fwd_fp16_d128_causal_m128n128_vspace_nointer",
+            {"inter_warpgroup": False, "output": "reuse_v"},
+            "fwd_fp16_d128_causal_m128n128_reusev_nointer",
         ),
         (
-            {"head_dim": 256, "block_n": 64, "output": "halves"},
-            "fwd_fp16_d256_causal_m128n64_halves",
+            {"head_dim": 256, "block_n": 64, "output": "half"},
+            "fwd_fp16_d256_causal_m128n64_half",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(sc
         "fwd_fp16_d128_causal_m128n128_",
         "fwd_fp16_d128_causal_m128n128_s2",  # a default is not said
         "fwd_fp16_d128v128_causal_m128n128",  # nor a derived one
-        "fwd_fp16_d128_causal_m128n128_eachmax_s3",  # another order
+        "fwd_fp16_d128_causal_m128n128_onlinemax_s3",  # another order
         "fwd_fp16_d128_causal_m128n128_s3_s4",
         "fwd_fp16_d128_causal_m128n128_q1",
         "fwd_fp16_d128_causal_m128n128_q3",
@@ -174,8 +174,8 @@ def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(sc
         "fwd_e4m3_d128_causal_m128n128_po8",
         "fwd_e4m3_d128_causal_m128n128_sr64",  # only of blocks
         "fwd_fp16_d128_causal_m128n128_vrows",  # only of e4m3
-        "fwd_fp16_d128_causal_m128n128_eachmax_t1p5p5",
-        "fwd_fp16_d128_causal_m128n128_eachmax_t1p3",
+        "fwd_fp16_d128_causal_m128n128_onlinemax_t1p5p5",
+        "fwd_fp16_d128_causal_m128n128_onlinemax_t1p3",
         "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
         "quant_fp16_d128_sblock",
         "bwd_fp16_d96_causal_m64n128_dqall",
@@ -217,7 +217,7 @@ def test_a_constant_default_is_one_whatever_else_a_schedule_says():
     """What measurements may move stands in schedules, not in defaults."""
     for keys in (dict(head_dim=64), dict(mask="full", block_m=256), dict(dtype="bf16")):
         assert Schedule.make(**PLAIN | keys).softmax.maximum == "lazy"
-        assert Schedule.make(**PLAIN | keys | dict(dtype="e4m3")).softmax.maximum == "each"
+        assert Schedule.make(**PLAIN | keys | dict(dtype="e4m3")).softmax.maximum == "online"
     for rows in (128, 192, 256):
         e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
         made = Schedule.make(**e4m3)

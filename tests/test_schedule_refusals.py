@@ -138,20 +138,20 @@ def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(max
     text = TEXT.replace("= 128", "= 64") + said
     reason = (
         'does not go with maximum = "lazy", by which a row max is raised where P, or what threads '
-        'add up of it, grows too large; use maximum = "each", or leave'
+        'add up of it, grows too large; use maximum = "online", or leave'
     )
     assert refusal(text) == [
         f'x.toml:9: softmax.sum = "tensor" {reason} sum out',
         f"x.toml:{11 if maximum else 10}: softmax.rescale_threshold = 8.0 {reason} "
         "rescale_threshold out",
     ]
-    each = text.replace(maximum, "") + 'maximum = "each"\n'
+    each = text.replace(maximum, "") + 'maximum = "online"\n'
     assert registry.parse(each).softmax.rescale_threshold == 8
 
 
 def test_a_word_that_was_renamed_is_refused_with_the_one_of_today():
     assert refusal(TEXT + '[softmax]\nmaximum = "late"\n') == [
-        'x.toml:9: softmax.maximum = "late" must be "lazy" or "each"; "late" is called "lazy" now'
+        'x.toml:9: softmax.maximum = "late" must be "lazy" or "online"; "late" is called "lazy" now'
     ]
 
 
@@ -161,7 +161,7 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     def fits(columns: int) -> bool:
         keys = dict(head_dim=128, head_dim_v=columns, dtype="fp16", mask="full", sum="tensor")
         try:
-            return bool(Schedule.make(**keys, maximum="each", block_m=64, block_n=64))
+            return bool(Schedule.make(**keys, maximum="online", block_m=64, block_n=64))
         except ScheduleError:
             return False
 
@@ -171,23 +171,23 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
 def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
     keys = dict(head_dim=64, dtype="bf16", mask="full", block_m=128, block_n=128)
     with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
-        Schedule.make(**keys, sum="tensor", maximum="each")
+        Schedule.make(**keys, sum="tensor", maximum="online")
     assert 'use sum = "threads"' in str(error.value)
 
 
 @pytest.mark.parametrize(("head_dim_v", "slabs"), [(64, 1), (96, 3), (192, 3), (80, 5)])
 def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
     with pytest.raises(ScheduleError) as error:
-        Schedule.make(**PLAIN, head_dim_v=head_dim_v, output="halves")
+        Schedule.make(**PLAIN, head_dim_v=head_dim_v, output="half")
     assert str(error.value) == (
-        'schedule: pipeline.output "halves" needs O in an even number of slabs of shared memory, '
+        'schedule: pipeline.output "half" needs O in an even number of slabs of shared memory, '
         f"as with head_dim_v = 128 or 256; it has {slabs} here: use output = "
-        '"own" or "v_space"'
+        '"own" or "reuse_v"'
     )
 
 
 def test_where_they_cannot_a_refusal_says_why_and_what_can():
-    assert refusal(TEXT + '[softmax]\nsum = "tensor"\nmaximum = "each"\n') == [
+    assert refusal(TEXT + '[softmax]\nsum = "tensor"\nmaximum = "online"\n') == [
         'x.toml:9: softmax.sum "tensor" needs V in one slab of shared memory, as with '
         'head_dim_v = 64; it is 128 here: use sum = "threads"'
     ]
@@ -395,6 +395,28 @@ v.w = 1''',
     dotted = read_toml("# no\na.b.c = 1\n[x.y]\n[x]\nz.u = 1\n", "x")[1]
     places = [("a",), ("a", "b"), ("x",), ("x", "z"), ("x", "y", "v")]
     assert [dotted.line(path) for path in places] == [2, 2, 4, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "code", "told"),
+    [
+        ("forward", {"output": "halves"}, "halves", 'is called "half" now'),
+        ("forward", {"output": "v_space"}, "vspace", 'is called "reuse_v" now'),
+        ("forward", {"maximum": "each"}, "eachmax", 'is called "online" now'),
+        ("forward", {"chunks": 4}, "", "is called num_splits now"),
+        ("backward", {"split": "keys"}, "", "is called partition now"),
+        ("decode", {"by": "run"}, "runs", 'is called "stream_k" now'),
+        ("decode", {"maximum": "unified"}, "unified", 'is called "fixed" now'),
+        ("combine", {"layout": "packed"}, "packed", 'is called "varlen" now'),
+    ],
+)
+def test_what_was_renamed_is_refused_by_its_old_name_with_the_new_one(kind, said, code, told):
+    path = registry.schedules(kind)[0]
+    with pytest.raises(ScheduleError, match=told):
+        registry.read(path).but(**said)
+    if code:
+        with pytest.raises(ScheduleError, match=rf'"{code}" in it is called \w+ now'):
+            registry.from_slug(f"{path.stem}_{code}")
 
 
 @pytest.mark.parametrize(

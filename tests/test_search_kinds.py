@@ -14,7 +14,7 @@ from fagen import search
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.rows import MOST, Row
 from fagen.kinds.decode.space import SPACE as DECODE_SPACE
-from fagen.problem import PackedSizes, Sizes
+from fagen.problem import Sizes, VarlenSizes
 from fagen.registry import read
 from fagen.search.report.table import _beside
 from fagen.search.results import told
@@ -61,13 +61,13 @@ KINDS = {
         ((VARLEN, 40),),
         ("fp16_d64_causal_varlen",),
         0.5,
-        "fp16, head dim 64, causal, packed sequences",
+        "fp16, head dim 64, causal, varlen sequences",
     ),
     "varlen backward": (
         ((VARLEN_BACKWARD, 20),),
         ("bwd_fp16_d64_full_varlen",),
         -1.0,
-        "fp16, head dim 64, full, backward, packed sequences",
+        "fp16, head dim 64, full, backward, varlen sequences",
     ),
     "decode": (
         ((DECODE, 40),),
@@ -203,11 +203,11 @@ def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
         )  # one query of four heads, and four
         assert row.problem == replace(DECODE_TARGET, v_layout="", scale_rows=0)
         # bits are those of calls without a table
-        assert {values(row.slug)[key] for key in ("chunks", "block_n")} == {16, 128}
+        assert {values(row.slug)[key] for key in ("num_splits", "block_n")} == {16, 128}
         assert f"{row.group_rows} rows to a KV head: {row.slug}" in lines
 
 
-# ---- of packed sequences ------------------------------------------------------------------------
+# ---- of varlen sequences ------------------------------------------------------------------------
 
 
 def test_sizes_come_back_from_a_store_as_they_were(every):
@@ -285,8 +285,8 @@ rows = [8, 16]
 block_n = 128
 
 [split]
-chunks = 4
-by = ["turn", "run"]
+num_splits = 4
+by = ["round_robin", "stream_k"]
 
 [pipeline]
 stages = 4
@@ -363,7 +363,7 @@ RUNS = {  # a space, a kernel of it that is wrong, others that are right, sizes 
         SMALL_VARLEN,
         "fwd_fp16_d64_causal_m128n64_varlen_nointer",
         {"fwd_fp16_d64_causal_m64n64_varlen"},
-        PackedSizes.of(((70, 90), (0, 3), (5, 5)), 2, 1),
+        VarlenSizes.of(((70, 90), (0, 3), (5, 5)), 2, 1),
     ),
 }
 

@@ -8,25 +8,25 @@ import pytest
 import torch
 
 from fagen.errors import DeviceError, VerificationError
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.decode import verify as decode_proof
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 from fagen.measure import inputs as measure_inputs
 from fagen.measure import rounds
 from fagen.measure.gradients import output_gradient
 from fagen.measure.peers import peer
-from fagen.measure.proof import trial_of
 from fagen.measure.rotating import ROTATED_BYTES, buffers_for, cache_bytes
 from fagen.measure.rounds import BRIEF, CUDNN, Lap
 from fagen.measure.sequences import quick_sizes
 from fagen.measure.timing import Call
-from fagen.problem import Cell, PackedSizes, Problem, Sizes
+from fagen.measure.verification import contender_of
+from fagen.problem import Cell, Problem, Sizes, VarlenSizes
 from fagen.registry import plan_of
 from fagen.vocab import MASKS
 from tests.made_up_gpu import kernel, plugged_in
 
 MIXED = ((300, 300), (5, 70), (95, 95), (1, 1), (64, 200))
-PACKED = PackedSizes.of(MIXED, 4, 2)
+VARLEN = VarlenSizes.of(MIXED, 4, 2)
 DENSE = Problem("fp16", 64, 64, "causal")
 VARLEN = replace(DENSE, lengths="varlen")
 SMALL = Sizes(1, 2, 1, 64, 64)
@@ -35,14 +35,14 @@ ANCHOR, *KERNELS = (
     f"fwd_fp16_d64_causal_m{m}n{n}" for m, n in product((64, 128, 192), (64, 96, 128))
 )
 PACKED_KERNELS = ("fwd_fp16_d64_causal_m64n64_varlen", "fwd_fp16_d64_causal_m128n64_varlen")
-DECODING = ("dec_fp16_d64_causal_r8n128", "dec_fp16_d64_causal_r16n64_c8_runs")
+DECODING = ("dec_fp16_d64_causal_r8n128", "dec_fp16_d64_causal_r16n64_c8_streamk")
 BACKWARD = "bwd_fp16_d64_causal_m128n128"
 PACKED_BACKWARD = "bwd_fp16_d64_causal_m64n64_varlen"
 
 
 def cell(slug: str, sizes: Sizes | None = None) -> Cell:
     """What a kernel is timed at here."""
-    usual = {"d": Sizes(2, 8, 2, 1, 300)}.get(slug[0], PACKED if "varlen" in slug else SMALL)
+    usual = {"d": Sizes(2, 8, 2, 1, 300)}.get(slug[0], VARLEN if "varlen" in slug else SMALL)
     problem = VARLEN if "varlen" in slug else DENSE
     kind = {"b": "backward", "d": "decode"}.get(slug[0], "forward")
     return Cell(replace(problem, kind=kind), sizes or usual)
@@ -132,13 +132,13 @@ def test_without_flashattention_2_packed_kernels_run_alone(gpu):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask):
-    at = Cell(replace(VARLEN, mask=mask), PACKED)
+    at = Cell(replace(VARLEN, mask=mask), VARLEN)
     q, k, v = measure_inputs.inputs(at, device="cpu")
     out = peer("fa2").bind(at, q, k, v).once()
     by = replace(at, problem=replace(at.problem, kind="backward"))
     found = peer("fa2").bind(by, q, k, v).once()
     assert out.shape == (465, 4, 64) and [len(x) for x in found] == [465, 666, 666]
-    at_q, at_k = (ends.tolist() for ends in measure_inputs.offsets(PACKED, "cpu"))
+    at_q, at_k = (ends.tolist() for ends in measure_inputs.offsets(VARLEN, "cpu"))
     for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
         own = q[:, top:bottom], k[:, first:last], v[:, first:last]
         right, _ = reference(*own, mask=mask, scale=64**-0.5)
@@ -152,8 +152,8 @@ def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask)
 
 @pytest.mark.parametrize("name", ["cudnn", "efficient", "flex"])
 def test_other_peers_say_that_they_are_not_timed_over_packed_sequences(name):
-    at = Cell(VARLEN, PACKED)
-    with pytest.raises(DeviceError, match="it is not timed over packed sequences"):
+    at = Cell(VARLEN, VARLEN)
+    with pytest.raises(DeviceError, match="it is not timed over varlen sequences"):
         peer(name).bind(at, *measure_inputs.inputs(at, device="cpu"))
 
 
@@ -224,14 +224,14 @@ def scales(name):
     return lambda tensors: tensors[name].mul_(1.5)
 
 
-FEW_PACKED = PackedSizes.of(((70, 90), (0, 3), (5, 0), (64, 64)), 2, 1)
+FEW_PACKED = VarlenSizes.of(((70, 90), (0, 3), (5, 0), (64, 64)), 2, 1)
 FEW_DECODED = (Sizes(2, 4, 2, 1, 70), Sizes(1, 8, 2, 3, 40))
 CHECKED = {
     KERNELS[0]: (Sizes(1, 3, 3, 130, 67),),
     BACKWARD: (Sizes(1, 3, 3, 130, 67),),
     PACKED_KERNELS[0]: (FEW_PACKED,),
     PACKED_BACKWARD: (FEW_PACKED,),
-    **dict.fromkeys([*DECODING, "dec_fp16_d64_causal_r8n64_c3_unified"], FEW_DECODED),
+    **dict.fromkeys([*DECODING, "dec_fp16_d64_causal_r8n64_c3_fixed"], FEW_DECODED),
 }
 WRONG = [
     *product(CHECKED, [None, is_off]),
@@ -286,32 +286,32 @@ def test_where_no_backend_of_torch_can_the_check_in_fp64_stands_alone(gpu, monke
 
 
 def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
-    q, k, v = measure_inputs.inputs(Cell(VARLEN, PACKED), device="cpu")
+    q, k, v = measure_inputs.inputs(Cell(VARLEN, VARLEN), device="cpu")
     assert q.shape == (1, 465, 4, 64) and k.shape == v.shape == (1, 666, 2, 64)
     of = plan_of(PACKED_KERNELS[0])
-    given = trial_of(of).arguments(of, q, k, v, PACKED)
+    given = contender_of(of).arguments(of, q, k, v, VARLEN)
     assert given[3].tolist() == [0, 300, 305, 400, 401, 465]
     assert given[4].tolist() == [0, 300, 370, 465, 466, 666]
     assert all(at.dtype == torch.int32 and at.is_contiguous() for at in given[3:5])
-    into = trial_of(of).outputs(of, given)
+    into = contender_of(of).outputs(of, given)
     assert [tuple(x.shape) for x in into] == [(465, 4, 64), (4, 465)]
     # beside others of a cell of one length they are of equal ones
     q, k, v = measure_inputs.inputs(Cell(VARLEN, Sizes(3, 4, 2, 9, 7)), device="cpu")
-    *_, at_q, at_k, _, _ = trial_of(of).arguments(of, q, k, v)
+    *_, at_q, at_k, _, _ = contender_of(of).arguments(of, q, k, v)
     assert (at_q.tolist(), at_k.tolist()) == ([0, 9, 18, 27], [0, 7, 14, 21])
 
 
 def test_packed_kernels_of_e4m3_are_given_a_scale_for_each_head():
     of = plan_of("fwd_e4m3_d64_causal_m64n64_varlen")
-    given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), PACKED), device="cpu")
-    taken = trial_of(of).arguments(of, *given, PACKED)
+    given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), VARLEN), device="cpu")
+    taken = contender_of(of).arguments(of, *given, VARLEN)
     assert taken[0].dtype == torch.float8_e4m3fn and taken[6] is None
     assert [tuple(x.shape) for x in taken[7:10]] == [(1, 4, 1), (1, 2, 1), (1, 2, 64)]
 
 
 @pytest.mark.parametrize("slug", [*PACKED_KERNELS, "bwd_fp16_d128_causal_m64n128_varlen"])
 def test_packed_kernels_are_checked_where_they_go_wrong_soonest_and_like_they_are_timed(slug):
-    of, long = plan_of(slug), PackedSizes.of([(16_384, 16_384)] * 20, 32, 8)
+    of, long = plan_of(slug), VarlenSizes.of([(16_384, 16_384)] * 20, 32, 8)
     around, mixed, tiny, like = quick_sizes(of, long)
     assert {(0, 0), (0, 1), (of.block_m + 1, of.block_n - 1)} <= {*around.sequences}
     assert (0, 0) in mixed.sequences and tiny.batch > 64

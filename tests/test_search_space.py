@@ -126,7 +126,7 @@ def test_so_is_that_of_any_kind(slug):
         assert {key: declared.values[key] for key in tried} == tried
     if target.kind == "decode":
         sizes = declared.sizes(target)
-        usual = {sized(slug, size).slug.removesuffix("_runs") for size in sizes}
+        usual = {sized(slug, size).slug.removesuffix("_streamk") for size in sizes}
         assert usual == {"dec_bf16_d72_causal_r8n64"}
     else:
         assert len(declared.shapes) == (3 if target.varlen else len(SEQLENS))

@@ -18,7 +18,7 @@ from fagen.simulator.translate import translated
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.often import some
-from tests.test_mutants import trial
+from tests.test_mutants import contender
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
@@ -40,7 +40,7 @@ FORWARD += FP8
 # beside SAMPLED: chunks; a cluster, V's space for O, promoted sums
 FORWARD_OFTEN = (
     "fwd_fp16_d256_causal_m128n64_split4",
-    "fwd_fp16_d256_full_m64n64_vspace_pm64_smemtotals_c2",
+    "fwd_fp16_d256_full_m64n64_reusev_pm64_smemtotals_c2",
     FP8[0],
     FP8[2],
 )
@@ -71,7 +71,7 @@ def test_the_backward_kernels_are_right_whatever_happens_when(slug):
 
 def for_multiprocessors(plan: Plan, count: int) -> str:
     """The text of a kernel that deals its tiles out as to so many."""
-    kernel, most = render(plan).kernel, f"kMultiprocessors = {plan.multiprocessors};"
+    kernel, most = render(plan).kernel, f"kMultiprocessors = {plan.SMs};"
     assert kernel.count(most) == 1
     return kernel.replace(most, f"kMultiprocessors = {count};")
 
@@ -116,7 +116,7 @@ def test_the_command_says_what_was_found():
     assert answer.stdout == f"{slug}: 10 runs, all right\n"
     refused = fagen("simulate", QUANTIZER)
     assert refused.exit_code == VerificationError.exit_code
-    assert "have no proof on the simulator" in refused.stderr
+    assert "have no verification on the simulator" in refused.stderr
 
 
 @pytest.mark.parametrize("stays", some(("", "_persist_post"), ("",)))
@@ -158,7 +158,7 @@ def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
 
 
 def test_what_is_stuck_or_wrong_is_told_and_the_next_call_is_as_if_nothing_had_been():
-    tried = trial(DETERMINISTIC[0])
+    tried = contender(DETERMINISTIC[0])
 
     def said(wanted: str) -> str:
         (fault,) = (one for one in tried.faults if str(one) == wanted)

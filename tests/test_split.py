@@ -12,8 +12,8 @@ from fagen.errors import ScheduleError
 from fagen.kinds.forward.cost import grid, seconds
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
@@ -26,7 +26,7 @@ SLUGS = (
     "fwd_fp16_d256_causal_m128n64_split64",
     "fwd_bf16_d72v104_causal_m64n48_split3",
     "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
-    "fwd_bf16_d96_causal_m192n80_split7_eachmax",
+    "fwd_bf16_d96_causal_m192n80_split7_onlinemax",
 )
 BASE = {"dtype": "fp16", "head_dim": 64, "mask": "causal", "block_m": 128, "block_n": 64}
 
@@ -38,13 +38,13 @@ def test_its_schedule_reads_back_and_its_text_renders(slug):
     found = plan(schedule)
     assert found.splits and "o" not in {row.name for row in found.shared.rows}
     text = kernel_text(found)
-    assert f"kChunks = {schedule.split.chunks};" in text
+    assert f"kChunks = {schedule.split.num_splits};" in text
     assert "atomic" not in text.replace("std::atomic", "").replace("#include <atomic>", "")
     assert "cudaMemset" not in text
 
 
 def test_one_chunk_is_no_split():
-    one, usual = Schedule.make(**BASE, chunks=1), Schedule.make(**BASE)
+    one, usual = Schedule.make(**BASE, num_splits=1), Schedule.make(**BASE)
     assert one == usual and one.slug == usual.slug and not plan(one).splits
     assert [kernel.kernel for kernel in plan(one).launches.kernels] == ["attention_forward"]
 
@@ -54,19 +54,19 @@ def test_one_chunk_is_no_split():
     [
         ({"dtype": "e4m3"}, '"e4m3" is not for chunks so far'),
         ({"lengths": "varlen"}, "fagen.attention_decode splits sequences"),
-        ({"producer": "none"}, 'producer must be "warp" with chunks > 1'),
-        ({"output": "v_space"}, 'output must be "own" with chunks > 1'),
-        ({"order": "lpt"}, '"lpt" does not go with chunks > 1'),
-        ({"order": "dynamic"}, '"dynamic" does not go with chunks > 1'),
-        ({"sum": "tensor", "maximum": "each"}, 'sum must be "threads" with chunks > 1'),
-        ({"mask": "full", "cluster": 2}, "cluster must be 1 with chunks > 1"),
-        ({"chunks": 129}, "chunks"),
-        ({"chunks": 0}, "chunks"),
+        ({"producer": "none"}, 'producer must be "warp" with num_splits > 1'),
+        ({"output": "reuse_v"}, 'output must be "own" with num_splits > 1'),
+        ({"order": "lpt"}, '"lpt" does not go with num_splits > 1'),
+        ({"order": "dynamic"}, '"dynamic" does not go with num_splits > 1'),
+        ({"sum": "tensor", "maximum": "online"}, 'sum must be "threads" with num_splits > 1'),
+        ({"mask": "full", "cluster": 2}, "cluster must be 1 with num_splits > 1"),
+        ({"num_splits": 129}, "num_splits"),
+        ({"num_splits": 0}, "num_splits"),
     ],
 )
 def test_what_does_not_go_with_chunks_is_refused_in_words(keys, said):
     with pytest.raises(ScheduleError) as refused:
-        Schedule.make(**BASE | {"chunks": 4} | keys)
+        Schedule.make(**BASE | {"num_splits": 4} | keys)
     assert said in str(refused.value)
 
 
@@ -89,13 +89,13 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     assert (main.kernel, merge.kernel) == ("attention_forward", "merge")
     assert main.overlaps and merge.overlaps and not launches.zeroed
     rows = batch * heads * queries
-    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 2) * rows * of.chunks
+    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 2) * rows * of.num_splits
     tiles = batch * heads * -(-queries // of.block_m)
-    assert main.grid.x.at(sizes) == tiles * of.chunks
+    assert main.grid.x.at(sizes) == tiles * of.num_splits
     assert merge.grid.x.at(sizes) * (merge.threads // of.combination.lanes) >= rows
     # chunks: whole blocks, equally long but for the last, and no more than there are
     step = of.chunk_keys(keys)
-    assert step % of.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= of.chunks)
+    assert step % of.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= of.num_splits)
 
 
 @settings(max_examples=25, deadline=None)
@@ -154,10 +154,10 @@ def test_a_few_tiles_are_predicted_to_gain_by_chunks():
         seconds(registry.from_slug(slug).values(), sizes)
         for slug in ("fwd_fp16_d128_causal_m128n128", "fwd_fp16_d128_causal_m128n128_split4")
     )
-    assert 3 < usual / split < 4.2  # 32 tiles, 128 chunks of them, 132 multiprocessors
-    assert grid(128, 128, "full", "persistent", sizes, chunks=4) == (196, 1)
-    # as many rounds of whole chunks as the multiprocessor with the most has
-    assert grid(128, 128, "full", "persistent", sizes, chunks=16)[1] == 4
+    assert 3 < usual / split < 4.2  # 32 tiles, 128 chunks of them, 132 SMs
+    assert grid(128, 128, "full", "persistent", sizes, num_splits=4) == (196, 1)
+    # as many rounds of whole chunks as the SM with the most has
+    assert grid(128, 128, "full", "persistent", sizes, num_splits=16)[1] == 4
 
 
 @pytest.mark.parametrize("others", [(), ("fwd_fp16_d128_full_m128n128",), SLUGS[:1]])

@@ -17,8 +17,8 @@ from fagen.errors import ScheduleError, UntunedWarning
 from fagen.kinds.forward import operands
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.reference import reference
 from fagen.problem import Problem
 from fagen.runtime import op
 from tests.fresh import asked_for
@@ -34,7 +34,7 @@ USED = [5, 3, 20, 0, 0, 32]  # keys of LENGTHS
 
 
 def packed16(*given, by_column=False, **how):
-    """Packed sequences of 16 bits as those of e4m3 are made."""
+    """Varlen sequences of 16 bits as those of e4m3 are made."""
     tensors = packed(*given, **how)
     return Packed8(tensors, {}, tensors[:3])
 
@@ -323,7 +323,7 @@ OTHER_BY = "bwd_fp16_d64_causal_m64n64_varlen"
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """A user's table with kernels of packed sequences, which are of no file."""
+    """A user's table with kernels of varlen sequences, which are of no file."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     tables.table_at.cache_clear()
     listed = [OTHER, OTHER_BY, f"{OTHER_BY}_det", "fwd_e4m3_d64_full_m64n64_varlen"]
@@ -431,7 +431,7 @@ OF_E4M3 = [
     ({"k_descale": torch.ones(2)}, "k_descale has shape (2,); it must be one number (), (bat"),
     (
         {"q_descale": torch.ones(6, 4, 3)},
-        "q_descale has 3 blocks of rows for a head; of packed sequences a head has one number, "
+        "q_descale has 3 blocks of rows for a head; of varlen sequences a head has one number, "
         "() or (batch, heads), and of v also one for each column",
     ),
     (

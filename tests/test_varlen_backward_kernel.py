@@ -1,4 +1,4 @@
-"""Kernels of packed sequences' gradients: their text on the simulated GPU, their proof, tiles."""
+"""Kernels of varlen sequences' gradients: their text on the simulated GPU, their proof, tiles."""
 
 import math
 import re
@@ -16,8 +16,8 @@ from fagen.kinds.backward import Schedule
 from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.plan import Plan, plan
 from fagen.kinds.backward.verify import VARLEN_RULE
-from fagen.measure.proof import check
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
+from fagen.measure.verification import check
 from fagen.problem import Problem
 from fagen.render import render
 from tests.often import some

@@ -1,4 +1,4 @@
-"""Kernels of packed sequences: their text on the simulated GPU, their proof, their schedules."""
+"""Kernels of varlen sequences: their text on the simulated GPU, their proof, their schedules."""
 
 import ctypes
 import math
@@ -13,17 +13,17 @@ import torch
 
 from fagen import registry, simulator
 from fagen.errors import ScheduleError, VerificationError
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.verify.varlen import RULE, case_error
-from fagen.measure.proof import check
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
+from fagen.measure.verification import check
 from fagen.problem import Problem
 from fagen.render import render
 from fagen.runtime.c_interface import arguments, library_at
-from fagen.runtime.cache import as_packed
+from fagen.runtime.cache import as_varlen
 from fagen.runtime.checks import checked
 from fagen.vendor import FORMATS
 from fagen.vendor.contents import folder_of
@@ -39,10 +39,10 @@ SMALL_FP8 = "fwd_e4m3_d64_causal_m64n64_varlen"
 # e4m3 also sums that are promoted
 SPREAD = (
     SMALL,
-    "fwd_bf16_d64_causal_m128n48_varlen_q2_vspace",
+    "fwd_bf16_d64_causal_m128n48_varlen_q2_reusev",
     "fwd_fp16_d48v32_full_m64n80_varlen_s3_q2",
     SMALL_FP8,
-    "fwd_e4m3_d64_causal_m128n32_varlen_q2_vspace",
+    "fwd_e4m3_d64_causal_m128n32_varlen_q2_reusev",
     "fwd_e4m3_d80v48_full_m64n96_varlen_ofp16_s3_pm2",
 )
 
@@ -66,7 +66,7 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     for cache, (i, end) in product(caches, enumerate(used.tolist())):
         cache[i, :, end:] = cache[i, :, : pads[i]] = math.nan
     k, v = (cache.transpose(1, 2) for cache in caches)
-    laid = as_packed(k, v, used, pads)
+    laid = as_varlen(k, v, used, pads)
     assert laid is not None
     given = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), laid, strict=True))
     out, lse = torch.full((210, 4, 64), math.nan).half(), torch.full((4, 210), math.nan)
@@ -234,14 +234,14 @@ def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], said: str) -> 
 
 
 def test_a_folder_has_them_beside_others_with_a_struct_of_their_own() -> None:
-    slugs = (COMMITTED[0], "fwd_fp16_d128_causal_m128n128", "comb_fp32_d128_obf16_packed")
+    slugs = (COMMITTED[0], "fwd_fp16_d128_causal_m128n128", "comb_fp32_d128_obf16_varlen")
     manifest = Manifest("demo", tuple(("", registry.from_slug(slug)) for slug in slugs))
     folder = folder_of(manifest)
     assert [group.name for group in folder.groups] == ["forward varlen", "forward", "combine"]
     # of two dispatchers each takes one struct, and knows its kernel alone
     assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
     assert {row.kernel for row in folder.table.rows} <= {0, -1}
-    (packed,) = folder.packed
+    (packed,) = folder.varlen
     assert [kernel.slug for kernel in packed.kernels] == [slugs[0]] and packed.kind == "varlen"
     # nor does that of gradients, which are another kernel's
     found = folder.gradients[COMMITTED[0]]

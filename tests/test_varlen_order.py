@@ -1,4 +1,4 @@
-"""Packed sequences under a causal mask: the order of tiles where L2 does not hold K and V."""
+"""Varlen sequences under a causal mask: the order of tiles where L2 does not hold K and V."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SLUGS = (
     "fwd_bf16_d64_causal_m256n64_varlen_s4_q2_nointer",
 )
 SMALL = SLUGS[0]
-# Four multiprocessors are simulated: of five KV heads the last two fill up, and of many the last.
+# Four SMs are simulated: of five KV heads the last two fill up, and of many the last.
 FEW = ((530, 530), (9, 0), (129, 129))
 MANY = ((530, 530), (9, 0), (200, 331), (3, 3), (70, 9), (1, 400), (129, 129))
 CASES = (
@@ -46,5 +46,5 @@ def test_where_the_cache_holds_k_and_v_and_in_e4m3_classes_alone_count() -> None
         planned(slug)
         for slug in ("fwd_fp16_d64_full_m64n64_varlen", "fwd_e4m3_d64_causal_m64n64_varlen")
     )
-    assert not full.whole_heads and not eight.whole_heads
+    assert not full.head_major and not eight.head_major
     assert "kL2Bytes" not in render(full).kernel + render(eight).kernel

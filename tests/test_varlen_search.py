@@ -1,4 +1,4 @@
-"""Search over packed sequences: sizes and shapes, what is predicted, and what is tried."""
+"""Search over varlen sequences: sizes and shapes, what is predicted, and what is tried."""
 
 import math
 import re
@@ -15,9 +15,9 @@ from fagen.kinds.forward import cost
 from fagen.paths import locate
 from fagen.problem import (
     Lengths,
-    PackedSizes,
     Problem,
     Sizes,
+    VarlenSizes,
     flops,
     lengths_from,
     lengths_in_words,
@@ -27,7 +27,7 @@ from fagen.registry import from_slug
 from fagen.search.declared import parse_space
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
-from fagen.search.shapes import PackedShape
+from fagen.search.shapes import VarlenShape
 from fagen.search.space import survey
 from fagen.vocab import MASKS
 
@@ -75,8 +75,8 @@ def values(slug: str) -> dict[str, Any]:
 
 
 def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem():
-    dense, packed = Sizes(4, 16, 4, 512, 700), PackedSizes.of([(512, 700)] * 4, 16, 4)
-    assert dense.sequences == packed.sequences and not dense.packed and packed.packed
+    dense, packed = Sizes(4, 16, 4, 512, 700), VarlenSizes.of([(512, 700)] * 4, 16, 4)
+    assert dense.sequences == packed.sequences and not dense.varlen and packed.varlen
     assert (packed.total_q, packed.total_k) == (dense.total_q, dense.total_k) == (2_048, 2_800)
     for mask in MASKS:
         of = replace(TARGET, mask=mask)
@@ -86,12 +86,12 @@ def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem():
 
 
 def test_what_mixed_lengths_count_is_what_each_counts_by_itself():
-    packed = PackedSizes.of(MIXED, 4, 2)
+    packed = VarlenSizes.of(MIXED, 4, 2)
     alone = [Sizes(1, 4, 2, q, k) for q, k in MIXED]
     assert flops(TARGET, packed) == sum(flops(TARGET, one) for one in alone)
     assert moved_bytes(TARGET, packed) == sum(moved_bytes(TARGET, one) for one in alone)
     assert (packed.batch, packed.seqlen_q, packed.seqlen_k) == (5, 300, 300)
-    assert not packed.square and PackedSizes.of([(3, 3), (9, 9)], 1, 1).square
+    assert not packed.square and VarlenSizes.of([(3, 3), (9, 9)], 1, 1).square
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_lengths_in_words_are_read_back(each):
 
 def test_other_lengths_are_said_in_other_words():
     some = [tuple((i * j % 97 + 1,) * 2 for i in range(60)) for j in range(1, 60)]
-    said = {str(PackedSizes.of(each, 4, 4)) for each in (*some, *(s[::-1] for s in some))}
+    said = {str(VarlenSizes.of(each, 4, 4)) for each in (*some, *(s[::-1] for s in some))}
     assert len(said) == len({*some, *(s[::-1] for s in some)})
-    assert str(PackedSizes.of([(4096, 4096)] * 4, 16, 4)) == "H=16/4 4 x 4096: 4096*4"
+    assert str(VarlenSizes.of([(4096, 4096)] * 4, 16, 4)) == "H=16/4 4 x 4096: 4096*4"
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -120,22 +120,22 @@ def sizes_of(text: str, head_dim: int = 64) -> list[Sizes]:
 
 def test_shapes_are_of_one_length_listed_or_drawn():
     one, listed, drawn = sizes_of(TEXT.partition("[[shapes]]")[1] + TEXT.partition("[[shapes]]")[2])
-    assert one == PackedSizes.of([(4_096, 4_096)] * 4, 32, 32)
-    assert drawn == PackedSizes.of([(300, 300), (5, 70), (95, 95)], 32, 32)
+    assert one == VarlenSizes.of([(4_096, 4_096)] * 4, 32, 32)
+    assert drawn == VarlenSizes.of([(300, 300), (5, 70), (95, 95)], 32, 32)
     assert listed.total_q == listed.total_k == 16_384 and listed.square
     assert all(1 <= q <= 4_096 for q, _ in listed.sequences)
     (ragged,) = sizes_of(
         "[[shapes]]\nseqlen = 100\nseqlen_k = 300\nbatch = 3\nheads = 8\nkv_heads = 2"
     )
-    assert ragged == PackedSizes.of([(100, 300)] * 3, 8, 2)
+    assert ragged == VarlenSizes.of([(100, 300)] * 3, 8, 2)
 
 
 def test_of_tokens_in_a_batch_each_sequence_is_shorter_by_one_ratio_than_the_last():
     text = "[[shapes]]\ntokens = 80\nbatch = 4\nheads = 4\n"
     (even,) = sizes_of(text)
-    assert even == PackedSizes.of([(20, 20)] * 4, 4, 4)
+    assert even == VarlenSizes.of([(20, 20)] * 4, 4, 4)
     (mixed,) = sizes_of(text + "longest = 40")
-    assert mixed == PackedSizes.of([(40, 40), (22, 22), (12, 12), (6, 6)], 4, 4)
+    assert mixed == VarlenSizes.of([(40, 40), (22, 22), (12, 12), (6, 6)], 4, 4)
     (keys,) = sizes_of(text + "longest_k = 40")
     assert keys.sequences == ((20, 40), (20, 22), (20, 12), (20, 6))
     (other,) = sizes_of(text + "longest = 77\ntokens_k = 400")
@@ -150,7 +150,7 @@ def test_a_file_that_says_no_shapes_has_equal_mixed_and_tiny_ones():
 
 
 def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time():
-    shape = PackedShape.model_validate({"seqlens": {"from": 16, "to": 16_384}, "batch": 4_000})
+    shape = VarlenShape.model_validate({"seqlens": {"from": 16, "to": 16_384}, "batch": 4_000})
     lengths = [q for q, _ in shape.each()]
     assert lengths == [q for q, _ in shape.each()] and len(lengths) == 4_000
     octaves = [sum(2**n <= q < 2 ** (n + 1) for q in lengths) for n in range(4, 14)]
@@ -214,7 +214,7 @@ def test_a_space_is_of_packed_sequences_or_of_such_of_one_length():
         parse_space(both)
     dense = HEAD.replace('lengths = "varlen"', "") + "[[shapes]]\nseqlens = [3]\n"
     with pytest.raises(
-        ScheduleError, match="seqlens is of packed sequences, whose space says leng"
+        ScheduleError, match="seqlens is of varlen sequences, whose space says leng"
     ):
         parse_space(dense)
     with pytest.raises(ScheduleError, match='lengths = "varle" must be "equal" or "varlen"; did'):
@@ -230,7 +230,7 @@ CAUSAL = "fwd_fp16_d128_causal_m128n128_varlen"
 
 def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order():
     for length in (512, 4_096):
-        packed = PackedSizes.of([(length, length)] * (16_384 // length), 16, 4)
+        packed = VarlenSizes.of([(length, length)] * (16_384 // length), 16, 4)
         dense = Sizes(16_384 // length, 16, 4, length, length)
         for of, plain in (
             (CAUSAL, "fwd_fp16_d128_causal_m128n128"),
@@ -245,23 +245,23 @@ def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order():
 def test_what_is_predicted_grows_with_every_sequence_and_depends_on_no_order(slug):
     seconds = backward_cost.seconds if slug.startswith("bwd") else cost.seconds
     times = [
-        seconds(values(slug), PackedSizes.of(MIXED * (1 + count), 16, 16)) for count in range(20)
+        seconds(values(slug), VarlenSizes.of(MIXED * (1 + count), 16, 16)) for count in range(20)
     ]
     assert all(one <= after for one, after in pairwise(times)) and times[-1] > 3 * times[0]
-    mixed = seconds(values(slug), PackedSizes.of(MIXED, 16, 16))
-    assert mixed == seconds(values(slug), PackedSizes.of(MIXED[::-1], 16, 16))
+    mixed = seconds(values(slug), VarlenSizes.of(MIXED, 16, 16))
+    assert mixed == seconds(values(slug), VarlenSizes.of(MIXED[::-1], 16, 16))
 
 
 def test_one_long_sequence_among_short_ones_is_waited_for():
-    long, alone = PackedSizes.of([(9, 9)] * 50 + [(128, 30_000)], 1, 1), Sizes(1, 1, 1, 128, 30_000)
+    long, alone = VarlenSizes.of([(9, 9)] * 50 + [(128, 30_000)], 1, 1), Sizes(1, 1, 1, 128, 30_000)
     steps, tiles = cost.grid(128, 128, "full", "dynamic", long)
     assert steps == math.ceil(30_000 / 128) == cost.grid(128, 128, "full", "dynamic", alone)[0]
     assert tiles == 1
-    assert cost.grid(128, 128, "causal", "dynamic", PackedSizes.of([(0, 5)], 4, 4)) == (0, 0)
+    assert cost.grid(128, 128, "causal", "dynamic", VarlenSizes.of([(0, 5)], 4, 4)) == (0, 0)
 
 
 def test_tiny_sequences_want_small_tiles_and_long_ones_large_ones():
-    tiny, long = PackedSizes.of([(60, 60)] * 1_024, 16, 16), PackedSizes.of([(16_384,) * 2], 16, 16)
+    tiny, long = VarlenSizes.of([(60, 60)] * 1_024, 16, 16), VarlenSizes.of([(16_384,) * 2], 16, 16)
     small, large = (f"fwd_fp16_d128_full_m{m}n{n}_varlen" for m, n in ((64, 64), (128, 128)))
     assert cost.seconds(values(small), tiny) < cost.seconds(values(large), tiny)
     assert cost.seconds(values(large), long) < cost.seconds(values(small), long)
@@ -282,6 +282,6 @@ def test_the_committed_space_holds_what_calls_get_today():
         )
         assert anchors(found, declared.effort)[0] == usual and usual in slugs
         assert serving(found, "NVIDIA H200") == [usual]
-        assert len(found.sizes) == 3 and all(size.packed for size in found.sizes)
+        assert len(found.sizes) == 3 and all(size.varlen for size in found.sizes)
         refused = {refusal.reason for refusal in found.refusals}
         assert "rule of producer" not in refused, "what no such kernel has is not tried"

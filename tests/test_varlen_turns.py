@@ -1,4 +1,4 @@
-"""Packed sequences: warpgroups take turns at tiles that have not rows for all of them."""
+"""Varlen sequences: warpgroups take turns at tiles that have not rows for all of them."""
 
 import math
 
@@ -13,7 +13,7 @@ from tests.varlen_helpers import is_right, offsets, packed, planned
 PING_PONG = "fwd_fp16_d64_causal_m128n64_varlen"  # which also skips blocks that are masked
 THREE = "fwd_fp16_d64_full_m192n48_varlen_s3_q2"
 FOUR = "fwd_bf16_d64_causal_m256n64_varlen_s4_q2_nointer"
-HALVES = "fwd_fp16_d128_causal_m128n32_varlen_halves"
+HALVES = "fwd_fp16_d128_causal_m128n32_varlen_half"
 FP8 = "fwd_e4m3_d64_full_m192n32_varlen_s3"
 TIGHT = "fwd_fp16_d64_causal_m192n64_varlen_s3"  # skips as many blocks as can be in turns
 SLUGS = (PING_PONG, THREE, FOUR, HALVES, FP8, TIGHT)
@@ -64,12 +64,12 @@ def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:
 
 def test_who_passes_over_tiles_and_who_does_not() -> None:
     """Not one alone, nor where O goes through V's space, which all must have read."""
-    passing = {slug: planned(slug).passes_tiles for slug in SLUGS}
+    passing = {slug: planned(slug).skips_idle_warpgroups for slug in SLUGS}
     assert passing == dict.fromkeys(SLUGS, True)
     for slug in (
         "fwd_fp16_d64_causal_m64n64_varlen",
-        "fwd_bf16_d64_causal_m128n48_varlen_q2_vspace",
+        "fwd_bf16_d64_causal_m128n48_varlen_q2_reusev",
         "fwd_fp16_d64_causal_m128n64_varlen_nointra",
         "fwd_fp16_d64_causal_m128n64",
     ):
-        assert not planned(slug).passes_tiles
+        assert not planned(slug).skips_idle_warpgroups

@@ -34,7 +34,7 @@ KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
     "fwd_e4m3_d64_full_m256n64_s3",
     "quant_fp16_d128_rot_shead",
-    "comb_fp32_d128_obf16_packed",
+    "comb_fp32_d128_obf16_varlen",
     "bwd_fp16_d128_causal_m64n128",
     "dec_fp16_d128_causal_r8n64",
 ]

@@ -128,7 +128,9 @@ def test_one_kernel_serves_every_call_of_its_problem(tmp_path):
 
 def test_what_is_not_in_the_folder_falls_to_what_comes_nearest(tmp_path):
     name = "dec_fp16_d128_causal_r{}"
-    slugs = [name.format(tile) for tile in ("24n64_c32", "8n64_c64", "8n64_c8", "24n64_c64_runs")]
+    slugs = [
+        name.format(tile) for tile in ("24n64_c32", "8n64_c64", "8n64_c8", "24n64_c64_streamk")
+    ]
     library = dispatcher([registry.from_slug(slug) for slug in slugs], tmp_path)
     problem = Problem.of(registry.from_slug(slugs[0]))
     for heads, kv_heads, batch, slug in (
@@ -145,7 +147,7 @@ def test_what_is_not_in_the_folder_falls_to_what_comes_nearest(tmp_path):
 
 
 def test_kernels_that_take_a_reference_are_called_by_their_own_names(tmp_path):
-    unified = registry.from_slug("dec_fp16_d128_causal_r8n64_unified")
+    unified = registry.from_slug("dec_fp16_d128_causal_r8n64_fixed")
     (tmp_path / "one").mkdir()
     assert not hasattr(dispatcher([unified], tmp_path / "one"), "demo_decode")
     library = dispatcher([unified, registry.from_slug(ONE)], tmp_path)
@@ -244,7 +246,7 @@ def test_a_call_in_python(decoding_of):
 
 def test_sizes_that_are_left_open_count_as_many(fresh_dynamo, decoding_of):
     name = "dec_fp16_d128_causal_r{}n64"
-    slugs = [name.format(tile) for tile in (8, 16, 64)] + [f"{name.format(8)}_runs"]
+    slugs = [name.format(tile) for tile in (8, 16, 64)] + [f"{name.format(8)}_streamk"]
     module = decoding_of([registry.from_slug(slug) for slug in slugs])
 
     def call(q: torch.Tensor, k: torch.Tensor) -> Any:

@@ -18,7 +18,7 @@ from tests.vendor_gradients import package
 from tests.vendor_helpers import asked
 
 DENSE, BY = "fwd_fp16_d64_causal_m64n64", "bwd_fp16_d64_causal_m64n64"
-PACKED, PACKED_BY = f"{DENSE}_varlen", f"{BY}_varlen"
+VARLEN, PACKED_BY = f"{DENSE}_varlen", f"{BY}_varlen"
 # whose gradients have no order here; whose gradients none computes
 VARYING = "fwd_bf16_d64_causal_m64n64", "fwd_bf16_d64_causal_m64n64_varlen"
 VARYING_BY = "bwd_bf16_d64_causal_m64n64", "bwd_bf16_d64_causal_m64n64_varlen"
@@ -35,7 +35,7 @@ Called = Callable[[], list[str]]
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """A package whose kernels compute on the CPU as they would on a GPU."""
     with package(
-        tmp_path_factory.mktemp("demo"), DENSE, PACKED, *VARYING, WITHOUT, *KERNELS
+        tmp_path_factory.mktemp("demo"), DENSE, VARLEN, *VARYING, WITHOUT, *KERNELS
     ) as found:
         yield found
 
@@ -70,8 +70,8 @@ CALLS: dict[str, tuple[Call, str]] = {
         lambda of, **how: of.attention_varlen(*of_several(), causal=True, **how),
         PACKED_BY,
     ),
-    "kernel of packed sequences": (
-        lambda of, **how: getattr(of, PACKED)(*of_several(), SCALE, **how)[0],
+    "kernel of varlen sequences": (
+        lambda of, **how: getattr(of, VARLEN)(*of_several(), SCALE, **how)[0],
         PACKED_BY,
     ),
 }
@@ -184,7 +184,7 @@ def test_where_no_kernel_computes_them_the_one_with_an_order_is_named(demo: Modu
 
 
 def test_a_folder_without_gradients_knows_no_order() -> None:
-    texts = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", DENSE, PACKED)))
+    texts = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", DENSE, VARLEN)))
     python = {path: text for path, text in texts.items() if path.startswith("python/")}
     assert len(python) == 8 and not [path for path in python if "determin" in python[path]]
     assert "determin" not in texts["README.md"]
@@ -253,7 +253,7 @@ def test_opcheck(demo: ModuleType, called: Called) -> None:
     ops = getattr(torch.ops, demo.__name__)
     for slug, by, given in (
         (DENSE, BY, of_one_length()),
-        (PACKED, PACKED_BY, of_several()),
+        (VARLEN, PACKED_BY, of_several()),
     ):
         op = getattr(ops, f"{slug}_with_grad").default
         called()

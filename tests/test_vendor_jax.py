@@ -33,7 +33,7 @@ KERNELS = (
     "quant_fp16_d128_rot_shead",
     "quant_fp16_d128_center_scol_vcols",
     "quant_bf16_d64_halves_shead",
-    "comb_fp32_d128_obf16_packed",
+    "comb_fp32_d128_obf16_varlen",
     "comb_fp16_d64",
     "bwd_fp16_d128_causal_m64n128",  # of the first; the others have no gradients
     "dec_fp16_d64_causal_r8n128",

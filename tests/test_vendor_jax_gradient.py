@@ -9,7 +9,7 @@ from tests.test_vendor_jax import ON_TWO, on_a_cpu, python, ran, texts
 
 __all__ = ["python"]  # a fixture
 
-FORWARD, WITHOUT, BACKWARD, PACKED, _, PACKED_BY = SLUGS = (
+FORWARD, WITHOUT, BACKWARD, VARLEN, _, PACKED_BY = SLUGS = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_bf16_d64_full_m128n128",
     "bwd_fp16_d128_causal_m64n128",
@@ -28,7 +28,7 @@ def function(slug: str) -> str:
 
 def test_a_kernel_is_differentiated_by_the_one_of_its_problem():
     assert f"call.differentiated({BACKWARD}, " in function(FORWARD)
-    assert f"call.differentiated({PACKED_BY}, " in function(PACKED)
+    assert f"call.differentiated({PACKED_BY}, " in function(VARLEN)
     for slug in (WITHOUT, BACKWARD):
         assert "call.differentiated" not in function(slug)
     assert "fagen vendor adds bwd_bf16_d64_full_m128n128, in a manifest" in function(WITHOUT)

@@ -26,7 +26,7 @@ KERNELS = (
     "fwd_e4m3_d128_causal_m192n96_varlen_s3_nointer",
     "dec_fp16_d128_causal_r8n64",
     "quant_fp16_d128_center_scol_vcols",
-    "comb_fp32_d128_obf16_packed",
+    "comb_fp32_d128_obf16_varlen",
 )
 
 # What the calls ask of CUDA: memory whose bytes are 0xff until they are cleared.

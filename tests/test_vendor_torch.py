@@ -200,7 +200,7 @@ def test_the_folder_is_that_of_plain_source_and_a_package():
 
 
 def test_both_formats_have_the_same_python():
-    """Of calls of all kinds, or of packed sequences alone."""
+    """Of calls of all kinds, or of varlen sequences alone."""
     varlen = ("fwd_fp16_d64_causal_m64n64_varlen", "bwd_fp16_d64_causal_m64n64_varlen")
     alone = (*varlen, "fwd_e4m3_d64_full_m64n64_varlen")
     dense = ("fwd_fp16_d64_causal_m128n128", "bwd_fp16_d64_causal_m128n128")

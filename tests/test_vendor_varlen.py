@@ -1,4 +1,4 @@
-"""What chooses among a vendored folder's kernels of packed sequences, in C and in Python."""
+"""What chooses among a vendored folder's kernels of varlen sequences, in C and in Python."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from fagen.dispatch.rows import Row
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.vendor.gradients import problem_of
-from fagen.vendor.table import PACKED, table_of
+from fagen.vendor.table import VARLEN, table_of
 from fagen.vocab import DTYPES, OUT_DTYPES
 from tests.cli_helpers import ROOT
 from tests.fresh import forget
@@ -51,7 +51,7 @@ def every() -> list[Any]:
 
 def kind_of(problem: Problem) -> str:
     """What chooses for a problem."""
-    return PACKED[DTYPES[problem.dtype].fp8]
+    return VARLEN[DTYPES[problem.dtype].fp8]
 
 
 def fagens(problem: Problem) -> str:
@@ -144,7 +144,7 @@ def test_a_row_of_such_a_table_has_no_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*PACKED, "pick_varlen", "pick_backward_varlen", "attention_varlen"]
+    "name", [*VARLEN, "pick_varlen", "pick_backward_varlen", "attention_varlen"]
 )
 def test_a_kernel_has_no_name_of_what_chooses(name: str, tmp_path: Path) -> None:
     path = tmp_path / "vendor.toml"
@@ -217,7 +217,7 @@ def test_a_call_in_python(calls_of_varlen: Callable[..., ModuleType]) -> None:
     assert slug == own.slug and given[5] == 2.0 and given[6] is None
     there = "it has those for torch.float16, 64, 64, causal, torch.float16"
     for wrong, words in (
-        ({"mask": "full"}, f"demo has no kernel of packed sequences for .*64, full.*{there}"),
+        ({"mask": "full"}, f"demo has no kernel of varlen sequences for .*64, full.*{there}"),
         ({"dtype": "bf16"}, "for torch.bfloat16, 64, 64, causal, torch.bfloat16"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -286,7 +286,7 @@ def test_in_e4m3_its_bits_are_the_kernels_too(demo: ModuleType) -> None:
 
 
 def leaves(dtype: torch.dtype = torch.float16) -> tuple[list[Tensor], list[Tensor]]:
-    """q, k and v of packed sequences, which require gradients; and their offsets."""
+    """q, k and v of varlen sequences, which require gradients; and their offsets."""
     q, k, v, *at = packed(LENGTHS, dtype)
     return [x.requires_grad_() for x in (q, k, v)], at
 

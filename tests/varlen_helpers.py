@@ -1,4 +1,4 @@
-"""Packed sequences, also in e4m3 with descales of their own, and what their attention is."""
+"""Varlen sequences, also in e4m3 with descales of their own, and what their attention is."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fagen import simulator
 from fagen.e4m3 import to_e4m3
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.forward import Schedule
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.varlen import case_error
 from fagen.measure.sequences import Case, Tiled
 from fagen.vocab import MASKS

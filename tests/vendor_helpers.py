@@ -29,7 +29,7 @@ KERNELS = [
     "fwd_e4m3_d128_full_m128n128_vrows_sblock",
     "quant_bf16_d128_halves_rot",
     "quant_fp16_d128_center_scol_vcols",
-    "comb_fp32_d128_obf16_packed",
+    "comb_fp32_d128_obf16_varlen",
 ]
 *_, COMBINE = KERNELS
 
@@ -126,7 +126,7 @@ from importlib import import_module
 package = import_module(sys.argv[1])
 outs, lses = torch.empty(2, 9, 4, 128), torch.empty(2, 4, 9)
 lengths = torch.zeros(3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-combine = package.comb_fp32_d128_obf16_packed
+combine = package.comb_fp32_d128_obf16_varlen
 
 def refused(*given):
     try:

@@ -97,7 +97,7 @@ def with_machine_code(
 def broken_promises(report: CompilerReport, plan: Plan) -> list[str]:
     """Compare a report with its Plan: each limit that the compiler broke, in words."""
     allowed = plan.max_spill_bytes
-    threads = plan.threads * plan.blocks  # that a multiprocessor is to hold
+    threads = plan.threads * plan.blocks  # that an SM is to hold
     file = report.registers * threads
     spilled = max(report.spill_store_bytes, report.spill_load_bytes)
     frame = -(-report.spill_store_bytes // _STACK_ALIGNMENT) * _STACK_ALIGNMENT

@@ -43,7 +43,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
     \b
     Examples:
       fagen check my.toml
-      fagen check --explain fwd_fp16_d128_full_m128n128_vspace
+      fagen check --explain fwd_fp16_d128_full_m128n128_reusev
     """
     plan = registry.plan(schedule)
     ledger = plan.explained() if explain else plan.ledger

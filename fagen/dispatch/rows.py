@@ -57,7 +57,7 @@ class Row:
     Rows for few queries or tiles go before all others, those for the fewest first: their kernels
     share the keys of a tile among SMs. Rows for few query rows go before those by keys alone, since
     large tiles of few rows leave SMs idle; but not before rows from more than OPEN_KEYS keys on,
-    which are for accuracy. One of packed sequences has no bounds: the host knows no length, and
+    which are for accuracy. One of varlen sequences has no bounds: the host knows no length, and
     what it does know of a call would let a sequence's bits depend on the others. One of
     `group_rows` is for decoding with so many rows of queries to a KV head, rounded up.
 

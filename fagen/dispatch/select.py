@@ -312,12 +312,12 @@ def _by_groups(rows: list[Row]) -> Iterator[Row]:
     if not rows:
         return
     steps = [*steps_of(from_slug(rows[0].slug))]
-    blocks = {(s.rows, s.kv_heads): s.schedule.values()["chunks"] for s in steps}
+    blocks = {(s.rows, s.kv_heads): s.schedule.values()["num_splits"] for s in steps}
     most = max(step.rows for step in steps)
-    for (group, kv_heads), chunks in blocks.items():
+    for (group, kv_heads), num_splits in blocks.items():
         end = MOST if group == most else group
         for row in rows:
-            if row.group_rows == group and chunks_of(row) == chunks:
+            if row.group_rows == group and chunks_of(row) == num_splits:
                 yield replace(row, group_to=end, kv_heads_from=kv_heads)
         yield Row("", "", group_to=end, kv_heads_from=kv_heads)
 
@@ -410,7 +410,7 @@ def _usual(problem: Problem) -> Buildable:
 
 def _rank(schedule: Schedule) -> tuple[bool, int, str]:
     """The one with the fewest keys away from their defaults goes first, one of chunks last."""
-    return "chunks" in schedule.settings(), len(schedule.settings()), schedule.slug
+    return "num_splits" in schedule.settings(), len(schedule.settings()), schedule.slug
 
 
 @cache

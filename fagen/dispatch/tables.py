@@ -119,7 +119,7 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
 
 def chunks_of(row: Row) -> Any:
     """Into how many chunks a kernel cuts keys, which calls choose by their KV heads."""
-    return from_slug(row.slug).values()["chunks"]
+    return from_slug(row.slug).values()["num_splits"]
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
@@ -171,7 +171,7 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
     if problem.varlen and (sizes := [key for key in table if key in _SIZES]):
         raise wrong(
             sizes[0],
-            f"{row.slug} is for packed sequences, whose kernel is one for all sizes: leave out "
+            f"{row.slug} is for varlen sequences, whose kernel is one for all sizes: leave out "
             f"{' and '.join(sizes)}",
         )
     if row.keys_to < row.keys_from:

@@ -12,7 +12,7 @@ from fagen.flash_attn_interface.arguments import (
     refuse_yet,
     scale_of,
 )
-from fagen.flash_attn_interface.layout import packed_keys, packed_queries
+from fagen.flash_attn_interface.layout import varlen_keys, varlen_queries
 from fagen.runtime.argument_types import flag
 from fagen.runtime.arguments import E4M3, refuse_rank, settled
 from fagen.runtime.attention import ATTENTION
@@ -74,14 +74,14 @@ def gradients_of(
             refuse_rank("q", q)
             softmax_lse = softmax_lse.transpose(0, 1).flatten(1)
             dout, out = dout.flatten(0, 1), out.flatten(0, 1)
-            q, cu_seqlens_q = packed_queries(q)
+            q, cu_seqlens_q = varlen_queries(q)
         if cu_seqlens_k is None:
             refuse_rank("k", k)
             refuse_rank("v", v)
             # without what lies between sequences, which would have gradients too
             k, v = k.contiguous(), v.contiguous()
             batch = cu_seqlens_q.shape[0] - 1
-            k, v, cu_seqlens_k, seqused_k = packed_keys(k, v, seqused_k, batch)
+            k, v, cu_seqlens_k, seqused_k = varlen_keys(k, v, seqused_k, batch)
         at = cu_seqlens_q, cu_seqlens_k, seqused_k
         if seqused_q is not None:
             refuse_wrong_lengths(seqused_q, *at)

@@ -18,8 +18,8 @@ from fagen.flash_attn_interface.layout import (
     LEAST,
     MOST,
     attend_other,
-    packed_keys,
-    packed_queries,
+    varlen_keys,
+    varlen_queries,
 )
 from fagen.runtime.argument_types import flag, names_types, whole
 from fagen.runtime.arguments import E4M3, refuse_rank
@@ -236,12 +236,12 @@ def flash_attn_varlen_func(
             refuse_rank("q", q)
             dense = q.shape[0], q.shape[1]
             max_seqlen_q = dense[1]
-            q, cu_seqlens_q = packed_queries(q)
+            q, cu_seqlens_q = varlen_queries(q)
         if cu_seqlens_k is None:
             refuse_rank("k", k)
             refuse_rank("v", v)
             max_seqlen_k, batch = k.shape[1], cu_seqlens_q.shape[0] - 1
-            k, v, cu_seqlens_k, seqused_k = packed_keys(k, v, seqused_k, batch)
+            k, v, cu_seqlens_k, seqused_k = varlen_keys(k, v, seqused_k, batch)
     q = q if q.stride()[-1:] == (1,) else q.contiguous()
     k = k if k.stride()[-1:] == (1,) else k.contiguous()
     v = v if v.stride()[-1:] == (1,) else v.contiguous()

@@ -20,7 +20,7 @@ from fagen.flash_attn_interface.arguments import (
 )
 from fagen.runtime.argument_types import flag, names_types, refuse_other_types
 from fagen.runtime.arguments import E4M3, refuse_rank
-from fagen.runtime.cache import as_packed, attention_cache
+from fagen.runtime.cache import as_varlen, attention_cache
 from fagen.runtime.checks import shape_of
 from fagen.runtime.combine import combine
 from fagen.runtime.varlen import attention_varlen
@@ -124,9 +124,9 @@ def flash_attn_with_kvcache(
         return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
     if rotary_interleaved is not True:
         flag("rotary_interleaved", rotary_interleaved)
-    packed = cu_seqlens_q is not None
+    varlen = cu_seqlens_q is not None
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if packed and tensor is q:
+        if varlen and tensor is q:
             if q.dim() != 3:
                 raise ValueError(
                     f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
@@ -136,7 +136,7 @@ def flash_attn_with_kvcache(
             refuse_rank(name, tensor)
     batch, room = k_cache.shape[:2]
     one_length = not (cache_seqlens is None or isinstance(cache_seqlens, Tensor))
-    if (one_length or packed) and v_cache.shape[:2] != k_cache.shape[:2]:
+    if (one_length or varlen) and v_cache.shape[:2] != k_cache.shape[:2]:
         raise ValueError(
             f"v_cache has shape {shape_of(v_cache)}; it must be (batch = {batch}, seqlen = "
             f"{room}, kv_heads, head_dim) as k_cache"
@@ -147,7 +147,7 @@ def flash_attn_with_kvcache(
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
     if window_size is not NO_WINDOW:
-        queries = (max_seqlen_q or q.shape[0]) if packed else q.shape[1]
+        queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
         causal = mask_of(called, window_size, queries, room, causal=causal)
     q = q if q.stride(-1) == 1 else q.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
@@ -178,7 +178,7 @@ def flash_attn_with_kvcache(
             return_lse=return_softmax_lse,
         )
         return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache)
-    sequences = as_packed(k_cache, v_cache, cache_seqlens, cache_leftpad)
+    sequences = as_varlen(k_cache, v_cache, cache_seqlens, cache_leftpad)
     if sequences is None:
         refuse_yet(
             called,

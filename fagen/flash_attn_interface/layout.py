@@ -13,7 +13,7 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.flash_attn_interface.arguments import lengths_of
 from fagen.runtime.arguments import needs_gradient
-from fagen.runtime.cache import Packed, as_packed
+from fagen.runtime.cache import Varlen, as_varlen
 from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import evenly
 
@@ -61,12 +61,12 @@ def filled_up(x: Tensor, columns: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing > 0 else x
 
 
-def packed_queries(q: Tensor) -> tuple[Tensor, Tensor]:
+def varlen_queries(q: Tensor) -> tuple[Tensor, Tensor]:
     """Return q (B, Sq, H, D) as (B · Sq, H, D), and its offsets."""
     return q.flatten(0, 1), evenly(q.shape[0], q.shape[1], q.device)
 
 
-def packed_keys(k: Tensor, v: Tensor, seqused_k: Tensor | None, batch: int) -> Packed:
+def varlen_keys(k: Tensor, v: Tensor, seqused_k: Tensor | None, batch: int) -> Varlen:
     """Return k and v of sequences of one length as one tensor each, their offsets, and seqused_k.
 
     Where no gradient is needed nothing is copied but what lies no whole number of rows apart.
@@ -80,10 +80,10 @@ def packed_keys(k: Tensor, v: Tensor, seqused_k: Tensor | None, batch: int) -> P
             )
     seqused_k = lengths_of("seqused_k", seqused_k, batch, k, "k")
     k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
-    packed = None
+    varlen = None
     if not (torch.is_grad_enabled() and needs_gradient(k, v)):
-        packed = as_packed(k, v, seqused_k, None)
-    if packed is None:
+        varlen = as_varlen(k, v, seqused_k, None)
+    if varlen is None:
         offsets = evenly(batch, k.shape[1], k.device)
-        packed = k.flatten(0, 1), v.flatten(0, 1), offsets, seqused_k
-    return packed
+        varlen = k.flatten(0, 1), v.flatten(0, 1), offsets, seqused_k
+    return varlen

@@ -116,7 +116,7 @@ def attend(
     if sequences is not None:
         if first is not None or end is not None:
             raise ValueError(
-                "cu_seq_lens_q is given beside an attention_mask with padding: packed sequences "
+                "cu_seq_lens_q is given beside an attention_mask with padding: varlen sequences "
                 "have none"
             )
         at_q, at_k = (at.to(q.device) for at in (sequences.at_q, sequences.at_k))
@@ -260,6 +260,6 @@ def _of_positions(
     if not mask.told:
         again = position_ids == position_ids[:, :1]
         on = torch.nn.functional.pad(position_ids.diff() == 1, (1, 0))
-        packed = bool(again[:, 1:].any() and on.any() and (again ^ on).all())
-        mask.told.append(begun(again.expand(batch, -1)) if packed else None)
+        varlen = bool(again[:, 1:].any() and on.any() and (again ^ on).all())
+        mask.told.append(begun(again.expand(batch, -1)) if varlen else None)
     return mask.told[0]

@@ -60,7 +60,7 @@ def mask_of(
     """Return which mask is meant; transformers' arguments behind two that are bound already.
 
     `plain` says of transformers' own mask functions whether they are causal, and `apart` of what
-    one of packed sequences was put together. Queries are at
+    one of varlen sequences was put together. Queries are at
     positions q_offset … q_offset + q_length − 1 of the sequence, keys at kv_offset … kv_offset +
     kv_length − 1; `mask_function(batch, head, query, key)` says which see which, `attention_mask`
     (batch, positions) which positions are no padding; where it is read is said at _padding.
@@ -95,7 +95,7 @@ def mask_of(
     skippable = allow_is_causal_skip if causal else allow_is_bidirectional_skip
     if causal is None or not (skippable or (causal and room and q_length == 1)):
         traced = (
-            ", or one of packed sequences (position_ids that start again; traced without a cache, "
+            ", or one of varlen sequences (position_ids that start again; traced without a cache, "
             "pass an attention_mask of ones)"
             if is_compiling()
             else ""
@@ -229,7 +229,7 @@ def _packed(
     keys: int,
     local_size: int | None,
 ) -> Mask:
-    """Return the mask of packed sequences; the host reads where they begin.
+    """Return the mask of varlen sequences; the host reads where they begin.
 
     Raises ValueError where a sequence's own is none of the two that kernels have.
     """
@@ -238,13 +238,13 @@ def _packed(
     first = torch.ones_like(numbers[:, :1], dtype=torch.bool)
     sequences = begun(torch.cat((first, numbers[:, 1:] != numbers[:, :-1]), 1))
     if causal is None and local_size is not None:
-        causal = True  # so are all windows and chunks of packed sequences
+        causal = True  # so are all windows and chunks of varlen sequences
         longest = sequences.longest or 0
         if longest > local_size or not _sees(function, 1, longest - 1, 0):
             refused = _hidden(local_size, longest)
     if causal is None:
         raise ValueError(
-            "the model asks for packed sequences (position_ids that start again) under a mask of "
+            "the model asks for varlen sequences (position_ids that start again) under a mask of "
             f"its own, which is neither causal nor full; {SDPA}"
         )
     return Mask(causal, queries, keys, refused, sequences=sequences)

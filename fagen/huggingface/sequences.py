@@ -21,12 +21,12 @@ class Sequences:
 
 
 # Takes a mask function apart: the one that each sequence has, and which sequence each position is
-# of, (B, S); None where it is not one of packed sequences.
+# of, (B, S); None where it is not one of varlen sequences.
 Apart = Callable[[Any], "tuple[Any, Tensor] | None"]
 
 
 def taker(masks: Any) -> Apart:
-    """Return what takes transformers' masks of packed sequences apart; `masks` is masking_utils.
+    """Return what takes transformers' masks of varlen sequences apart; `masks` is masking_utils.
 
     They are known by their code, never by what they do: one that is put together otherwise, of this
     release or another, is none of them.

@@ -54,7 +54,7 @@ def over_budget(
     """
     lines = [
         f"{schedule.origin.at('tile', key)}: tile.{key} = {schedule.values()[key]}: "
-        f"{schedule.slug} does not fit a multiprocessor of {SM90.name}"
+        f"{schedule.slug} does not fit an SM of {SM90.name}"
     ]
     for ledger in over:
         lines += ["  " + line for line in str(ledger).splitlines()]

@@ -3,9 +3,9 @@
 from fagen.measure.card import hopper
 from fagen.measure.cells import bench, compare
 from fagen.measure.peers import PEERS, installed
-from fagen.measure.proof import verify
 from fagen.measure.rows import Row, table, write_rows
 from fagen.measure.timing import BURST, REGIMES, SUSTAINED
+from fagen.measure.verification import verify
 
 __all__ = [
     "BURST",

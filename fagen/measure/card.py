@@ -17,7 +17,7 @@ class Card:
 
     name: str  # "NVIDIA H200"
     driver: str  # "580.159.03", or "unknown"
-    multiprocessors: int
+    sms: int
 
     @property
     def slug(self) -> str:

@@ -94,7 +94,7 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
 
 @dataclass(frozen=True)
 class AttendedPacked:
-    """FLASH_ATTENTION's forward pass over packed sequences, and what takes it back.
+    """FLASH_ATTENTION's forward pass over varlen sequences, and what takes it back.
 
     out is (total_q, H, Dv); `backward(dout)` gives dq, dk and dv.
     """
@@ -109,12 +109,12 @@ class AttendedPacked:
         return self.own_lse.masked_fill(self.own_lse == math.inf, -math.inf)
 
 
-def packed_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor, int, int]:
-    """What torch is told of packed sequences: where each begins, and the longest."""
+def varlen_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor, int, int]:
+    """What torch is told of varlen sequences: where each begins, and the longest."""
     return *offsets(sizes, device), sizes.seqlen_q, sizes.seqlen_k
 
 
-def attended_packed(
+def attended_varlen(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor, Tensor, int, int], *, causal: bool
 ) -> AttendedPacked:
     """Run torch's FLASH_ATTENTION over packed q, k and v (total, heads, D), for gradients to come.

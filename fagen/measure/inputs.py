@@ -33,7 +33,7 @@ def inputs(
     dtype = torch.float16 if kind.fp8 else getattr(torch, kind.torch)
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    batch = 1 if sizes.packed else sizes.batch
+    batch = 1 if sizes.varlen else sizes.batch
     queries, keys = sizes.total_q // batch, sizes.total_k // batch
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:

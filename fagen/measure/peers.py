@@ -4,7 +4,7 @@
 attention, allocates its output and returns it as (B, Sq, H, Dv). It raises DeviceError, in words,
 where the implementation cannot do the cell or is not installed. Of a cell of gradients the Call
 computes dq, dk and dv, as q, k and v are, of a forward pass that was run before the clock runs.
-Packed sequences come as one, (1, total, H, D), with their lengths in the cell's sizes, and their
+Varlen sequences come as one, (1, total, H, D), with their lengths in the cell's sizes, and their
 output is (total, H, Dv).
 
 A problem of e4m3 comes in fp16, and peers compute it in that, but for cudnn-e4m3; what is in e4m3
@@ -32,14 +32,14 @@ from fagen.kind import Plan
 from fagen.measure.gradients import (
     AttendedPacked,
     attended,
-    attended_packed,
+    attended_varlen,
     output_gradient,
-    packed_lengths,
+    varlen_lengths,
 )
 from fagen.measure.inputs import softmax_scale
-from fagen.measure.proof import trial_of
 from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE
 from fagen.measure.timing import Call
+from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -81,13 +81,13 @@ def ours(binary: Binary) -> Implementation:
     kernel = op.load(binary)
     plan = plan_of(binary.slug)
 
-    trial = trial_of(plan)
+    contender = contender_of(plan)
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        arguments = trial.arguments(plan, q, k, v)
+        arguments = contender.arguments(plan, q, k, v)
         if problem.varlen:
-            return Call(lambda: _unpacked(trial.compared(kernel(*arguments)), len(q)))
-        return Call(lambda: trial.compared(kernel(*arguments)))
+            return Call(lambda: _unpacked(contender.compared(kernel(*arguments)), len(q)))
+        return Call(lambda: contender.compared(kernel(*arguments)))
 
     problem = Problem.of(plan.schedule)
     if problem.v_layout != "columns":
@@ -123,10 +123,10 @@ def peer(name: str) -> Implementation:
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         gradients = PASSES[cell.problem.kind].gradients
-        if cell.sizes.packed:
-            if name not in PACKED:
-                raise DeviceError("it is not timed over packed sequences")
-            return (PACKED_GRADIENTS if gradients else PACKED)[name](cell, q, k, v)
+        if cell.sizes.varlen:
+            if name not in VARLEN:
+                raise DeviceError("it is not timed over varlen sequences")
+            return (VARLEN_GRADIENTS if gradients else VARLEN)[name](cell, q, k, v)
         if not gradients:
             return PEERS[name](cell, q, k, v)
         if name not in GRADIENTS:
@@ -178,14 +178,14 @@ def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     return _sdpa(SDPBackend.FLASH_ATTENTION, cell, q, k, v, mask)
 
 
-def _fa2_packed(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """FlashAttention-2 over packed sequences."""
-    return tried(_packed_pass(cell, q, k, v, lambda made: made.out), "torch's FLASH_ATTENTION")
+def _fa2_varlen(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """FlashAttention-2 over varlen sequences."""
+    return tried(_varlen_pass(cell, q, k, v, lambda made: made.out), "torch's FLASH_ATTENTION")
 
 
-def _fa2_packed_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _fa2_varlen_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """Its backward pass, by itself."""
-    forward = _packed_pass(cell, q, k, v, lambda result: result)
+    forward = _varlen_pass(cell, q, k, v, lambda result: result)
     result = tried(forward, "torch's FLASH_ATTENTION, called without autograd,").once()
     dout = output_gradient(q, v)[0]
     return tried(
@@ -193,12 +193,12 @@ def _fa2_packed_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     )
 
 
-def _packed_pass(
+def _varlen_pass(
     cell: Cell, q: Tensor, k: Tensor, v: Tensor, output: Callable[[AttendedPacked], Any]
 ) -> Call:
     query, key, value = (tensor[0] for tensor in (q, k, v))
-    lengths, causal = packed_lengths(cell.sizes, q.device), is_causal(cell)
-    return Call(lambda: output(attended_packed(query, key, value, lengths, causal=causal)))
+    lengths, causal = varlen_lengths(cell.sizes, q.device), is_causal(cell)
+    return Call(lambda: output(attended_varlen(query, key, value, lengths, causal=causal)))
 
 
 def _efficient(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -397,6 +397,6 @@ GRADIENTS: dict[str, Bind] = {
     "cudnn": _gradients(_cudnn, "cudnn"),
     "fa2": _gradients(_fa2, "flash"),
 }
-PACKED: dict[str, Bind] = {"fa2": _fa2_packed}
-PACKED_GRADIENTS: dict[str, Bind] = {"fa2": _fa2_packed_gradients}
+VARLEN: dict[str, Bind] = {"fa2": _fa2_varlen}
+VARLEN_GRADIENTS: dict[str, Bind] = {"fa2": _fa2_varlen_gradients}
 _PACKAGES = {"fa3": "flash_attn_interface", CUDNN_E4M3: "cudnn"}

@@ -22,9 +22,9 @@ from fagen.measure.cells import compared
 from fagen.measure.inputs import inputs
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
-from fagen.measure.proof import trial_of
 from fagen.measure.rotating import buffers_for
 from fagen.measure.timing import Call, Regime, captured, estimate, time_round
+from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Sizes
 from fagen.registry import plan_of
 
@@ -96,21 +96,21 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
     Raises VerificationError where it is wrong, DeviceError where it cannot be launched.
     """
     plan = plan_of(kernel.slug)
-    trial = trial_of(plan)
-    for number, sizes in enumerate(trial.quick(plan, cell.sizes) if trial.quick else QUICK):
+    contender = contender_of(plan)
+    for number, sizes in enumerate(contender.quick(plan, cell.sizes) if contender.quick else QUICK):
         small = Cell(cell.problem, sizes)
-        error = trial.error(plan, kernel.library, small, *inputs(small, seed=number))
+        error = contender.error(plan, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
             raise VerificationError(f"{error.said} at {sizes}")
-    if trial.rotates:
+    if contender.rotates:
         return
     arguments = _taken(cell, plan, *_inputs(cell))
-    outputs = trial.outputs(plan, arguments)
-    trial.launch(plan, kernel.library, arguments, outputs)()
+    outputs = contender.outputs(plan, arguments)
+    contender.launch(plan, kernel.library, arguments, outputs)()
     if (expected := _expected(cell)) is None:
         return
     every = slice(None)
-    output = compared(trial.compared(outputs), every)
+    output = compared(contender.compared(outputs), every)
     for ours, theirs in zip(output, compared(expected, every), strict=True):
         worst, allowed = disagreement(cell, ours, theirs)
         if not worst <= allowed:
@@ -129,20 +129,20 @@ def side_by_side(
 
     `rounds` numbers the rounds, and decides their order. Raises what a kernel's call raises.
     """
-    rotates = trial_of(plan_of(anchor.slug)).rotates
+    rotates = contender_of(plan_of(anchor.slug)).rotates
     turns = _turns(_unmasked(cell)) if rotates else (_inputs(cell),)
     # of kernels that are alike
     shared: dict[Hashable, tuple[list[tuple[Any, ...]], tuple[Tensor, ...]]] = {}
 
     def call(kernel: Kernel) -> Call:
         plan = plan_of(kernel.slug)
-        trial = trial_of(plan)
-        like = plan.kind, trial.alike(plan)
+        contender = contender_of(plan)
+        like = plan.kind, contender.alike(plan)
         if like not in shared:
             arguments = [_taken(cell, plan, *one) for one in turns]
-            shared[like] = arguments, trial.outputs(plan, arguments[0])
+            shared[like] = arguments, contender.outputs(plan, arguments[0])
         arguments, outputs = shared[like]
-        launches = [trial.launch(plan, kernel.library, one, outputs) for one in arguments]
+        launches = [contender.launch(plan, kernel.library, one, outputs) for one in arguments]
 
         def run() -> Tensor:
             for launch in launches:
@@ -201,8 +201,8 @@ def _one_round(
 
 def _taken(cell: Cell, plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What a kernel's op takes of a cell's tensors, in its order."""
-    sizes = (cell.sizes,) if cell.sizes.packed else ()
-    return trial_of(plan).arguments(plan, q, k, v, *sizes)
+    sizes = (cell.sizes,) if cell.sizes.varlen else ()
+    return contender_of(plan).arguments(plan, q, k, v, *sizes)
 
 
 @lru_cache(maxsize=12)

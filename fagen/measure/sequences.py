@@ -1,4 +1,4 @@
-"""Lists of lengths in, packed sequences out: some are NaN, as is what lies around them all.
+"""Lists of lengths in, varlen sequences out: some are NaN, as is what lies around them all.
 
 None sees anything of another, and a kernel that does is found out. Rows around them are to be zeros
 afterwards: outputs are filled with UNTOUCHED beforehand.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fagen.measure.inputs import softmax_scale
-from fagen.problem import PackedSizes, Sizes
+from fagen.problem import Sizes, VarlenSizes
 from fagen.vocab import Dtype
 
 UNTOUCHED = 7.0  # of outputs beforehand: no NaN, whose bits may change unseen
@@ -21,7 +21,7 @@ _MANY = 1_030  # sequences: a warp that looks at 32 at a time goes around more t
 
 
 class Tiled(Protocol):
-    """What is asked of a Plan whose kernel takes packed sequences."""
+    """What is asked of a Plan whose kernel takes varlen sequences."""
 
     @property
     def dtype(self) -> Dtype:
@@ -118,14 +118,14 @@ def quick_sizes(plan: Tiled, sizes: Sizes) -> tuple[Sizes, ...]:
     tiny = [(1 + i % 5, i % 7) for i in range(70)]  # more than a warp has lanes
     like = [(min(q, 1_024), min(k, 1_024)) for q, k in sizes.sequences[:8]]
     return (
-        PackedSizes.of(around, 2, 1),
-        PackedSizes.of(mixed, 4, 2),
-        PackedSizes.of(tiny, 3, 3),
-        PackedSizes.of(like, sizes.heads, sizes.kv_heads),
+        VarlenSizes.of(around, 2, 1),
+        VarlenSizes.of(mixed, 4, 2),
+        VarlenSizes.of(tiny, 3, 3),
+        VarlenSizes.of(like, sizes.heads, sizes.kv_heads),
     )
 
 
-def trial_case(sizes: Sizes) -> Case:
+def contender_case(sizes: Sizes) -> Case:
     """Sequences of these sizes, of which every second one is NaN where there are several."""
     several = sizes.batch > 1
     return Case(sizes.sequences, sizes.heads, sizes.kv_heads, gap=3, poisoned=several)

@@ -161,7 +161,7 @@ def refuse_blocks(name: str, descale: Tensor) -> None:
     """Refuse descales by block of rows where sequences lie packed: there a head has one."""
     if descale.shape[2] > 1:
         raise ValueError(
-            f"{name} has {descale.shape[2]} blocks of rows for a head; of packed sequences a head "
+            f"{name} has {descale.shape[2]} blocks of rows for a head; of varlen sequences a head "
             "has one number, () or (batch, heads), and of v also one for each column: "
             'fagen.quantize(x[None], scales="head") makes one for all sequences'
         )

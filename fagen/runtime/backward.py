@@ -1,7 +1,7 @@
 """A kernel and a call's arguments in, its results out: with gradients where they are asked for.
 
 A call that torch does not trace goes by an autograd.Function that keeps q, k, v, out and the
-log-sum-exp, of packed sequences also their offsets, and nothing else. For torch.compile there is
+log-sum-exp, of varlen sequences also their offsets, and nothing else. For torch.compile there is
 `torch.ops.fagen.<slug>_with_grad`, which does the same and is registered with Autograd: it traces
 both passes as one op each.
 
@@ -164,7 +164,7 @@ def _ready(
     except ScheduleError:
         raise ValueError(
             f"q, k or v requires a gradient, and no kernel computes those of {key.problem}: none "
-            "fits a multiprocessor; call it under torch.no_grad(), or "
+            "fits an SM; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention"
         ) from None
 

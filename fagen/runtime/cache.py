@@ -1,6 +1,6 @@
 """attention_cache(q, k, v, …): queries over a cache with lengths in, the kernel for so many called.
 
-Few rows of queries go to the kernels of decoding, many to those of packed sequences, as which the
+Few rows of queries go to the kernels of decoding, many to those of varlen sequences, as which the
 sequences of a cache can be read where they are. Nothing is read on the host.
 """
 
@@ -13,12 +13,12 @@ from fagen.runtime.decode import attention_decode
 from fagen.runtime.varlen import attention_varlen
 
 # of queries that share a KV head: up to four tiles of decoding, which part the keys of a sequence
-# among multiprocessors and read them again for each; an estimate, not measured
+# among SMs and read them again for each; an estimate, not measured
 FEW_ROWS = 256
 
 _MOST_ROWS = 1 << 30  # of a packed tensor
 
-Packed = tuple[Tensor, Tensor, Tensor, Tensor | None]  # k, v, cu_seqlens_k, seqused_k
+Varlen = tuple[Tensor, Tensor, Tensor, Tensor | None]  # k, v, cu_seqlens_k, seqused_k
 
 
 def attention_cache(
@@ -47,8 +47,8 @@ def attention_cache(
     few = queries * heads <= FEW_ROWS * k.shape[2]
     if not few and seqused_k is None and leftpad_k is None:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse)
-    packed = None if few else as_packed(k, v, seqused_k, leftpad_k)
-    if packed is None:
+    varlen = None if few else as_varlen(k, v, seqused_k, leftpad_k)
+    if varlen is None:
         return attention_decode(
             q,
             k,
@@ -60,7 +60,7 @@ def attention_cache(
             return_lse=return_lse,
         )
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * queries
-    k, v, cu_seqlens_k, used = packed
+    k, v, cu_seqlens_k, used = varlen
     found = attention_varlen(
         q.flatten(0, 1),
         k,
@@ -79,9 +79,9 @@ def attention_cache(
     return out.unflatten(0, (batch, queries)), lse
 
 
-def as_packed(
+def as_varlen(
     k: Tensor, v: Tensor, seqused_k: Tensor | None, leftpad_k: Tensor | None
-) -> Packed | None:
+) -> Varlen | None:
     """Return a cache's keys and values as sequences packed into one, without a copy, and offsets.
 
     k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv) become (total, Hk, D) and (total, Hk, Dv), where a
@@ -107,10 +107,10 @@ def as_packed(
     elif apart > keys:
         used = starts.new_full((batch,), keys)
     along = 0 if keys == 1 else 1  # a row of each sequence is the next one
-    packed_k, packed_v = (
+    varlen_k, varlen_v = (
         x.as_strided((total, *x.shape[2:]), (x.stride(along), *x.stride()[2:])) for x in (k, v)
     )
-    return packed_k, packed_v, starts, used
+    return varlen_k, varlen_v, starts, used
 
 
 def _rows_apart(x: Tensor) -> int:

@@ -18,7 +18,7 @@ from torch._C import _is_tracing
 from torch.compiler import is_compiling
 
 from fagen.errors import FagenError
-from fagen.problem import PackedTotals, Problem, Sizes
+from fagen.problem import Problem, Sizes, VarlenTotals
 from fagen.runtime import attention, decode, varlen
 from fagen.runtime.call import CallKey
 
@@ -126,7 +126,7 @@ def _packed(
         batch = min(sizes.batch, q[0], v[0])  # the others are empty
         tokens_q, longest_q = _side(q[0], longest_q, batch)
         tokens_k, longest_k = _side(v[0], longest_k, batch)
-        sizes = PackedTotals(batch, q[1], v[1], longest_q, longest_k, tokens_q, tokens_k)
+        sizes = VarlenTotals(batch, q[1], v[1], longest_q, longest_k, tokens_q, tokens_k)
     return True, _problem(varlen.VARLEN.key_of(*call)), sizes
 
 

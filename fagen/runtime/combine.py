@@ -80,8 +80,8 @@ def combine(
     if (num_splits is None) != (cu_seqlens is None):
         given = "cu_seqlens" if num_splits is None else "num_splits"
         raise ValueError(f"num_splits and cu_seqlens go together; only {given} is given")
-    packed = num_splits is not None
-    if packed and outs.dim() != 4:
+    varlen = num_splits is not None
+    if varlen and outs.dim() != 4:
         raise ValueError(
             f"outs has {outs.dim()} dimensions; with num_splits and cu_seqlens rows are "
             "packed, 4: (splits, total, heads, head_dim)"
@@ -89,7 +89,7 @@ def combine(
     if lses.dim() != outs.dim() - 1:
         names = "(splits, heads, total)" if outs.dim() == 4 else "(splits, batch, heads, seqlen)"
         raise ValueError(f"lses has {lses.dim()} dimensions; beside such outs it must be {names}")
-    layout = "packed" if packed else "dense"
+    layout = "varlen" if varlen else "dense"
     if forward_ad._current_level >= 0:
         refuse_tangents(outs, lses)
     out_dtype = outs.dtype if out_dtype is None else out_dtype
@@ -98,7 +98,7 @@ def combine(
         _, kernel = traced("combine", None, *of[:2], settled(of[2]), *of[3:])
     else:
         kernel = COMBINE.known.get(of) or COMBINE.find(_key(*of), call=of)
-    if packed:
+    if varlen:
         out, lse = kernel.results(outs, lses, num_splits, cu_seqlens)
     elif outs.dim() == 5:
         out, lse = kernel.results(outs, lses)

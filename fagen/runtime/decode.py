@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from fagen.argument_names import refuse_unknown_names
 from fagen.errors import ScheduleError
-from fagen.kinds.decode import chunks_for, deal_for, derived, rows_for
+from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.problem import Problem
 from fagen.registry import given as schedule_given
@@ -54,14 +54,14 @@ def _key(
     """The key of a call; `tile` is as of _tile.  Raises as attention_decode does."""
     refuse_dtype(dtype, fp8=False)
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
-    word, maximum = word_of(dtype), "lazy" if lazy else "unified"
+    word, maximum = word_of(dtype), "lazy" if lazy else "fixed"
     wanted: dict[str, Any] = dict(
         dtype=word, head_dim=head_dim, head_dim_v=head_dim_v, mask=mask, maximum=maximum
     )
     problem = Problem(word, head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE)
     if schedule is None:
-        rows, chunks, by = tile
-        serving = derived(**wanted, rows=rows, chunks=chunks, by=by)
+        rows, num_splits, by = tile
+        serving = derived(**wanted, rows=rows, num_splits=num_splits, by=by)
         # tables have no kernels with a reference
         return CallKey(device, problem, None, serving, tabled=lazy)
     chosen = schedule_given(schedule)
@@ -221,7 +221,7 @@ def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, st
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     rows = queries * (heads // kv_heads)
     by = deal_for(head_dim, rows, kv_heads, batch, alike=alike)
-    return rows_for(rows), chunks_for(kv_heads), by
+    return rows_for(rows), num_splits_for(kv_heads), by
 
 
 def _refuse_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:

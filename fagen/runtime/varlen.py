@@ -1,4 +1,4 @@
-"""attention_varlen(q, k, v, …): packed sequences in, the attention of each with itself out.
+"""attention_varlen(q, k, v, …): varlen sequences in, the attention of each with itself out.
 
 The kernel is that which a dispatch table has for the card, dtype, head dims and mask, else the
 committed one of these, or one that is derived. It is built at its first use; on CPU tensors its

@@ -19,7 +19,7 @@ __all__ = ["Code", "Keys", "OneOf", "Schedule", "Section", "SlugForm", "derived"
 
 
 class Schedule(Section):
-    """What a kernel computes and how one multiprocessor is used; every key has its value.
+    """What a kernel computes and how one SM is used; every key has its value.
 
     Two schedules are equal where they say the same, whatever was left out and wherever they lie.
     """

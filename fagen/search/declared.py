@@ -26,14 +26,14 @@ from fagen.search.ranges import listed
 from fagen.search.shapes import (
     DRAWN,
     LISTED,
-    PACKED,
     SEQLENS,
-    PackedShape,
+    VARLEN,
     Shape,
     Strict,
+    VarlenShape,
     heads_of,
     missing_sizes,
-    packed_faults,
+    varlen_faults,
 )
 from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
 from fagen.vocab import LENGTHS
@@ -59,8 +59,8 @@ class _File(Strict):
 
 
 class _PackedFile(Strict):
-    shapes: list[PackedShape] = Field(
-        default=[PackedShape.model_validate(shape) for shape in PACKED], min_length=1
+    shapes: list[VarlenShape] = Field(
+        default=[VarlenShape.model_validate(shape) for shape in VARLEN], min_length=1
     )
     search: Effort = Effort()
 
@@ -73,7 +73,7 @@ class Declared:
     text: str
     kind: str
     values: Mapping[str, tuple[Any, ...]]  # of the keys that are said, and of those tried
-    shapes: tuple[Shape | PackedShape, ...]
+    shapes: tuple[Shape | VarlenShape, ...]
     effort: Effort
 
     @property
@@ -157,10 +157,10 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     file: _File | _PackedFile
     try:
         file = kind_of_file.model_validate(own)
-        broken += packed_faults([one for one in file.shapes if isinstance(one, PackedShape)])
+        broken += varlen_faults([one for one in file.shapes if isinstance(one, VarlenShape)])
     except ValidationError as invalid:
         file = kind_of_file()
-        broken += _own_faults(invalid, PackedShape if kind_of_file is _PackedFile else Shape)
+        broken += _own_faults(invalid, VarlenShape if kind_of_file is _PackedFile else Shape)
     values = dict(space.defaults)
     for section, table in tables.items():
         if section not in keys.tables:
@@ -263,7 +263,7 @@ def _part(name: str, section: type[Section]) -> type[BaseModel]:
 
 
 def _packed(tables: Mapping[str, Any], space: Space, keys: Keys) -> bool:
-    """Whether a file's shapes are those of packed sequences."""
+    """Whether a file's shapes are those of varlen sequences."""
     if "lengths" not in space.problem_keys:
         return False
     table = tables.get(keys.sections["lengths"])
@@ -271,21 +271,21 @@ def _packed(tables: Mapping[str, Any], space: Space, keys: Keys) -> bool:
     return lengths in (LENGTHS[1], [LENGTHS[1]])
 
 
-def _own_faults(invalid: ValidationError, shape: type[Shape | PackedShape]) -> Iterator[Fault]:
+def _own_faults(invalid: ValidationError, shape: type[Shape | VarlenShape]) -> Iterator[Fault]:
     """Yield what is wrong with the tables that a schedule has not: shapes, and how to search."""
     errors = invalid.errors(include_url=False)
     return judged_first(errors, lambda first: _judged(first, shape))
 
 
-def _judged(errors: Sequence[Any], shape: type[Shape | PackedShape]) -> Iterator[Fault]:
+def _judged(errors: Sequence[Any], shape: type[Shape | VarlenShape]) -> Iterator[Fault]:
     for error in errors:
         kind, (table, *steps) = error["type"], map(str, error["loc"])
         path = (table, *(step for step in steps if step not in (LISTED, DRAWN)))
         message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
         if kind == "extra_forbidden":
             known: Any = (shape if table == "shapes" else Effort).model_fields
-            if table == "shapes" and shape is Shape and path[-1] in PackedShape.model_fields:
-                yield path, 'is of packed sequences, whose space says lengths = "varlen"'
+            if table == "shapes" and shape is Shape and path[-1] in VarlenShape.model_fields:
+                yield path, 'is of varlen sequences, whose space says lengths = "varlen"'
                 continue
             if len(path) > 3:  # within lengths that are drawn
                 known = ("from", "to")

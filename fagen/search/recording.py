@@ -21,7 +21,7 @@ from typing import Any
 from fagen import outputs
 from fagen.errors import FagenError, ScheduleError
 from fagen.paths import path_of
-from fagen.problem import Cell, PackedTotals, Problem, Sizes, in_order
+from fagen.problem import Cell, Problem, Sizes, VarlenTotals, in_order
 from fagen.registry import kind
 from fagen.search.declared import Declared
 from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
@@ -104,8 +104,8 @@ def read_recording(path: Path) -> Weights:
         more = len(targets) > 1 or space.kind not in (FORWARD, DECODE)
         for shape in space.shapes:
             at = shape.sizes(targets[0].head_dim)
-            if at.packed:
-                lengths, at = at.sequences, PackedTotals.of(at)
+            if at.varlen:
+                lengths, at = at.sequences, VarlenTotals.of(at)
                 more |= lengths != at.sequences  # which no call's host knows
             sizes[at] = _sum(sizes.get(at, 0.0), shape.weight)
         weights[_problem(space)] = sizes
@@ -159,7 +159,7 @@ def _add(
         for size, count in sizes.items():
             if max(vars(size).values()) > MAX_SIZE:
                 dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
-            elif size.packed and size.batch > MAX_SEQUENCES:
+            elif size.varlen and size.batch > MAX_SEQUENCES:
                 dropped[f"of more than {MAX_SEQUENCES:,} sequences, the most searched"] += count
             else:
                 known[size] = _sum(known.get(size, 0.0), count)
@@ -245,7 +245,7 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes
         yield from ("", f"[[{prefix}shapes]]")
-        yield from _packed(sizes) if isinstance(sizes, PackedTotals) else _dense(sizes, always)
+        yield from _packed(sizes) if isinstance(sizes, VarlenTotals) else _dense(sizes, always)
         yield f"heads = {sizes.heads}"
         if sizes.kv_heads != sizes.heads or "kv_heads" in always:
             yield f"kv_heads = {sizes.kv_heads}"
@@ -260,7 +260,7 @@ def _dense(sizes: Sizes, always: Sequence[str]) -> Iterator[str]:
     yield f"batch = {sizes.batch}"
 
 
-def _packed(sizes: PackedTotals) -> Iterator[str]:
+def _packed(sizes: VarlenTotals) -> Iterator[str]:
     sides = ("", sizes.tokens_q, sizes.seqlen_q), ("_k", sizes.tokens_k, sizes.seqlen_k)
     for side, tokens, longest in sides[: 2 - sizes.square]:
         yield f"tokens{side} = {tokens}"

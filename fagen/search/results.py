@@ -27,7 +27,7 @@ from fagen.search.tasks import GOOD, Compiled
 from fagen.vocab import PASSES
 
 WORTH = 0.01  # by which a kernel must be faster at one size to be preferred there
-# Calls with no more query rows make at most two tiles, of the tallest, for each multiprocessor: how
+# Calls with no more query rows make at most two tiles, of the tallest, for each SM: how
 # tall tiles are matters more to them than how many keys they have.
 FEW_ROWS = 2 * SM90.sm_count * 256
 
@@ -112,7 +112,7 @@ class Result:
         for size in self.sizes:
             values = sized(slug, size).values()
             bits = tuple(values[key] for key in keys)
-            calls.setdefault((values["rows"], values["chunks"], bits), []).append(size)
+            calls.setdefault((values["rows"], values["num_splits"], bits), []).append(size)
         chosen: list[tuple[int, float, str]] = []
         for (rows, _, bits), sizes in sorted(calls.items()):
             like = [

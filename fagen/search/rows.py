@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fagen.errors import FagenError
-from fagen.problem import DETERMINISTIC, PackedSizes, Problem, Sizes, lengths_from
+from fagen.problem import DETERMINISTIC, Problem, Sizes, VarlenSizes, lengths_from
 from fagen.registry import from_slug
 from fagen.search.kinds import space_of
 from fagen.search.marks import PEER_NAMES
@@ -110,7 +110,7 @@ class _Sized(_Row):
     kv_heads: Size
     seqlen_q: Size
     seqlen_k: Size
-    lengths: str = ""  # of packed sequences, as lengths_in_words says it
+    lengths: str = ""  # of varlen sequences, as lengths_in_words says it
 
     def sizes(self) -> Sizes:
         """Return them.  Raises Damaged where they do not go together."""
@@ -292,14 +292,14 @@ def _first(invalid: ValidationError) -> str:
 def sizes_from(
     batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, lengths: str = ""
 ) -> Sizes:
-    """Return sizes, of packed sequences by their lengths in words.
+    """Return sizes, of varlen sequences by their lengths in words.
 
     Raises ValueError where these are none, or go with other sizes.
     """
     plain = batch, heads, kv_heads, seqlen_q, seqlen_k
     if not lengths:
         return Sizes(*plain)
-    sizes = PackedSizes.of(_lengths(lengths), heads, kv_heads)
+    sizes = VarlenSizes.of(_lengths(lengths), heads, kv_heads)
     counts = sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
     if counts != plain or max(sizes.total_q, sizes.total_k) > MAX_SIZE:
         raise ValueError(f"{shown(lengths)} does not go with the sizes beside it")

@@ -335,7 +335,7 @@ def summary(survey: Survey, declared: Declared) -> dict[str, Any]:
 
 
 def _said(size: Sizes) -> dict[str, Any]:
-    """Sizes as a store keeps them: lengths of packed sequences in words."""
+    """Sizes as a store keeps them: lengths of varlen sequences in words."""
     names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
     counts = {name: getattr(size, name) for name in names}
-    return counts | ({"lengths": lengths_in_words(size.sequences)} if size.packed else {})
+    return counts | ({"lengths": lengths_in_words(size.sequences)} if size.varlen else {})

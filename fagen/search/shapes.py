@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from fagen.problem import HIDDEN, TOKENS, Lengths, PackedSizes, PackedTotals, Sizes
+from fagen.problem import HIDDEN, TOKENS, Lengths, Sizes, VarlenSizes, VarlenTotals
 from fagen.schedule.faults import Fault
 
 SEQLENS = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence, of all sequences of a packed shape
-MAX_SEQUENCES = 16_384  # of a packed shape
+MAX_SIZE = 1 << 20  # of a batch, of heads, of a sequence, of all sequences of a varlen shape
+MAX_SEQUENCES = 16_384  # of a varlen shape
 DRAWN_TOKENS = 4 * TOKENS  # of lengths that are drawn, where nothing else is said
 MAX_DRAWN = 16 * MAX_SEQUENCES  # sequences whose lengths are drawn, of all shapes of a space
 
@@ -65,8 +65,8 @@ _Lengths = Annotated[
 ]
 
 
-class PackedShape(Strict):
-    """Packed sequences in a space file: `seqlen` of one length, or `seqlens` of their own.
+class VarlenShape(Strict):
+    """Varlen sequences in a space file: `seqlen` of one length, or `seqlens` of their own.
 
     Or `tokens` in a `batch`, of which nothing more is known than the `longest`: as recorded.
     """
@@ -84,9 +84,9 @@ class PackedShape(Strict):
     kv_heads: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     weight: float = Field(default=1.0, gt=0)
 
-    def sizes(self, head_dim: int) -> PackedSizes:
+    def sizes(self, head_dim: int) -> VarlenSizes:
         """Fill in what was left out: 16,384 tokens in all, or 65,536 of lengths that are drawn."""
-        return PackedSizes.of(self.each(), *heads_of(self, head_dim))
+        return VarlenSizes.of(self.each(), *heads_of(self, head_dim))
 
     @property
     def totals(self) -> bool:
@@ -103,7 +103,7 @@ class PackedShape(Strict):
             assert self.batch
             queries, keys = self._totals()
             tokens, longest = zip(queries, keys, strict=True)
-            return PackedTotals(self.batch, 1, 1, *longest, *tokens).sequences
+            return VarlenTotals(self.batch, 1, 1, *longest, *tokens).sequences
         return ((self.seqlen, self.seqlen_k or self.seqlen),) * self.sums()[0]
 
     def sums(self) -> tuple[int, int, int]:
@@ -180,21 +180,21 @@ class PackedShape(Strict):
 
 
 # Sequences of one length, beside which the dense kernel may be seen; mixed ones; very many tiny.
-PACKED: tuple[dict[str, Any], ...] = (
+VARLEN: tuple[dict[str, Any], ...] = (
     {"seqlen": 4_096},
     {"seqlens": {"from": 16, "to": 16_384}},
     {"seqlens": {"from": 1, "to": 64}, "batch": 1_024},
 )
 
 
-def heads_of(shape: Shape | PackedShape, head_dim: int) -> tuple[int, int]:
+def heads_of(shape: Shape | VarlenShape, head_dim: int) -> tuple[int, int]:
     """Heads of queries, and of keys and values; where none are said, those of hidden size 2048."""
     heads = shape.heads or max(1, HIDDEN // head_dim)
     return heads, shape.kv_heads or heads
 
 
-def packed_faults(shapes: Sequence[PackedShape]) -> Iterator[Fault]:
-    """Yield what is wrong with packed shapes whose keys are right one by one."""
+def varlen_faults(shapes: Sequence[VarlenShape]) -> Iterator[Fault]:
+    """Yield what is wrong with varlen shapes whose keys are right one by one."""
     drawn = 0
     for number, shape in enumerate(shapes):
         place = ("shapes", str(number))

@@ -273,7 +273,7 @@ class Store:
 
     def _size(self, size: Sizes) -> int:
         names = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads")
-        lengths = lengths_in_words(size.sequences) if size.packed else ""
+        lengths = lengths_in_words(size.sequences) if size.varlen else ""
         return self._number("size", **{n: getattr(size, n) for n in names}, lengths=lengths)
 
     # ---- reading

@@ -84,21 +84,21 @@ def call(
 
 
 def check(plan: Plan, kernel: str, *, seeds: int = 2, progress: Say | None = None) -> int:
-    """Run a kernel's text at the small sizes of its kind's Proof, with so many seeds.
+    """Run a kernel's text at the small sizes of its kind's Verification, with so many seeds.
 
     Returns how many runs there were; `progress` is told a line of each. Raises VerificationError
-    where one was wrong, or its kind has no such proof, BuildError and DeviceError as above.
+    where one was wrong, or its kind has no such verification, BuildError and DeviceError as above.
     """
-    from fagen.measure.proof import Proof  # torch
+    from fagen.measure.verification import Verification  # torch
 
-    proof: Proof = load_named(kind(plan.kind).proof)
-    if not proof.rule(plan).small:
+    verification: Verification = load_named(kind(plan.kind).verification)
+    if not verification.rule(plan).small:
         raise VerificationError(
-            f"{plan.slug}: kernels of the kind {plan.kind} have no proof on the simulator; "
+            f"{plan.slug}: kernels of the kind {plan.kind} have no verification on the simulator; "
             f"`fagen verify {plan.slug}` runs them on a Hopper GPU"
         )
     library = build(kernel)
     runs = 0
     for seed in range(seeds):
-        runs += len(proof.simulated(plan, partial(call, plan, library, seed=seed), progress))
+        runs += len(verification.simulated(plan, partial(call, plan, library, seed=seed), progress))
     return runs

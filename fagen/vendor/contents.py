@@ -92,8 +92,8 @@ class Group:
         return table_of([kernel.schedule for kernel in self.kernels], self.signature.form)
 
     @property
-    def packed(self) -> bool:
-        """Whether they take packed sequences, and something chooses among them."""
+    def varlen(self) -> bool:
+        """Whether they take varlen sequences, and something chooses among them."""
         return self.signature.kind in (FORWARD, BACKWARD) and bool(self.signature.form)
 
 
@@ -261,11 +261,11 @@ class Folder:
     def dispatchers(self) -> tuple[Dispatcher, ...]:
         """The C functions that choose: of what is computed, its gradients, and decoding.
 
-        Then those of packed sequences, by struct.
+        Then those of varlen sequences, by struct.
         """
-        groups = [group for group in self.groups if group.packed or group.name in _ATTENTION]
+        groups = [group for group in self.groups if group.varlen or group.name in _ATTENTION]
         groups.sort(
-            key=lambda group: len(_ATTENTION) if group.packed else _ATTENTION.index(group.name)
+            key=lambda group: len(_ATTENTION) if group.varlen else _ATTENTION.index(group.name)
         )
         found = [Dispatcher(group.table, group) for group in groups]
         return tuple(dispatcher for dispatcher in found if dispatcher.table.rows)
@@ -292,12 +292,12 @@ class Folder:
         return self._dispatcher(BACKWARD)
 
     @property
-    def packed(self) -> tuple[Dispatcher, ...]:
-        """What chooses among the kernels of packed sequences, by struct."""
-        return tuple(one for one in self.called if one.group.packed)
+    def varlen(self) -> tuple[Dispatcher, ...]:
+        """What chooses among the kernels of varlen sequences, by struct."""
+        return tuple(one for one in self.called if one.group.varlen)
 
     @property
-    def of_packed_gradients(self) -> Dispatcher | None:
+    def of_varlen_gradients(self) -> Dispatcher | None:
         """What chooses among those of their gradients; None where there are none."""
         return self._dispatcher(f"{BACKWARD}_varlen")
 

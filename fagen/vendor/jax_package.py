@@ -28,7 +28,7 @@ def _texts(folder: Folder) -> Iterator[tuple[str, str]]:
         yield f"jax/{name}/_attention.py", written("vendor/jax/attention.py.j2", folder=folder)
     if folder.decoding:
         yield f"jax/{name}/_decode.py", written("vendor/jax/decode.py.j2", folder=folder)
-    if folder.packed:
+    if folder.varlen:
         yield f"jax/{name}/_varlen.py", written("vendor/jax/varlen.py.j2", folder=folder)
     if folder.called:
         yield f"jax/{name}/_pick.py", written("vendor/jax/pick.py.j2", folder=folder)

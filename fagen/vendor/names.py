@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from fagen.registry import ENTRIES
-from fagen.vendor.table import PACKED
+from fagen.vendor.table import VARLEN
 
 MOST = 40  # characters
 NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
@@ -76,7 +76,7 @@ _TAKEN_STARTS: Mapping[str, str] = {
 # functions of a folder, which are <name>_<own> in C, and what its Python has or reads itself
 _OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), *ENTRIES, "message", "attention", "ops", "kernels")
 _OWN += ("attention_decode", "attention_varlen", "differentiated", "torch", "jax", "jnp")
-_OWN += (*PACKED, *(f"pick_{name}" for name in PACKED))
+_OWN += (*VARLEN, *(f"pick_{name}" for name in VARLEN))
 _ENDS = ("_workspace", "_message", "_info")
 
 

@@ -44,8 +44,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "v_layout": tuple(V_LAYOUTS),
 }
 
-# What chooses among kernels of packed sequences in C is called so, after the folder's name.
-PACKED = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
+# What chooses among kernels of varlen sequences in C is called so, after the folder's name.
+VARLEN = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
 
 # Sizes of a call as they are; what else is bounded is a product of some.
 PLAIN = frozenset({"queries", "keys", "kv_heads"})
@@ -175,7 +175,7 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
     """Return the rows for schedules of one kind that all take one struct, of this form.
 
     Nothing was measured that would choose among several kernels of gradients: the first is taken.
-    Rows of packed sequences, whose form is not empty, have no bounds: what a struct says of sizes
+    Rows of varlen sequences, whose form is not empty, have no bounds: what a struct says of sizes
     is no matter of theirs. Kernels of decoding that must be given more than others take another
     struct: they are called by their own names.
     """
@@ -192,7 +192,7 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
         return Table(kind, entries)
     words = [kind] * (kind != FORWARD) + form.split()
     name, struct = "_".join(words), "".join(word.capitalize() for word in words)
-    assert not form or name in PACKED, name
+    assert not form or name in VARLEN, name
     return Table(name, entries, f"pick_{name}", f"{struct}Kernel")
 
 
@@ -240,7 +240,7 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     """
     rows, there = flattened(problem, ""), [schedule.slug for schedule in schedules]
     few = {row.slug for row in rows if row.for_few_tiles}
-    usual = min(there, key=lambda slug: ("chunks" in from_slug(slug).settings(), slug in few))
+    usual = min(there, key=lambda slug: ("num_splits" in from_slug(slug).settings(), slug in few))
     if len(there) > 1 and not (len(rows) == 1 and rows[0].slug):
         default = buildable(problem).schedules[0].slug
         usual = default if default in there else usual
@@ -293,9 +293,9 @@ def _of_step(
     rows: int, step: Step, schedules: Sequence[Schedule], measured: Iterable[Row]
 ) -> Iterator[Row]:
     """The rows of a step: those of dispatch tables, and the nearest kernel to the step's own."""
-    chunks = step.schedule.values()["chunks"]
+    num_splits = step.schedule.values()["num_splits"]
     for row in measured:
-        if (row.group_rows, chunks_of(row)) == (step.rows, chunks):
+        if (row.group_rows, chunks_of(row)) == (step.rows, num_splits):
             yield Row("", row.slug, rows_to=row.rows_to)
     nearest = min(schedules, key=lambda schedule: _distance(schedule, rows, step.schedule))
     yield Row("", nearest.slug, group_tiles_from=step.tiles)
@@ -314,10 +314,10 @@ def _distance(schedule: Schedule, rows: int, wanted: Schedule) -> tuple[Any, ...
     The fewest rows and chunks that are enough are the nearest, else the most.
     """
     own, other = schedule.values(), wanted.values()
-    few_rows, few_chunks = own["rows"] < rows, own["chunks"] < other["chunks"]
+    few_rows, few_chunks = own["rows"] < rows, own["num_splits"] < other["num_splits"]
     return (
         *(few_rows, -own["rows"] if few_rows else own["rows"]),
-        *(few_chunks, -own["chunks"] if few_chunks else own["chunks"]),
+        *(few_chunks, -own["num_splits"] if few_chunks else own["num_splits"]),
         own["by"] != other["by"],
         schedule.slug != wanted.slug,
         own["mask"] != other["mask"],

@@ -93,21 +93,21 @@ class Package:
         return tuple(DTYPES[name].torch for name in names if name in SIXTEEN_BITS)
 
     @property
-    def packed(self) -> tuple[tuple[str, str], ...]:
-        """What is computed of packed sequences, as keys of Python have it, with the kernels."""
+    def varlen(self) -> tuple[tuple[str, str], ...]:
+        """What is computed of varlen sequences, as keys of Python have it, with the kernels."""
         found: dict[str, str] = {}
-        for one in self.folder.packed:
+        for one in self.folder.varlen:
             assert not one.table.bounds, one.kind
             for row in one.table.rows:
                 found.setdefault(self._key(row.problem, _PLAIN), row.row.slug)
         return tuple(found.items())
 
     @property
-    def packed_extras(self) -> tuple[str, ...]:
-        """The tensors that some kernel of packed sequences takes beside those that all do."""
+    def varlen_extras(self) -> tuple[str, ...]:
+        """The tensors that some kernel of varlen sequences takes beside those that all do."""
         taken = [
             dict.fromkeys(t.name for kernel in one.kernels for t in kernel.signature.inputs)
-            for one in self.folder.packed
+            for one in self.folder.varlen
         ]
         usual = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")
         return tuple(name for name in dict.fromkeys(chain(*taken)) if name not in usual)
@@ -127,9 +127,9 @@ class Package:
         return _usual([self.folder.table])
 
     @property
-    def packed_usual(self) -> tuple[tuple[str, str], ...]:
-        """The same of packed sequences."""
-        return _usual([one.table for one in self.folder.packed])
+    def varlen_usual(self) -> tuple[tuple[str, str], ...]:
+        """The same of varlen sequences."""
+        return _usual([one.table for one in self.folder.varlen])
 
     @property
     def problems(self) -> Listed:
@@ -148,7 +148,7 @@ class Package:
         there = {
             "vendor/torch/_attention.py.j2": self.problems,
             "vendor/torch/_decode.py.j2": self.decoded,
-            "vendor/torch/_varlen.py.j2": self.packed,
+            "vendor/torch/_varlen.py.j2": self.varlen,
         }
         return {_module(template): template for template, rows in there.items() if rows}
 

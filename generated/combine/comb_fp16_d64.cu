@@ -99,7 +99,7 @@ constexpr int kLanes = 4;  // that share a row
 constexpr int kLoads = 2;  // of 16 bytes, that each of them makes of a split's row
 constexpr int kRows = 32;  // per thread block
 constexpr int kThreads = kRows * kLanes;
-constexpr int kBlocks = 9;    // that a multiprocessor's registers suffice for
+constexpr int kBlocks = 9;    // that an SM's registers suffice for
 constexpr int kVector = 8;    // elements in 16 bytes
 constexpr int kStages = 8;    // splits whose loads are under way
 constexpr int kWeighing = 4;  // neighbouring lanes that work out the weights of so many splits
@@ -621,4 +621,4 @@ extern "C" const FagenKernelInfo* fagen_comb_fp16_d64_info(void) {
       "fe1036bb6430903898333967f9f4897a6d603daa1ab61e5a2a8c36d59c5986c8"};
   return &info;
 }
-// sha256 of what is above: 92239f3777cfcea942bbbe66a24e27a822117844e85f58bc030612f311747e1b
+// sha256 of what is above: db02d97aea2767bb65921f6f2d5b488e331a559e23c15563347bc5c5df4b31cb

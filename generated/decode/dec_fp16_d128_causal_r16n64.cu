@@ -115,7 +115,7 @@ constexpr int kBlockN = 64;  // keys of a step
 constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
 constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
 constexpr int kQStages = 2;
-constexpr int kBlocks = 2;     // that share a multiprocessor
+constexpr int kBlocks = 2;     // that share an SM
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
 constexpr int kLaunchRegisters = 168;
 constexpr float kThreshold = 8.0f;  // log2 units that scores may outgrow their reference by
@@ -292,8 +292,7 @@ struct Unit {
 };
 
 // Finds units by their number. Those of a sequence follow each other, KV heads fastest, so that
-// blocks that run at a time read neighbouring memory and every sequence is dealt to all
-// multiprocessors.
+// blocks that run at a time read neighbouring memory and every sequence is dealt to all SMs.
 struct Units {
   const Params& params;
   int window = 0;  // of 32 sequences, one for each lane: the first of them
@@ -1495,4 +1494,4 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       "ec5d48d37d0526c6d424ef1da57d395cb9d14f24cf6a46f7e0a9c897d7048003"};
   return &info;
 }
-// sha256 of what is above: 68f48fdb299fab4cb090ce09c35d5a82e8a9b9cb5b1cfd132284aa33e2e03650
+// sha256 of what is above: 633a5a3172a7f80119174ea032323fb0c9d1f7f8b298b4d8ae8a4c1876cd08d8

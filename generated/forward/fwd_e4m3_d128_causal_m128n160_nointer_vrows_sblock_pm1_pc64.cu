@@ -139,7 +139,7 @@ constexpr int kTileStages = 2;    // tiles drawn and not yet done
 constexpr int kTileReaders = 11;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;       // tiles for each SM in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFarScale = 0.5f;    // no smaller one makes exponents of 2^24 of products of e4m3
@@ -1804,4 +1804,4 @@ fagen_fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64_info(void) {
       "9f036a8e4c70cb790e246cd7863f7bc8a3535f865791da78e842877986fa6683"};
   return &info;
 }
-// sha256 of what is above: 7a09b0a88652302bdac1624575102b17b83b4696752e871ac1a2fef3f6162f73
+// sha256 of what is above: 33f34bac7656445ff28da78ff3a830a0a71e923444975fe4cc930a7c528b282a

@@ -128,7 +128,7 @@ constexpr int kTileStages = 2;   // tiles drawn and not yet done
 constexpr int kTileReaders = 8;  // warps that ask for them
 constexpr int kDrawAhead =
     2;  // blocks before its end that a tile's successor is drawn: enough to hide the answer's way
-constexpr int kSectionRounds = 2;  // tiles for each multiprocessor in the last section of heads
+constexpr int kSectionRounds = 2;       // tiles for each SM in the last section of heads
 constexpr int64_t kL2Share = 26214400;  // bytes of the L2 cache for K and V
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
@@ -1497,4 +1497,4 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_info(void)
       "7e0944dbb9d9b7540e0fe07c7a244c76e7d5948be92fb5434bc496b3c9f4f822"};
   return &info;
 }
-// sha256 of what is above: 197017d5eb091ed9eb1106715647f3946e54b71b40c0510da80b9b8453e97f23
+// sha256 of what is above: f923968e64307f68df0c8cdd4c16d0dc0c217eb7675e0b2a0fa77d91c13df8cd

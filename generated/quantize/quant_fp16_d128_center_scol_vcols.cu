@@ -101,13 +101,13 @@ constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
 constexpr int kSharedBytes = 17440;
 constexpr int kLaunchRegisters = 80;
-constexpr int kBlocks = 3;  // that a multiprocessor should hold at least
+constexpr int kBlocks = 3;  // that an SM should hold at least
 constexpr int kReduceThreads =
     1024;  // threads that make what is known of a head of many thread blocks' numbers
 
 // The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
 constexpr int kColumnThreads = 256;
-constexpr int kColumnBlocks = 4;  // that a multiprocessor should hold at least
+constexpr int kColumnBlocks = 4;  // that an SM should hold at least
 constexpr int kColumnRows = 512;  // per thread block
 constexpr int kColumnLanes = 16;  // threads that share a row
 constexpr int kLines = kColumnThreads / kColumnLanes;
@@ -761,4 +761,4 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(v
       "e693dfd223a84e5a1cc557bfb0937a69368884fe54cd56ba9bb84893973a584c"};
   return &info;
 }
-// sha256 of what is above: 0b180e2594362e790a78a24110be1f2d2914504a60e1466a14b05c7610ebdea2
+// sha256 of what is above: c5cfcfc0bcc159afa96585950eb53502e2d86fdfc5d07662652da026cb391345

@@ -101,7 +101,7 @@ constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
 constexpr int kSharedBytes = 32;
 constexpr int kLaunchRegisters = 80;
-constexpr int kBlocks = 3;           // that a multiprocessor should hold at least
+constexpr int kBlocks = 3;           // that an SM should hold at least
 constexpr int kReduceThreads = 256;  // threads that make one descale of many maxima
 constexpr int kRotated = 128;        // columns that are rotated together
 
@@ -676,4 +676,4 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void) {
       "356bfb2949b4625c0464499cab1bf73edf36ca56bc7da8365057f6fe23859f17"};
   return &info;
 }
-// sha256 of what is above: 3ffa8f9df767c11e8691feba15e57cbef923db8590ceda5911c678b0acaa8657
+// sha256 of what is above: a78c9ceba1ba7b8004a41c719db54e83e2a5ac3a5203ed06cc897d5a3d84a439

@@ -34,7 +34,7 @@ class Harmless:
 _KERNEL = r"fagen_\w+_kernel::"
 _PLACE = r"\((?:[^()]|\([^()]*\))*\)\+0x\w+ in \S+:\d+"
 
-# With output = "v_space" o_empty tells the producer that the O of a tile has left V's space, and it
+# With output = "reuse_v" o_empty tells the producer that the O of a tile has left V's space, and it
 # waits for that before the next tile's first V. No V follows the last tile with keys, so nobody
 # waits any more; but tiles without a key are stored after it, from the same space and by the same
 # function, and each completes a phase of o_empty. A phase that nobody waits for does no harm: the
@@ -83,7 +83,7 @@ def race(reader: str, writer: str) -> tuple[Harmless, ...]:
 # With order = "dynamic": the tile that the producer drew, and the barrier is tile_empty.
 TILE_READ_BY_ALL_LANES = read_by_all_lanes("Tiles::next", "TileScheduler::next")
 
-# Packed sequences: a tile, which the lane that has its sequence writes, and all lanes of those that
+# Varlen sequences: a tile, which the lane that has its sequence writes, and all lanes of those that
 # work at it read. Between that lane and the one that arrives at tile_full there is __syncwarp, as
 # there is between the reads and tile_empty. Of one sequence, which lane 0 has, no tile is found.
 TILE_WRITTEN_BY_ANY_LANE = race(r"(?:Consumer::\w+|produce)", "TileFinder::find")

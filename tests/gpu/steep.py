@@ -31,5 +31,5 @@ def coarseness(of: Plan) -> float:
     the same up to 2^-4; and the row's sum, of P before it was rounded, does not make that good.
     """
     softmax = of.schedule.softmax
-    exact = softmax.maximum == "each" and softmax.rescale_threshold == 0
+    exact = softmax.maximum == "online" and softmax.rescale_threshold == 0
     return 0.0 if exact else 2.0**-4

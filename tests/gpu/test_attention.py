@@ -9,7 +9,7 @@ import fagen
 from fagen.dispatch.rows import OPEN_KEYS
 from fagen.errors import FagenError
 from fagen.flash_attn_interface import flash_attn_func
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fagen import flow, registry
 from fagen.kinds.backward import operands
-from fagen.kinds.backward import verify as proof
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward import verify as verification
+from fagen.kinds.backward.oracle import gradients
 from fagen.measure.inputs import softmax_scale
 from fagen.problem import Sizes
 from fagen.runtime import op
@@ -28,7 +28,10 @@ CALLS = 50
 @pytest.mark.parametrize("slug", SLUGS)
 def test_gradients_are_near_fp64(pair_of, slug):
     plan, binary = pair_of(slug)
-    assert len(proof.PROOF.errors(plan, binary, print)) == len(proof.verification_sizes(plan)) + 1
+    assert (
+        len(verification.VERIFICATION.errors(plan, binary, print))
+        == len(verification.verification_sizes(plan)) + 1
+    )
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -37,7 +40,9 @@ def test_gradients_of_one_head_large_groups_and_any_rows_to_keys_are_near_fp64(p
     # of so many sequences a thread block goes through all heads of a group
     many = [Sizes(140, heads, 1, plan.block_m + 3, plan.block_n + 1) for heads in (3, 6, 8)]
     for seed, sizes in enumerate((*extreme_sizes(plan), *many)):
-        error = proof.size_error(plan, partial(call, plan, binary.library), sizes, seed, "cuda")
+        error = verification.size_error(
+            plan, partial(call, plan, binary.library), sizes, seed, "cuda"
+        )
         assert error.ok, error
 
 
@@ -56,7 +61,7 @@ MANY = ("bwd_fp16_d128_causal_m64n128", "bwd_fp16_d128_causal_m64n128_persist_po
 )
 def test_gradients_of_more_than_65535_sequences_or_heads_are_near_fp64(pair_of, slug, sizes):
     plan, binary = pair_of(slug)
-    error = proof.size_error(plan, partial(call, plan, binary.library), sizes, 1, "cuda")
+    error = verification.size_error(plan, partial(call, plan, binary.library), sizes, 1, "cuda")
     assert error.ok, error
 
 
@@ -65,25 +70,25 @@ def test_dk_and_dv_have_the_same_bits_in_every_call(pair_of, slug):
     """And dq, which thread blocks add up in any order, is as near to fp64 each time."""
     plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 2, 1_023, 1_217)
-    given, exact, rough = proof.case(plan, sizes, seed=1)
+    given, exact, rough = verification.case(plan, sizes, seed=1)
     first = None
     for _ in range(CALLS):
-        found = proof.dense(plan, partial(call, plan, binary.library))(given)
+        found = verification.dense(plan, partial(call, plan, binary.library))(given)
         first = first or found
         assert torch.equal(found[1], first[1]) and torch.equal(found[2], first[2])
-        assert proof.errors_of(sizes, found, exact, rough).ok
+        assert verification.errors_of(sizes, found, exact, rough).ok
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
 def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(pair_of, slug):
     plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 4, 300, 500)
-    given, exact, rough = proof.case(plan, sizes)
+    given, exact, rough = verification.case(plan, sizes)
     found = operands.outputs(plan, given)
     enqueue = operands.launch(plan, binary.library, given, found)
     for _ in range(3):
         enqueue()
-        assert proof.errors_of(sizes, found, exact, rough).ok
+        assert verification.errors_of(sizes, found, exact, rough).ok
         for tensor in found:
             tensor.fill_(math.nan)
 
@@ -113,13 +118,13 @@ def one_row_for_all(dout: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
 def test_strides_are_free(pair_of, slug, stored):
     plan, binary = pair_of(slug)
     sizes = Sizes(2, 4, 2, 333, 333)
-    dout, q, k, v = stored(*proof.inputs(plan, sizes, seed=2))
+    dout, q, k, v = stored(*verification.inputs(plan, sizes, seed=2))
     how = dict(mask=plan.mask, scale=softmax_scale(plan.head_dim))
     out, lse, *exact = gradients(dout, q, k, v, **how)
     *_, dq, dk, dv = gradients(dout, q, k, v, **how, dtype=q.dtype)
     out = out.to(q.dtype)  # heads before rows, as the reference leaves it
     found = op.load(binary)(dout, q, k, v, out, lse.float(), how["scale"])
-    assert proof.errors_of(sizes, found, exact, (dq, dk, dv)).ok
+    assert verification.errors_of(sizes, found, exact, (dq, dk, dv)).ok
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
@@ -127,18 +132,18 @@ def test_a_graph_replays_it_on_other_numbers(pair_of, slug):
     plan, binary = pair_of(slug)
     sizes = Sizes(1, 4, 2, 257, 300)
     kernel = op.load(binary)
-    given, *_ = proof.case(plan, sizes, seed=1)
+    given, *_ = verification.case(plan, sizes, seed=1)
     kernel(*given)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = kernel(*given)
-    other, exact, rough = proof.case(plan, sizes, seed=3)
+    other, exact, rough = verification.case(plan, sizes, seed=3)
     for old, new in zip(given, other, strict=True):
         if isinstance(old, Tensor):
             old.copy_(new)
     graph.replay()
-    assert proof.errors_of(sizes, found, exact, rough).ok
+    assert verification.errors_of(sizes, found, exact, rough).ok
 
 
 @pytest.mark.parametrize("slug", COMMITTED)
@@ -152,14 +157,14 @@ def test_the_forward_kernels_own_out_and_lse_serve(pair_of, slug):
     )
     _, of_forward = flow.pair_of(registry.from_slug(forward), binding=True)
     sizes = Sizes(2, 8, 2, 1_000, 1_100)
-    (dout, q, k, v, _, _, scale, _), exact, rough = proof.case(plan, sizes)
+    (dout, q, k, v, _, _, scale, _), exact, rough = verification.case(plan, sizes)
     out, lse = op.load(of_forward)(q, k, v, scale)
     found = op.load(binary)(dout, q, k, v, out, lse, scale)
-    assert proof.errors_of(sizes, found, exact, rough).ok
+    assert verification.errors_of(sizes, found, exact, rough).ok
 
 
 def test_speeds_are_told_beside_cudnns(pair_of):
     plan, binary = pair_of("bwd_fp16_d128_causal_m64n128")
-    speeds = proof.PROOF.speeds(plan, binary, print)
+    speeds = verification.VERIFICATION.speeds(plan, binary, print)
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     assert all(speed.cudnn_tflops and speed.tflops > 100 for speed in speeds)

@@ -7,7 +7,7 @@ import fagen
 from benchmarks.launch import launch_costs
 from fagen.dispatch.rows import Row
 from fagen.dispatch.tables import table_at, update
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.measure import rounds
 from fagen.measure.cells import race
 from fagen.measure.gradients import attended, output_gradient

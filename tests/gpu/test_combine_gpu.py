@@ -7,7 +7,7 @@ import torch
 
 import fagen
 from fagen import registry
-from fagen.kinds.combine.verify import HEADS, PROOF, bandwidth
+from fagen.kinds.combine.verify import HEADS, VERIFICATION, bandwidth
 from tests.combine_helpers import SPREAD
 from tests.tensors import normal
 
@@ -22,7 +22,7 @@ MEGABYTES = (64, 512)
 @pytest.mark.parametrize("slug", SLUGS)
 def test_it_is_near_fp64_and_has_the_emulations_bits(pair_of, slug):
     plan, binary = pair_of(slug)
-    PROOF.errors(plan, binary, print)
+    VERIFICATION.errors(plan, binary, print)
 
 
 @pytest.mark.parametrize("megabytes", MEGABYTES)
@@ -37,14 +37,14 @@ def test_it_is_nearly_as_fast_as_a_copy(pair_of, slug, splits, megabytes):
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_packed_sequences_may_have_any_lengths(pair_of, splits):
-    plan, binary = pair_of("comb_fp32_d128_obf16_packed")
+    plan, binary = pair_of("comb_fp32_d128_obf16_varlen")
     rows = 64 * 2**20 // plan.moved(1, splits)
     found = bandwidth(plan, binary, splits, rows, uneven=True)
     print(found)
     assert found.ratio >= OF_A_COPY
 
 
-@pytest.mark.parametrize("slug", ["comb_fp32_d128_obf16", "comb_fp32_d128_obf16_packed"])
+@pytest.mark.parametrize("slug", ["comb_fp32_d128_obf16", "comb_fp32_d128_obf16_varlen"])
 @pytest.mark.parametrize("splits", [1, 2, 16, 64])
 def test_a_small_one_is_quick(pair_of, slug, splits):
     """A token's splits are folded one after another, by one warp of each scheduler at most.
@@ -58,7 +58,7 @@ def test_a_small_one_is_quick(pair_of, slug, splits):
     assert found.microseconds < 2.5 + 0.085 * splits
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("varlen", [False, True])
 def test_the_call_and_its_emulation_have_the_same_bits(pair_of, packed):
     outs, lses = normal(5, 6, 8, 128), normal(5, 8, 6, seed=1)
     more = {}
@@ -88,7 +88,7 @@ def test_what_the_launch_before_it_writes_is_seen(pair_of):
 
 
 def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):
-    pair_of("comb_fp32_d128_obf16_packed")
+    pair_of("comb_fp32_d128_obf16_varlen")
     outs, lses = torch.randn(4, 640, 8, 128, device="cuda"), torch.randn(4, 8, 640, device="cuda")
     kinds = [
         dict(

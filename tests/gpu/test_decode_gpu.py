@@ -8,10 +8,10 @@ import torch
 
 import fagen
 from fagen import registry
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.kinds.decode.verify import RULE, Case, verification_cases
 from fagen.kinds.decode.verify.speed import timed
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind, call, workspace_for
 from fagen.vocab import MASKS
@@ -171,11 +171,11 @@ def test_so_it_is_on_two_streams_at_a_time(pair_of, head_dim, batch, used):
     ("slug", "batch", "used"),
     [
         (FIRST, 6, True),
-        (f"{FIRST}_runs", 32, False),
-        (f"{FIRST}_runs", 128, False),
-        (f"{FIRST}_runs", 128, True),
+        (f"{FIRST}_streamk", 32, False),
+        (f"{FIRST}_streamk", 128, False),
+        (f"{FIRST}_streamk", 128, True),
         ("dec_fp16_d256_causal_r8n64", 6, True),
-        ("dec_fp16_d256_causal_r8n64_runs", 32, False),
+        ("dec_fp16_d256_causal_r8n64_streamk", 32, False),
     ],
 )
 def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(pair_of, slug, batch, used):
@@ -212,7 +212,7 @@ def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(pair_of, sl
 
 
 def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_own(pair_of):
-    for slug, batch in ((FIRST, 6), (f"{FIRST}_runs", 50)):
+    for slug, batch in ((FIRST, 6), (f"{FIRST}_streamk", 50)):
         plan, binary = pair_of(slug)
         q, k, v = caches(batch=batch, queries=1)
         given = {"q": q, "k": k, "v": v, "scale": 0.1}
@@ -244,7 +244,7 @@ def test_what_lies_outside_of_lengths_in_k_alone_or_v_alone_changes_no_bit(
     place = torch.arange(LONGEST, device="cuda")
     outside = ((place < pads[:, None]) | (place >= used[:, None]))[..., None, None]
     slug = f"dec_fp16_d{head_dim}_causal_r8n{128 if head_dim == 64 else 64}"
-    for by in ("", "_runs"):
+    for by in ("", "_streamk"):
         outs = []
         for filling in (0.0, number):
             filled = list(given)
@@ -302,10 +302,10 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch_and_however_c
     slug = f"dec_fp16_d128_causal_r{max(8, 4 * queries)}n64"
     generator = torch.Generator().manual_seed(0)
     for turn in range(50):
-        # from one sequence to more than there are tiles for all multiprocessors
+        # from one sequence to more than there are tiles for all SMs
         size = int(torch.randint(1, 60, (1,), generator=generator))
         picked = torch.randint(0, 12, (size,), generator=generator).cuda()
-        for schedule in (None, slug, f"{slug}_runs")[: 3 if turn < 5 else 1]:
+        for schedule in (None, slug, f"{slug}_streamk")[: 3 if turn < 5 else 1]:
             out = fagen.attention_decode(
                 q[picked], k[picked], v[picked], seqused_k=used[picked], schedule=schedule
             )
@@ -327,9 +327,9 @@ def test_tiles_that_stay_whole_have_the_same_bits(head_dim, batch, queries):
     turns = run("", None)
     assert (turns.double() - right(q, k, v, lengths(*[keys] * batch))).abs().max() < 2e-3
     for used in (None, lengths(*[keys] * batch)):
-        assert torch.equal(run("_runs", used), turns)
+        assert torch.equal(run("_streamk", used), turns)
     unlike = lengths(*[keys] * (batch - 1), 100)
-    assert torch.equal(run("_runs", unlike), run("", unlike))
+    assert torch.equal(run("_streamk", unlike), run("", unlike))
 
 
 def test_a_reference_that_misses_costs_no_accuracy():
@@ -415,7 +415,7 @@ def test_partial_outputs_beyond_eight_gigabytes_are_found(pair_of):
     q = torch.randn(batch, queries, 32, 128, device="cuda", dtype=torch.float16)
     k, v = torch.randn(2, batch, 1_100, 8, 128, device="cuda", dtype=torch.float16)
     used = lengths(*(1_100 - i for i in range(batch)))
-    for slug in (FIRST, f"{FIRST}_runs"):
+    for slug in (FIRST, f"{FIRST}_streamk"):
         out = fagen.attention_decode(q, k, v, seqused_k=used, schedule=slug)
         for one in (0, 31, 32, batch - 1):  # from 32 on beyond 2^31 numbers
             own = [x[one : one + 1] for x in (q, k, v, used)]
@@ -424,7 +424,7 @@ def test_partial_outputs_beyond_eight_gigabytes_are_found(pair_of):
         assert (out[-1:].double() - right(*own)).abs().max() < 2e-3
 
 
-@pytest.mark.parametrize("by", ["", "_runs"])
+@pytest.mark.parametrize("by", ["", "_streamk"])
 def test_more_rows_of_chunks_than_can_be_numbered_are_refused(pair_of, by):
     plan, binary = pair_of(f"{FIRST}{by}")
     one = torch.zeros(1, 1, 1, 128, device="cuda", dtype=torch.float16)

@@ -37,7 +37,7 @@ HEAD_DIMS = [
 ]
 UNEVEN = [
     "fwd_e4m3_d64v128_causal_m128n96_vrows",
-    "fwd_e4m3_d192v128_full_m128n128_vspace_sblock_sr128",
+    "fwd_e4m3_d192v128_full_m128n128_reusev_sblock_sr128",
     "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
     "fwd_e4m3_d16v144_full_m192n64_vrows",
 ]
@@ -47,16 +47,16 @@ TILES = [
     "fwd_e4m3_d128_causal_m128n128_vrows",
     "fwd_e4m3_d128_full_m128n224",
     "fwd_e4m3_d128_causal_m128n192_vrows_sblock",
-    "fwd_e4m3_d192_causal_m128n128_vspace",
+    "fwd_e4m3_d192_causal_m128n128_reusev",
     "fwd_e4m3_d256_full_m128n96",
     "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
     "fwd_e4m3_d256_full_m128n64_vrows",
-    "fwd_e4m3_d256_causal_m128n64_vspace_vrows_sblock",
-    "fwd_e4m3_d64_causal_m192n64_s3_vspace_nointer_vrows_sblock",
+    "fwd_e4m3_d256_causal_m128n64_reusev_vrows_sblock",
+    "fwd_e4m3_d64_causal_m192n64_s3_reusev_nointer_vrows_sblock",
     "fwd_e4m3_d128_full_m128n96_sblock_sr128",
     "fwd_e4m3_d128_causal_m128n64_vrows_sblock_sr128",
     "fwd_e4m3_d192_causal_m64n96_sblock",
-    "fwd_e4m3_d64_causal_m256n64_s4_vspace_nointer_vrows_sblock_sr32",
+    "fwd_e4m3_d64_causal_m256n64_s4_reusev_nointer_vrows_sblock_sr32",
 ]
 KNOBS = [
     "fwd_e4m3_d128_full_m128n64_pm1",
@@ -75,14 +75,14 @@ KNOBS = [
     "fwd_e4m3_d128_causal_m128n128_lazymax_vrows_sblock_sr32_vsblock",
     "fwd_e4m3_d64_causal_m128n96_sblock_sr32_vsblock",
     "fwd_e4m3_d64_full_m256n64",
-    "fwd_e4m3_d256_causal_m128n96_halves_vrows",
+    "fwd_e4m3_d256_causal_m128n96_half_vrows",
     "fwd_e4m3_d64_causal_m256n64_s3_sblock",
     "fwd_e4m3_d64_causal_m128n128_s3_q2_vrows",
     "fwd_e4m3_d64_full_m128n128_sblock_sr128",
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
     "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
     "fwd_e4m3_d96_full_m128n64_vrows_sblock_pm1_pc48",
-    "fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n96_half_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d64_full_m192n160_nointer_nointra_sblock_pm1_pc32",
     "fwd_e4m3_d192_full_m128n64_nointra_lazymax_pm1_pc64",
 ]
@@ -110,7 +110,7 @@ FEW = [
 EXACT = [  # whose every bit is emulated: sums over all keys, over each block, in parts
     "fwd_e4m3_d64_full_m192n128",
     "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
-    "fwd_e4m3_d256_causal_m128n96_halves_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n96_half_nointra_vrows_pm1_pc64",
 ]
 PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_causal_m128n128", "fwd_e4m3_d128_causal_m128n128_vrows"),

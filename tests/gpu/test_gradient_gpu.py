@@ -7,9 +7,9 @@ from torch.utils.checkpoint import checkpoint
 
 import fagen
 from fagen import registry
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.measure.inputs import cell_of, inputs
-from fagen.measure.proof import trial_of
+from fagen.measure.verification import contender_of
 from fagen.problem import Sizes
 from fagen.runtime import attention as calls
 from fagen.runtime import backward
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.Untuned
 
 SCALE = 128**-0.5
 REPEATED = 1_000
-# several tiles to a multiprocessor; a call takes a millisecond or two, at the widest heads
+# several tiles to an SM; a call takes a millisecond or two, at the widest heads
 SEVERAL_TILES = Sizes(2, 8, 4, 2_700, 2_900)
 IN_ORDER = [
     path.stem
@@ -82,11 +82,11 @@ class Load:
 @pytest.mark.parametrize("slug", IN_ORDER)
 def test_gradients_in_order_have_the_same_bits_beside_another_streams_load(built_together, slug):
     built = built_together(IN_ORDER)(slug)
-    trial = trial_of(built.plan)
-    given = trial.arguments(built.plan, *inputs(cell_of(built.plan, SEVERAL_TILES)))
-    first, again = (trial.outputs(built.plan, given) for _ in range(2))
-    trial.launch(built.plan, built.binary.library, given, first)()
-    enqueue = trial.launch(built.plan, built.binary.library, given, again)
+    contender = contender_of(built.plan)
+    given = contender.arguments(built.plan, *inputs(cell_of(built.plan, SEVERAL_TILES)))
+    first, again = (contender.outputs(built.plan, given) for _ in range(2))
+    contender.launch(built.plan, built.binary.library, given, first)()
+    enqueue = contender.launch(built.plan, built.binary.library, given, again)
     differ = torch.zeros((), device="cuda", dtype=torch.int64)
     load = Load()
     load.go_on()

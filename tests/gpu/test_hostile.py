@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.forward.oracle import reference
 from fagen.measure import families
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.problem import Sizes

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fagen.huggingface import Mask, attend, mask_of
-from fagen.kinds.decode.reference import attend as decoded
-from fagen.kinds.forward.reference import reference
+from fagen.kinds.decode.oracle import attend as decoded
+from fagen.kinds.forward.oracle import reference
 from fagen.paths import locate
 from fagen.vocab import MASKS
 

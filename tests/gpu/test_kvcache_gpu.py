@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fagen.flash_attn_interface import flash_attn_combine, flash_attn_with_kvcache
-from fagen.kinds.decode.reference import attend
+from fagen.kinds.decode.oracle import attend
 from fagen.vocab import MASKS
 
 pytestmark = pytest.mark.gpu

@@ -31,7 +31,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 9  # what compute-sanitizer exits with when it found something
 # batch, seqlen_q, seqlen_k, heads, kv_heads: ragged tiles, several tiles, masked rows, no key
 SHAPES = ("1,1,1,1,1", "2,130,97,2,1", "1,300,40,2,2", "1,5,333,2,2", "1,9,0,1,1")
-RACED = ("2,130,97,2,1", "1,65,333,140,1")  # the latter more tiles than an H200 has multiprocessors
+RACED = ("2,130,97,2,1", "1,65,333,140,1")  # the latter more tiles than an H200 has SMs
 
 # of e4m3 some that need not be committed: V transposed in the kernel, scales by block, both
 FP8 = (
@@ -90,7 +90,7 @@ BACKWARD = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=300", "seqlen_k=200")
 MET_IN_ONE_PLACE = ("batch=1", "heads=4", "kv_heads=2", "seqlen_q=100", "seqlen_k=128")
 # several steps of a chunk, some of them of no whole block, and fewer rows than a tile has
 DECODE = ("batch=2", "heads=6", "kv_heads=2", "seqlen_q=2", "seqlen_k=1300")
-# more tiles than an H200 has multiprocessors, of several steps and of one
+# more tiles than an H200 has SMs, of several steps and of one
 MANY = ("batch=2", "heads=140", "kv_heads=70", "seqlen_q=150", "seqlen_k=200")
 # heads in several sections, of whose dQ all but the last is rounded meanwhile
 SECTIONS = ("batch=1", "heads=20", "kv_heads=20", "seqlen_q=1200", "seqlen_k=130")
@@ -118,8 +118,8 @@ SIZES = {
     "fwd_fp16_d128_causal_m128n128_varlen": PACKED,
     "fwd_fp16_d128_causal_m128n128_split16": BACKWARD,
     "dec_fp16_d128_causal_r8n64": DECODE,
-    "dec_fp16_d128_causal_r8n64_runs": DECODE,
-    "dec_fp16_d64_causal_r8n64_c3_unified": DECODE,
+    "dec_fp16_d128_causal_r8n64_streamk": DECODE,
+    "dec_fp16_d64_causal_r8n64_c3_fixed": DECODE,
     "dec_bf16_d96_full_r40n64": DECODE,
 }
 
@@ -151,7 +151,7 @@ def test_threads_are_synchronised(sharing_kernel, tool):
     if of.scales_by_block:
         harmless += SCALES_READ_BY_ALL_LANES
     shapes = [SHAPES if tool == "synccheck" else RACED]
-    if of.output == "v_space":
+    if of.output == "reuse_v":
         harmless.append(O_AFTER_THE_LAST_WAIT)
         shapes = [[shape] for shape in shapes[0]]  # a finding ends the program
     for together in shapes:
@@ -163,10 +163,10 @@ def test_threads_are_synchronised(sharing_kernel, tool):
 def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
     plan, binary = flow.built(from_slug(slug), binding=False)
     sizes = sizes_of(plan, tool)
-    harmless = P_READ_BY_ALL_LANES if getattr(plan, "split", None) == "gradients" else ()
+    harmless = P_READ_BY_ALL_LANES if getattr(plan, "partition", None) == "gradients" else ()
     if getattr(plan, "postprocess", False):
         harmless = HINT_TO_STOP
-    if getattr(plan, "draws_apart", False):
+    if getattr(plan, "scheduler_warp", False):
         harmless = TILE_WRITTEN_BY_ANY_LANE
     sanitize([sys.executable, SMALL_CALL, binary.library, slug, *sizes], tool, harmless)
 

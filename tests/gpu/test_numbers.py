@@ -12,7 +12,7 @@ import torch
 from fagen.kinds.forward.operands import launch
 from fagen.kinds.forward.verify.dense import RULE, shape_error
 from fagen.measure.inputs import inputs, softmax_scale
-from fagen.measure.proof import check
+from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes

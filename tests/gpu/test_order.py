@@ -19,16 +19,16 @@ pytestmark = pytest.mark.gpu
 HAMMERED = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d64_causal_m256n64_s4_q2_nointer",
-    "fwd_bf16_d256_causal_m128n64_halves",
+    "fwd_bf16_d256_causal_m128n64_half",
     "fwd_fp16_d128_full_m192n64_s3",
-    "fwd_fp16_d256_full_m128n64_halves_nointer_c2",
+    "fwd_fp16_d256_full_m128n64_half_nointer_c2",
 )
 # batch, seqlen_q, seqlen_k, heads, kv_heads
 SIZES = (
     (1, 1, 1, 1, 1),  # one tile
     (1, 100, 64, 1, 1),  # one tile, of which a causal mask leaves 36 rows no key
     (1, 900, 130, 4, 2),  # whole tiles without a key
-    (2, 300, 333, 4, 2),  # fewer tiles than multiprocessors
+    (2, 300, 333, 4, 2),  # fewer tiles than SMs
     (1, 64, 5_000, 8, 8),  # one tile a head, of many blocks
     (3, 1_000, 1_000, 8, 1),  # some rounds, one head of K and V
     (1, 4_100, 4_100, 4, 2),  # long tiles and short ones

@@ -12,7 +12,7 @@ from fagen.e4m3 import Quantized, by_rows
 from fagen.kinds.forward.operands import Operands
 from fagen.kinds.quantize import verify as quantizers
 from fagen.kinds.quantize.keys import Schedule as QuantizeSchedule
-from fagen.kinds.quantize.verify import PROOF, bandwidth
+from fagen.kinds.quantize.verify import VERIFICATION, bandwidth
 from fagen.measure.numerics import rms
 from fagen.problem import HIDDEN
 from fagen.registry import schedules
@@ -89,7 +89,7 @@ def quantiser(hopper, kernel_cache):
 @pytest.mark.parametrize("slug", SLUGS)
 def test_values_and_descales_are_the_references(slug, quantiser):
     of, binary = quantiser(slug)
-    errors = PROOF.errors(of, binary, None)
+    errors = VERIFICATION.errors(of, binary, None)
     if not (of.rotate or of.center):  # then nothing is added up, and every bit is the reference's
         assert {error.neighbours for error in errors} == {0.0}
         assert max(error.descale_error for error in errors) < 1e-6

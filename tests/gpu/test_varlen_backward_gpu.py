@@ -1,19 +1,19 @@
-"""Gradients of packed sequences on a Hopper GPU: their numbers, what they do not see, graphs."""
+"""Gradients of varlen sequences on a Hopper GPU: their numbers, what they do not see, graphs."""
 
 import math
 from functools import partial
 
 import pytest
 import torch
+from tests.test_varlen_backward import exact, leaves
 
 import fagen
 from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.backward.verify import VARLEN_RULE
-from fagen.measure.proof import check
 from fagen.measure.sequences import Case, small_cases, verification_cases
+from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
-from tests.test_varlen_backward import exact, leaves
 from tests.varlen_helpers import extreme_cases, packed
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Packed sequences on a Hopper GPU: their numbers, what they do not see, graphs and lengths."""
+"""Varlen sequences on a Hopper GPU: their numbers, what they do not see, graphs and lengths."""
 
 import math
 from functools import partial
@@ -11,8 +11,8 @@ from fagen import registry
 from fagen.flash_attn_interface import flash_attn_varlen_func
 from fagen.kinds.forward.emulate import emulate_varlen
 from fagen.kinds.forward.verify.varlen import RULE
-from fagen.measure.proof import check
 from fagen.measure.sequences import small_cases, verification_cases
+from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
 from tests.varlen_helpers import E4M3, Packed8, exact, far, packed, packed8
 
@@ -24,12 +24,12 @@ COMMITTED = [path.stem for path in registry.schedules("forward") if "varlen" in 
 SPREAD = (
     "fwd_fp16_d64_causal_m64n64_varlen",
     "fwd_bf16_d72_causal_m256n48_varlen_s4_q2",
-    "fwd_fp16_d256v64_causal_m256n64_varlen_vspace",
-    "fwd_fp16_d128_full_m128n128_varlen_vspace_pm64_smemtotals",
+    "fwd_fp16_d256v64_causal_m256n64_varlen_reusev",
+    "fwd_fp16_d128_full_m128n128_varlen_reusev_pm64_smemtotals",
     "fwd_fp16_d192v128_causal_m128n96_varlen",
     "fwd_e4m3_d64_causal_m64n64_varlen",
     "fwd_e4m3_d80v48_causal_m128n96_varlen_ofp16_s3_q2",
-    "fwd_e4m3_d128_causal_m128n128_varlen_vspace",
+    "fwd_e4m3_d128_causal_m128n128_varlen_reusev",
     "fwd_e4m3_d64_full_m128n64_varlen_pm16",
 )
 LISTS = {

@@ -1,4 +1,4 @@
-"""A search's round over packed sequences on a Hopper GPU, and what torch computes beside it."""
+"""A search's round over varlen sequences on a Hopper GPU, and what torch computes beside it."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.measure import rounds
-from fagen.measure.gradients import attended_packed, output_gradient, packed_lengths
+from fagen.measure.gradients import attended_varlen, output_gradient, varlen_lengths
 from fagen.measure.inputs import cell_of, inputs, offsets, softmax_scale
 from fagen.measure.peers import peer
-from fagen.measure.proof import trial_of
 from fagen.measure.rounds import BRIEF, Kernel
-from fagen.problem import Cell, PackedSizes, Problem
+from fagen.measure.verification import contender_of
+from fagen.problem import Cell, Problem, VarlenSizes
 from fagen.vocab import MASKS
 
 pytestmark = pytest.mark.gpu
@@ -24,8 +24,8 @@ SLUGS = (
     "bwd_fp16_d64_causal_m64n64_varlen",
     "bwd_bf16_d128_full_m64n128_varlen",
 )
-MIXED = PackedSizes.of([(300, 300), (5, 70), (95, 95), (1, 1), (700, 1_500), (64, 64)], 8, 2)
-TINY = PackedSizes.of([(1 + i * 37 % 64,) * 2 for i in range(1_024)], 16, 16)
+MIXED = VarlenSizes.of([(300, 300), (5, 70), (95, 95), (1, 1), (700, 1_500), (64, 64)], 8, 2)
+TINY = VarlenSizes.of([(1 + i * 37 % 64,) * 2 for i in range(1_024)], 16, 16)
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -46,8 +46,8 @@ def test_a_search_checks_and_times_a_kernel_beside_flashattention_2(
 def test_torchs_packed_passes_are_near_fp64_sequence_by_sequence(mask: str, hopper: None) -> None:
     case = Cell(Problem("fp16", 64, 64, mask, kind="backward", lengths="varlen"), MIXED)
     q, k, v = inputs(case)
-    lengths = packed_lengths(MIXED, q.device)
-    made = attended_packed(q[0], k[0], v[0], lengths, causal=mask == "causal")
+    lengths = varlen_lengths(MIXED, q.device)
+    made = attended_varlen(q[0], k[0], v[0], lengths, causal=mask == "causal")
     assert made.lse.shape == (MIXED.heads, MIXED.total_q)
     found = peer("fa2").bind(case, q, k, v).once()
     at_q, at_k = (at.tolist() for at in offsets(MIXED, "cpu"))
@@ -65,7 +65,7 @@ def test_torchs_packed_passes_are_near_fp64_sequence_by_sequence(mask: str, hopp
 def test_gradients_are_given_what_torch_computed(built_together: Any) -> None:
     built = built_together(SLUGS)(SLUGS[2])
     case = cell_of(built.plan, MIXED)
-    given = trial_of(built.plan).arguments(built.plan, *inputs(case), MIXED)
+    given = contender_of(built.plan).arguments(built.plan, *inputs(case), MIXED)
     names = [one.name for one in built.plan.signature.arguments]
     named = dict(zip(names, given, strict=False))
     assert named["out"].shape == (MIXED.total_q, 8, 64) and named["out"].dtype == torch.float16

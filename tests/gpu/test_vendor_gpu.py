@@ -21,7 +21,7 @@ SLUGS = [
     "fwd_bf16_d192v128_causal_m128n64_s3",
     "fwd_e4m3_d64_full_m256n64_s3",
     "fwd_e4m3_d128_full_m128n128_vrows_sblock",
-    "fwd_e4m3_d256_causal_m128n96_s3_halves_nointer_sblock",
+    "fwd_e4m3_d256_causal_m128n96_s3_half_nointer_sblock",
     *(path.stem for kind in ("quantize", "combine") for path in registry.schedules(kind)),
     "quant_bf16_d64_halves_shead",
     "quant_bf16_d64_pairs_rot",

@@ -13,7 +13,7 @@ import torch
 from fagen import problem as problems
 from fagen import registry, vendor
 from fagen.kind import Plan
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.runtime.c_interface import arguments
 from fagen.runtime.checks import checked
 from fagen.vocab import DTYPES, MASKS

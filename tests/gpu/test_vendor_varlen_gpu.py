@@ -1,4 +1,4 @@
-"""Packed sequences by vendored folders on a Hopper GPU: by the dispatchers of C, and by torch."""
+"""Varlen sequences by vendored folders on a Hopper GPU: by the dispatchers of C, and by torch."""
 
 import ctypes
 from itertools import pairwise
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fagen import registry, vendor
 from fagen.kind import Plan
-from fagen.kinds.backward.reference import gradients
+from fagen.kinds.backward.oracle import gradients
 from fagen.runtime.c_interface import arguments
 from fagen.runtime.checks import checked
 from fagen.vocab import DTYPES, MASKS

@@ -26,7 +26,7 @@ from tests.stubs import (
     template,
 )
 
-# of packed sequences, whose lengths are on the device
+# of varlen sequences, whose lengths are on the device
 VARLEN = ("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardVarlenArgs")
 
 

@@ -124,7 +124,7 @@ OF_KINDS = (
     "quant_bf16_d208_pairs_stensor_vcols",
     "quant_fp16_d208_rot",
     "comb_fp32_d104_obf16",
-    "comb_bf16_d136_packed",
+    "comb_bf16_d136_varlen",
     "bwd_fp16_d24v40_full_m64n64",
     "bwd_bf16_d88_causal_m64n64",
     "dec_fp16_d24v40_full_r8n64",

@@ -13,7 +13,7 @@ KIND = Kind(
     errors=GradientError,
     speeds=Speed,
     emulate="fagen.kinds.backward.emulate:compute",
-    proof="fagen.kinds.backward.verify:PROOF",
+    verification="fagen.kinds.backward.verify:VERIFICATION",
     space="fagen.kinds.backward.space:SPACE",
     derive=derived,
 )

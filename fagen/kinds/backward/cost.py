@@ -1,4 +1,4 @@
-"""Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
+"""Predict how long a schedule takes at some sizes, from what one SM does per clock.
 
 A step, block_m query rows beside the thread block's keys, keeps tensor cores, shared memory and L2
 busy for so many clocks each, and a ring of Q or dO brings no more than its buffers hold. These are
@@ -25,7 +25,7 @@ from fagen.vocab import DTYPES, MASKS
 # mean square): benchmarks/results/nvidia-h200-2026-11-25-backward-fitted.md. Another card's, in
 # nvidia-h200-2026-11-25-backward-launched.md, are met within 3.9 %.
 SHARPNESS = 8.0
-# of a multiprocessor, per clock, where all of them load and add to L2 at once
+# of an SM, per clock, where all of them load and add to L2 at once
 L2_BYTES = 40.0
 FETCH = 790.0  # from a buffer of Q or dO that is free to one that is full again
 POINTWISE = 6.5  # of a step, for each query row beside 64 keys: exponentials, dS, waiting for all
@@ -80,13 +80,13 @@ def step(values: Mapping[str, Any]) -> Step:
     gradients = n // rows * m * (d_v + d)
     of_dq = sum(n * (rows + own) for own in dq_columns(values))
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
-    passed = 2 * m * n * e if values["split"] == "gradients" else 0  # P, from one to the other
+    passed = 2 * m * n * e if values["partition"] == "gradients" else 0  # P, from one to the other
     # of LSEs as of deltas: a step of K
     statistics = 2 * (n // rows) * (m + rows * ones_in_shared_memory(values)) * MULTIPLIED_BYTES
     columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k
     alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     alone *= AHEAD if values["intra_warpgroup"] else 1.0
-    by_keys = values["split"] == "keys"
+    by_keys = values["partition"] == "keys"
     if by_keys and (values["under_dp"] or ones_in_shared_memory(values)):
         alone *= UNDER
     alone += AGAIN * ((values["ds_stages"] == 1 and by_keys) + (values["dq_slices"] > 1))
@@ -134,7 +134,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 _GRID_KEYS = ("block_m", "block_n", "mask", "dtype", "head_dim", "head_dim_v", "postprocess")
 _KEYS = (
     *("block_m", "block_n", "dtype", "head_dim", "head_dim_v", "deterministic", "cluster"),
-    *("stages", "do_stages", "ds_stages", "split", "dq_by", "dq_slices", "intra_warpgroup"),
+    *("stages", "do_stages", "ds_stages", "partition", "dq_by", "dq_slices", "intra_warpgroup"),
     *("under_dp", "kept"),
 )
 
@@ -162,13 +162,13 @@ def rows_seconds(
 
 
 def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
-    """Return the steps and the tiles of the multiprocessor that ends last.
+    """Return the steps and the tiles of the SM that ends last.
 
     A tile is n keys of a KV head, with the rows that see any of them, of all query heads of its
-    group; a multiprocessor has one at a time. The longest come first, where they differ.
+    group; an SM has one at a time. The longest come first, where they differ.
     """
-    if sizes.packed:
-        return _grid_of_packed(m, n, mask, sizes)
+    if sizes.varlen:
+        return _grid_of_varlen(m, n, mask, sizes)
     n_blocks = ceil(sizes.seqlen_k / n)
     tiles = n_blocks * sizes.batch * sizes.kv_heads
     group = sizes.heads // sizes.kv_heads
@@ -182,8 +182,8 @@ def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
     return max(mean * even + min(lengths) / 2, *lengths, 1), max(even, 1)
 
 
-def _grid_of_packed(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
-    """Return the same of packed sequences, which come in their order: the longest may come last."""
+def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
+    """Return the same of varlen sequences, which come in their order: the longest may come last."""
     group = sizes.heads // sizes.kv_heads
     tiles = steps = longest = 0
     for (queries, keys), count in Counter(sizes.sequences).items():

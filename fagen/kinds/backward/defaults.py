@@ -12,7 +12,7 @@ TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are 
 
 
 def derived(problem: Problem) -> Iterator[Schedule]:
-    """Yield the schedules that fit a multiprocessor; none where no kernel has such gradients.
+    """Yield the schedules that fit an SM; none where no kernel has such gradients.
 
     Of each tile the one that issues S a step ahead goes first; only by gradients there is one.
     """

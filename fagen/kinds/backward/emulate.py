@@ -32,7 +32,7 @@ def compute(
     """Return dq, dk and dv as the Plan's kernels compute them; arguments as of their op.
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's
-    dtype, lse and dlse (B, H, Sq) in fp32; packed sequences as of `compute_varlen`.
+    dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`.
     """
     if plan.varlen:
         return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **offsets)
@@ -59,7 +59,7 @@ def compute(
         scores = queries @ keys[:, :, block].mT
         p = torch.exp2(scores * scale_log2 - reference[..., None])
         p = p.masked_fill(~((key >= first) & (key < last)), 0)
-        if plan.split == "gradients":  # P reaches who makes dS in 16 bits
+        if plan.partition == "gradients":  # P reaches who makes dS in 16 bits
             p = p.to(q.dtype).float()
         ds = p * (grad @ values[:, :, block].mT - delta[..., None])
         # what the tensor cores read next is rounded
@@ -90,7 +90,7 @@ def compute_varlen(
     cu_seqlens_k: Tensor,
     seqused_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv of packed sequences, each computed by itself; zeros in rows of none.
+    """Return dq, dk and dv of varlen sequences, each computed by itself; zeros in rows of none.
 
     dout and out (total_q, H, Dv), q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), lse
     and dlse (H, total_q); where sequences begin, and the last one ends, (B + 1), and how many keys

@@ -101,7 +101,7 @@ def budget(schedule: Schedule) -> Budget:
 
 def roles(schedule: Schedule) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Return the roles of consumers: name, key of their registers, what they compute."""
-    if schedule.warps.split == "gradients":
+    if schedule.warps.partition == "gradients":
         key = "consumer_registers"
         return ("dV consumer", key, ("dv", "dq")), ("dK consumer", key, ("dk", "dq"))
     if schedule.warps.dq_by == "one" and schedule.consumers > 1:
@@ -123,7 +123,7 @@ def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]
 
 
 def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bool, bool]:
-    """Whether consumers part by gradients, how many blocks share rows, and of packed sequences.
+    """Whether consumers part by gradients, how many blocks share rows, and of varlen sequences.
 
     Then whether ones lie in shared memory, whether all meet for dQ, whether tiles are drawn, and
     whether dQ is rounded meanwhile.
@@ -131,7 +131,7 @@ def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bo
     varlen = schedule.backward.lengths == "varlen"
     ones = ones_in_shared_memory(schedule.values())
     meet = schedule.warps.dq_by == "all"
-    by_gradients = schedule.warps.split == "gradients"
+    by_gradients = schedule.warps.partition == "gradients"
     stays, rounds = schedule.grid.persistent, schedule.overlap.postprocess
     return by_gradients, schedule.grid.cluster, varlen, ones, meet, stays, rounds
 

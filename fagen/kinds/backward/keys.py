@@ -12,8 +12,8 @@ from fagen.kinds.backward.rules import (
     DQ_BY,
     FORMER,
     KEPT,
+    PARTITIONS,
     SLUG,
-    SPLITS,
     consumers,
     rules,
 )
@@ -102,7 +102,7 @@ class Pipeline(Section):
 class Warps(Section):
     """Who does what in a thread block, and with how many registers."""
 
-    split: Annotated[str, OneOf(SPLITS)] = derived(
+    partition: Annotated[str, OneOf(PARTITIONS)] = derived(
         'what consumers divide among themselves: "keys", 64 each with both '
         'gradients; "gradients", dV and dK of the same 64 keys; by default gradients above 128 '
         "columns"
@@ -143,7 +143,7 @@ class Overlap(Section):
 
 
 class Schedule(AnySchedule):
-    """What is differentiated and how one multiprocessor is used; every key has its value."""
+    """What is differentiated and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "backward"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.reference import gradients
-from fagen.measure.gradients import attended, attended_packed, output_gradient, packed_lengths
+from fagen.measure.gradients import attended, attended_varlen, output_gradient, varlen_lengths
 from fagen.measure.inputs import offsets, softmax_scale
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
@@ -25,12 +25,12 @@ def arguments(
     """What the Plan's op takes for q, k and v: dout, these, a forward pass's out and lse, a scale.
 
     The forward pass is that of torch's FLASH_ATTENTION, or one in fp32 where that does not take
-    them. Where the op takes packed sequences these are of the lengths that `sizes` says, or of
+    them. Where the op takes varlen sequences these are of the lengths that `sizes` says, or of
     equal ones.
     """
     dout, scale = output_gradient(q, v), softmax_scale(of.head_dim)
-    if sizes and sizes.packed:
-        out, lse = _packed_results(of, q[0], k[0], v[0], sizes)
+    if sizes and sizes.varlen:
+        out, lse = _varlen_results(of, q[0], k[0], v[0], sizes)
         at = offsets(sizes, q.device)
         return dout[0], q[0], k[0], v[0], *at, out, lse, scale
     out, lse = _results(of, q, k, v)
@@ -43,14 +43,14 @@ def arguments(
     return dout, q, k, v, out, lse, scale
 
 
-def _packed_results(
+def _varlen_results(
     of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """out (total_q, H, Dv) and lse (H, total_q) of packed sequences."""
+    """out (total_q, H, Dv) and lse (H, total_q) of varlen sequences."""
     if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
         with suppress(RuntimeError):  # as torch refuses
-            lengths = packed_lengths(sizes, q.device)
-            found = attended_packed(q, k, v, lengths, causal=of.mask.causal)
+            lengths = varlen_lengths(sizes, q.device)
+            found = attended_varlen(q, k, v, lengths, causal=of.mask.causal)
             if found.lse.shape == (sizes.heads, sizes.total_q):
                 return found.out, found.lse
     outs, sums, top, first = [], [], 0, 0

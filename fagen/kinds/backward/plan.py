@@ -68,12 +68,12 @@ class Plan:
     """
 
     kind: ClassVar[str] = "backward"
-    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    blocks: ClassVar[int] = 1  # that an SM should hold at least
     dq_adders: ClassVar[int] = ADDERS
     tile_stages: ClassVar[int] = TILE_STAGES
     pieces: ClassVar[int] = PIECES
-    rounding_blocks: ClassVar[int] = 8  # of round_dq's, for a multiprocessor, where some are left
-    multiprocessors: ClassVar[int] = SM90.sm_count
+    rounding_blocks: ClassVar[int] = 8  # of round_dq's, for an SM, where some are left
+    sms: ClassVar[int] = SM90.sm_count
     line_bytes: ClassVar[int] = SM90.l2_line_bytes
 
     schedule: Schedule
@@ -103,7 +103,7 @@ class Plan:
     launch_registers: int
     max_spill_bytes: int
 
-    split: str  # "keys" | "gradients"
+    partition: str  # "keys" | "gradients"
     dq_by: str  # "all" | "one"
     dq_transposed: bool  # its columns are the rows of accumulators
     shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
@@ -136,7 +136,7 @@ class Plan:
     def counts_steps(self) -> bool:
         """Whether consumers need a number for even and odd uses of dQ's buffer.
 
-        Else the stage of dS tells. Thread blocks that stay have uses of no step: dK leaves there.
+        Else the stage of dS tells. Persistent thread blocks have uses of no step: dK leaves there.
         """
         return self.persistent or self.ds_stages != 2
 
@@ -145,9 +145,9 @@ class Plan:
         """Whether the last slice of dQ is handed on in the next step, under other work.
 
         By gradients, where its buffer is a slice: until the slice before has been read, it waits.
-        Of packed sequences there are no registers for it.
+        Of varlen sequences there are no registers for it.
         """
-        return self.split == "gradients" and self.dq_slices > 1 and not self.varlen
+        return self.partition == "gradients" and self.dq_slices > 1 and not self.varlen
 
     @property
     def step_clocks(self) -> int:
@@ -158,7 +158,7 @@ class Plan:
     @property
     def passes(self) -> bool:
         """Whether there are blocks of rows that see keys of some consumers alone."""
-        narrow = self.split == "keys" and self.block_m < self.block_n
+        narrow = self.partition == "keys" and self.block_m < self.block_n
         return narrow and self.mask.last_by_row
 
     @property
@@ -249,15 +249,13 @@ class Plan:
         Where a group's heads are shared out, parts of dK and dV are summed up before that.
         """
         if self.varlen:
-            return self._packed_launches()
+            return self._varlen_launches()
         row_blocks, key_blocks = Product(row_blocks_of(self)), Product(key_blocks_of(self))
         rows_of_keys = Product((Extent("seqlen_k", per=SM90.wgmma_m),))
         rows, heads, batch = (Product((factor,)) for factor in row_blocks.factors)
         row_grid = rounding = Grid(rows, heads, batch)
         if self.postprocess:  # how much is left only the device knows
-            rounding = replace(
-                Grid(row_blocks), resident=True, per_multiprocessor=self.rounding_blocks
-            )
+            rounding = replace(Grid(row_blocks), resident=True, per_sm=self.rounding_blocks)
         kv_heads = Product((Extent("kv_heads"),))
         return Launches(
             (
@@ -275,7 +273,7 @@ class Plan:
             shares=True,
         )
 
-    def _packed_launches(self) -> Launches:
+    def _varlen_launches(self) -> Launches:
         """The same, with room for the blocks of each sequence."""
         rows, keys = row_blocks_of(self), key_blocks_of(self)
         row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
@@ -348,7 +346,7 @@ def plan(schedule: Schedule) -> Plan:
         dq_registers=warps.dq_registers,
         launch_registers=SM90.registers_left(count),
         max_spill_bytes=schedule.build.max_spill_bytes,
-        split=warps.split,
+        partition=warps.partition,
         dq_by=warps.dq_by,
         dq_transposed=transposed,
         shares_rows=d > SM90.wgmma_m if transposed else parts[0] < d,

@@ -17,13 +17,16 @@ _SLAB = SWIZZLES[0].bytes // BYTES  # columns of the widest
 _WIDE, _VERY_WIDE = 128, 192
 
 DQ_BY = ("all", "one")
-SPLITS = ("keys", "gradients")
+PARTITIONS = ("keys", "gradients")
 KEPT = ("none", "k")
 
 _V_FROM_SHARED = 'is gone: V is read from shared memory; use "k", or leave it out'
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = {("kept", "kv"): _V_FROM_SHARED}
+FORMER: Mapping[str | tuple[str, object], str] = {
+    ("kept", "kv"): _V_FROM_SHARED,
+    "split": "is called partition now",
+}
 
 SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
@@ -33,7 +36,7 @@ SLUG = SlugForm(
         Code("stages", "s"),
         Code("do_stages", "dos"),
         Code("ds_stages", "dss"),
-        Code("split", words={"keys": "bykeys", "gradients": "bygrads"}),
+        Code("partition", words={"keys": "bykeys", "gradients": "bygrads"}),
         Code("dq_slices", "dqs"),
         Code("dq_by", words={"all": "dqall", "one": "dqone"}),
         Code("kept", words={"none": "keepnone", "k": "keepk"}),
@@ -71,7 +74,7 @@ _REGISTERS = {
 
 def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
     def derive(keys: Mapping[str, Any]) -> int:
-        if keys["split"] == "gradients":
+        if keys["partition"] == "gradients":
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
         shared: tuple[Any, ...] = (keys["dq_by"], consumers(keys))
@@ -89,12 +92,12 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
 
 def _dq_by(keys: Mapping[str, Any]) -> str:
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
-    whole = keys["block_m"] != SM90.wgmma_m or keys["split"] == "gradients"
+    whole = keys["block_m"] != SM90.wgmma_m or keys["partition"] == "gradients"
     parts = whole or _shared_columns(keys["block_n"] // SM90.wgmma_m, columns)
     return "all" if parts else "one"
 
 
-def _split(keys: Mapping[str, Any]) -> str:
+def _partition(keys: Mapping[str, Any]) -> str:
     wide = max(keys["head_dim"], keys["head_dim_v"]) > _WIDE
     return "gradients" if wide and keys["block_n"] == SM90.wgmma_m else "keys"
 
@@ -105,7 +108,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # Q and dO are loaded as far ahead as each other, but where that is too much (stages, head_dim)
     "do_stages": lambda keys: min(keys["stages"], 1 if keys["head_dim_v"] > _VERY_WIDE else 4),
     # by gradients where a thread cannot hold both (head_dim, head_dim_v)
-    "split": _split,
+    "partition": _partition,
     # all, where dQ parts among them (block_m, block_n, head_dim)
     "dq_by": _dq_by,
     # as one, but where shared memory is short (head_dim)
@@ -123,12 +126,12 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 def consumers(keys: Mapping[str, Any]) -> int:
     """How many warpgroups multiply: one for each 64 keys, two by gradients."""
     of_keys = int(keys["block_n"]) // SM90.wgmma_m
-    return of_keys * (2 if keys["split"] == "gradients" else 1)
+    return of_keys * (2 if keys["partition"] == "gradients" else 1)
 
 
 def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
     """Whether what statistics are multiplied by lies there: registers are short, or in work."""
-    by_gradients = keys["split"] == "gradients"
+    by_gradients = keys["partition"] == "gradients"
     return bool(by_gradients or keys["kept"] != "none" or dq_transposed(keys))
 
 
@@ -147,7 +150,7 @@ def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
     """
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     slab = _slab(columns)
-    if keys["split"] == "gradients":
+    if keys["partition"] == "gradients":
         columns //= keys["cluster"]
         slabs = -(-columns // slab)
         first = -(-slabs // 2) * slab
@@ -197,8 +200,8 @@ def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _persistent_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """dV leaves by way of dS's buffers and dK by that of dQ: they must be as large."""
-    if keys["split"] == "gradients":
-        yield "persistent", '= true: only with split = "keys"; leave it out'
+    if keys["partition"] == "gradients":
+        yield "persistent", '= true: only with partition = "keys"; leave it out'
         return
     if keys["lengths"] == "varlen":
         yield "persistent", '= true does not go with lengths = "varlen"; leave it out'
@@ -225,16 +228,16 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "cluster", '= 2 does not go with lengths = "varlen"; use 1'
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     block_m, block_n, dq_by = keys["block_m"], keys["block_n"], keys["dq_by"]
-    if keys["split"] == "gradients":
+    if keys["partition"] == "gradients":
         for key in ("block_m", "block_n"):
             if keys[key] != SM90.wgmma_m:
-                yield key, f'= {keys[key]}: with split = "gradients" a tile is 64 x 64; use 64'
+                yield key, f'= {keys[key]}: with partition = "gradients" a tile is 64 x 64; use 64'
         if dq_by == "one":
-            yield "dq_by", '= "one": with split = "gradients" both compute dQ; leave it out'
+            yield "dq_by", '= "one": with partition = "gradients" both compute dQ; leave it out'
         if keys["cluster"] > 1:
             yield from _cluster_rules(keys)
     elif keys["cluster"] > 1:
-        yield "cluster", f'= {keys["cluster"]}: only with split = "gradients"; use 1'
+        yield "cluster", f'= {keys["cluster"]}: only with partition = "gradients"; use 1'
     elif not dq_columns(keys):
         if dq_transposed(keys):
             said = (
@@ -258,12 +261,12 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "postprocess", "= true: only with persistent = true; leave it out"
     if keys["postprocess"] and dq_transposed(keys):
         yield "postprocess", f"= true: only with whole {SM90.wgmma_m} rows a step; leave it out"
-    if keys["kept"] != "none" and keys["split"] == "gradients":
-        yield "kept", f'= "{keys["kept"]}": only with split = "keys"; leave it out'
-    if keys["intra_warpgroup"] and keys["split"] == "keys":
-        yield "intra_warpgroup", '= true: only with split = "gradients"; leave it out'
-    if keys["under_dp"] and keys["split"] == "gradients":
-        yield "under_dp", '= true: only with split = "keys"; leave it out'
+    if keys["kept"] != "none" and keys["partition"] == "gradients":
+        yield "kept", f'= "{keys["kept"]}": only with partition = "keys"; leave it out'
+    if keys["intra_warpgroup"] and keys["partition"] == "keys":
+        yield "intra_warpgroup", '= true: only with partition = "gradients"; leave it out'
+    if keys["under_dp"] and keys["partition"] == "gradients":
+        yield "under_dp", '= true: only with partition = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["stages"] < 2:
         yield "stages", "= 1: with intra_warpgroup two steps need their Q at once; use 2"
     if dq_by == "all" and keys["dq_registers"] != keys["consumer_registers"]:

@@ -26,10 +26,10 @@ def signature(plan: "Plan") -> Signature:
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), lse and dlse
     (B, H, Sq) in fp32; dq, dk and dv are as q, k and v. Where sequences have lengths of their own
-    it is that of `packed`.
+    it is that of `varlen`.
     """
     if plan.varlen:
-        return packed(plan)
+        return varlen(plan)
 
     def tensor(name: str, seqlen: str, heads: str, columns: int, note: str, access: str) -> Tensor:
         dims = (
@@ -105,7 +105,7 @@ def key_blocks_of(plan: "Plan") -> tuple[Extent, ...]:
 _MOST_PACKED_STRIDE = 1 << 32
 
 
-def packed(plan: "Plan") -> Signature:
+def varlen(plan: "Plan") -> Signature:
     """Return the signature of kernels whose sequences lie one after another, each of its length.
 
     dout and out (total_q, H, Dv), q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv),

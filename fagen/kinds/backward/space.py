@@ -1,4 +1,4 @@
-"""What a search of the backward pass tries, sums up against a multiprocessor, and predicts."""
+"""What a search of the backward pass tries, sums up against an SM, and predicts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -9,13 +9,17 @@ from fagen.errors import ScheduleError
 from fagen.kinds.backward.cost import predictor
 from fagen.kinds.backward.formulae import Budget, budget
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import DQ_BY, SPLITS
+from fagen.kinds.backward.rules import DQ_BY, PARTITIONS
 
 
 def _examples() -> Iterator[Budget]:
     """The ledgers of each way in which warpgroups part the work: roles have their own."""
-    for split, dq_by in product(SPLITS, DQ_BY):
-        keys = {"split": split, "dq_by": dq_by, "block_n": 64 if split == SPLITS[1] else 128}
+    for partition, dq_by in product(PARTITIONS, DQ_BY):
+        keys = {
+            "partition": partition,
+            "dq_by": dq_by,
+            "block_n": 64 if partition == PARTITIONS[1] else 128,
+        }
         with suppress(ScheduleError):  # some do not go together
             yield budget(Schedule.make(dtype="fp16", head_dim=64, mask="full", block_m=64, **keys))
 
@@ -29,7 +33,7 @@ class Backward:
         "stages": (1, 2, 3),
         "do_stages": (1, 2, 3),
         "ds_stages": (1, 2),
-        "split": SPLITS,
+        "partition": PARTITIONS,
         "dq_by": DQ_BY,
         "dq_slices": (1, 2),
         "intra_warpgroup": (False, True),

@@ -12,5 +12,5 @@ KIND = Kind(
     errors=MergeError,
     speeds=MergeBandwidth,
     emulate="fagen.kinds.combine.emulate:compute",
-    proof="fagen.kinds.combine.verify:PROOF",
+    verification="fagen.kinds.combine.verify:VERIFICATION",
 )

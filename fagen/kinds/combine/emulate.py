@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fagen.combining import combined
+from fagen.kinds.combine.oracle import counting
 from fagen.kinds.combine.plan import Plan
-from fagen.kinds.combine.reference import counting
 
 
 def compute(

@@ -4,7 +4,7 @@
 dtype = "fp32"        # of the partial outputs: fp32 | fp16 | bf16
 head_dim = 128        # columns of V, a multiple of 8
 out_dtype = "bf16"    # as dtype if left out
-layout = "dense"      # or "packed": rows of all sequences one after the other
+layout = "dense"      # or "varlen": rows of all sequences one after the other
 """
 
 from typing import Annotated, ClassVar
@@ -25,8 +25,8 @@ class Combine(Section):
     out_dtype: Annotated[str, OneOf(PARTIALS)] = derived("of the output; dtype by default")
     layout: Annotated[str, OneOf(LAYOUTS)] = Field(
         default="dense",
-        description='"dense": (batch, seqlen) rows; "packed": varlen, with a number of splits '
-        "per sequence",
+        description='"dense": (batch, seqlen) rows; "varlen": sequences of different lengths, '
+        "each with its own number of splits",
     )
 
 

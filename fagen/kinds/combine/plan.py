@@ -37,7 +37,7 @@ class Plan(Combining):
     out_dtype: Dtype
 
     head_dim: int
-    packed: bool
+    varlen: bool
     vector: int  # elements of a load
     out_words: int  # registers that they take as output
     lanes: int  # that share a row
@@ -46,7 +46,7 @@ class Plan(Combining):
     rows: int  # per thread block
     one_row: bool  # a warp has lanes of one row only
     threads: int
-    blocks: int  # that a multiprocessor's registers should suffice for
+    blocks: int  # that an SM's registers should suffice for
     launch_registers: int  # per thread, that so many blocks leave it
 
     stages: int  # splits whose loads are under way
@@ -77,13 +77,13 @@ class Plan(Combining):
 
     @property
     def full_blocks(self) -> int:
-        """Thread blocks that a multiprocessor holds where each has all of its ring."""
+        """Thread blocks that an SM holds where each has all of its ring."""
         block_bytes = self.shared_bytes + SM90.smem_reserved
         return min(self.blocks, SM90.smem_per_sm // block_bytes)
 
     @property
     def bytes_in_flight(self) -> int:
-        """Of partial outputs, that a multiprocessor's loads may have under way."""
+        """Of partial outputs, that an SM's loads may have under way."""
         return self.full_blocks * self.shared_bytes
 
     @property
@@ -125,14 +125,14 @@ class Plan(Combining):
 
     @property
     def ledger(self) -> str:
-        """What a multiprocessor holds of it, to be printed."""
+        """What an SM holds of it, to be printed."""
         held = self.threads * self.blocks
         rows = [
             ("lanes per row", f"{self.lanes}, {self.loads} loads of {LOAD_BYTES} bytes each"),
             ("rows per thread block", f"{self.rows}"),
             ("threads per thread block", f"{self.threads}"),
             (
-                "thread blocks per multiprocessor",
+                "thread blocks per SM",
                 f"{self.blocks}, from {self.stages} splits on {self.full_blocks}",
             ),
             (
@@ -140,7 +140,7 @@ class Plan(Combining):
                 f"{self.launch_registers}, {held * self.launch_registers:,} of "
                 f"{SM90.registers_per_sm:,} in all",
             ),
-            ("bytes under way per multiprocessor", f"{self.bytes_in_flight:,}"),
+            ("bytes under way per SM", f"{self.bytes_in_flight:,}"),
             ("thread blocks of a call", f"{self.launches.kernels[0].grid.x}"),
         ]
         return "\n".join([*(f"{name:<36}{said}" for name, said in rows), "", str(self.shared)])
@@ -158,7 +158,7 @@ class Plan(Combining):
         return Launches((kernel,))
 
     def explained(self) -> str:
-        """Return the ledger, why so many thread blocks share a multiprocessor, and the bytes."""
+        """Return the ledger, why so many thread blocks share an SM, and the bytes."""
         return f"{self.ledger}\n\n{self.reasons}"
 
     def record(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def plan(schedule: Schedule) -> Plan:
         dtype=dtype,
         out_dtype=out_dtype,
         head_dim=keys.head_dim,
-        packed=keys.layout == "packed",
+        varlen=keys.layout == "varlen",
         vector=vector,
         out_words=vector * out_dtype.bytes // 4,
         lanes=lanes,

@@ -9,9 +9,10 @@ from fagen.vocab import LAYOUTS, PARTIALS
 _ONE_WAY = "is gone: every combining kernel takes rows in one way; leave it out"
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = dict.fromkeys(
-    ("threads", "loads", "stages"), _ONE_WAY
-)
+FORMER: Mapping[str | tuple[str, object], str] = {
+    **dict.fromkeys(("threads", "loads", "stages"), _ONE_WAY),
+    ("layout", "packed"): 'is called "varlen" now',
+}
 
 SLUG = SlugForm(
     head="comb_{dtype}_d{head_dim}",
@@ -20,7 +21,7 @@ SLUG = SlugForm(
         Code("layout", words={name: name for name in LAYOUTS}),
     ),
     example="comb_fp32_d128_obf16",
-    former={r"[tls]\d+": _ONE_WAY},
+    former={r"[tls]\d+": _ONE_WAY, "packed": "is called varlen now"},
 )
 
 DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {

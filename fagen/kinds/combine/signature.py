@@ -22,7 +22,7 @@ def signature(plan: "Plan") -> Signature:
     num_splits (B) and cu_seqlens (B + 1) in int32 say how many splits each sequence has and where
     it begins.
     """
-    batch = () if plan.packed else (_BATCH,)
+    batch = () if plan.varlen else (_BATCH,)
     rows = (*batch, _SEQLEN, _HEADS, Dim(Extent(number=plan.head_dim)))
     numbers = (*batch, _HEADS, Dim(Extent("seqlen")))
     return Signature(
@@ -50,7 +50,7 @@ def signature(plan: "Plan") -> Signature:
                 (Dim(Extent("batch")),),
                 INT32,
                 "of each sequence; the splits after them are not read",
-                present=plan.packed,
+                present=plan.varlen,
                 aligned=False,
             ),
             Tensor(
@@ -58,7 +58,7 @@ def signature(plan: "Plan") -> Signature:
                 (Dim(Extent("batch", plus=1)),),
                 INT32,
                 "the row at which each sequence begins, and the end of the last",
-                present=plan.packed,
+                present=plan.varlen,
                 aligned=False,
             ),
             Tensor(
@@ -82,7 +82,7 @@ def signature(plan: "Plan") -> Signature:
         scalars=(),
         limits=(
             Limit("rows", rows_of(plan)),
-            *((Limit("sequences", (Extent("batch"),)),) if plan.packed else ()),
+            *((Limit("sequences", (Extent("batch"),)),) if plan.varlen else ()),
         ),
         order=("outs", "lses", "num_splits", "cu_seqlens"),
         no_gradient="combining has none yet",
@@ -91,5 +91,5 @@ def signature(plan: "Plan") -> Signature:
 
 def rows_of(plan: "Plan") -> tuple[Extent, ...]:
     """How many rows of a head a call has."""
-    batch = () if plan.packed else (Extent("batch"),)
+    batch = () if plan.varlen else (Extent("batch"),)
     return (*batch, Extent("seqlen"), Extent("heads"))

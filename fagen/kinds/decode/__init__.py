@@ -1,12 +1,12 @@
 """Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import chunks_for, deal_for, derived, rows_for, sized, steps
+from fagen.kinds.decode.defaults import deal_for, derived, num_splits_for, rows_for, sized, steps
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
 
-__all__ = ["KIND", "chunks_for", "deal_for", "derived", "rows_for"]
+__all__ = ["KIND", "num_splits_for", "deal_for", "derived", "rows_for"]
 
 KIND = Kind(
     name="decode",
@@ -15,7 +15,7 @@ KIND = Kind(
     errors=DecodeError,
     speeds=DecodeSpeed,
     emulate="fagen.kinds.decode.emulate:compute",
-    proof="fagen.kinds.decode.verify:PROOF",
+    verification="fagen.kinds.decode.verify:VERIFICATION",
     space="fagen.kinds.decode.space:SPACE",
     sized=sized,
     steps=steps,

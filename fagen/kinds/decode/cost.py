@@ -23,13 +23,13 @@ from fagen.vocab import DTYPES, FP32
 LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
 PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
-# What part of rows that begin within lines is read twice, with 12 buffers a multiprocessor. It
+# What part of rows that begin within lines is read twice, with 12 buffers an SM. It
 # falls with their square: of few, a line is likely in L2 yet when a neighbour wants its rest.
-READ_TWICE = {"turn": 0.5, "run": 0.32}
+READ_TWICE = {"round_robin": 0.5, "stream_k": 0.32}
 SHARPNESS = 3.92
 SCORES = 18.0  # clocks of a step, for each row beside 64 keys
 READ = 0.006  # the same, for each byte of K and V that tensor cores read
-CROWD = 0.1  # by how much a step takes longer for each other thread block of the multiprocessor
+CROWD = 0.1  # by how much a step takes longer for each other thread block of the SM
 OUTPUT = 0.283  # clocks of a chunk, for each number of its output
 QUERIES = 3_000.0  # of a chunk that waits for its queries
 RUNS = 2.1e-6  # seconds of a call in runs, before its first unit is found
@@ -46,7 +46,7 @@ AGAIN_BYTES = 5.5e12  # a second, of K and V out of the L2 cache, for further ti
 class Dealt:
     """What chunks make of a call: units of work, and the share of who has the most of them.
 
-    `resident` are the thread blocks of a multiprocessor; `partials` the rows of partial outputs.
+    `resident` are the thread blocks of an SM; `partials` the rows of partial outputs.
     """
 
     tiles: int  # of rows, of a KV head: each reads all keys
@@ -73,24 +73,24 @@ class Parts:
         return float(self.launches + both + self.merge)
 
 
-_DEAL_KEYS = ("rows", "block_n", "chunks", "by", "blocks")
+_DEAL_KEYS = ("rows", "block_n", "num_splits", "by", "blocks")
 
 
 def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     """Return how the chunks of a call are dealt to thread blocks."""
-    rows, block_n, chunks, by, blocks = (values[key] for key in _DEAL_KEYS)
+    rows, block_n, num_splits, by, blocks = (values[key] for key in _DEAL_KEYS)
     group = sizes.heads // sizes.kv_heads
     positions = max(1, min(rows // group, sizes.seqlen_q))
     tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
     outputs = sizes.batch * sizes.kv_heads * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
-    each = chunk_blocks(sizes.seqlen_k, block_n, chunks)
+    each = chunk_blocks(sizes.seqlen_k, block_n, num_splits)
     found = ceil(n_blocks / each)
     most = SM90.sm_count * blocks
     slots = min(outputs * found, most)
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
-    if by == "run":
+    if by == "stream_k":
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
             return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
@@ -103,7 +103,7 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
             return Dealt(tiles, resident, units, steps, partials, 1 + outputs / slots)
     rounds = ceil(outputs * found / slots)
     steps = max(each, rounds * n_blocks / found)
-    folded = rounds if by == "run" else 0
+    folded = rounds if by == "stream_k" else 0
     return Dealt(tiles, resident, rounds, steps, of_rows * found, folded)
 
 
@@ -145,9 +145,9 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes
     partial_bytes = deal.partials * (head_dim_v + 1) * FP32.bytes
     unit = OUTPUT * values["rows"] * head_dim_v
-    unit += 0 if values["maximum"] == "unified" else VOTE
+    unit += 0 if values["maximum"] == "fixed" else VOTE
     unit += QUERIES if values["q_stages"] == 1 else 0
-    unit += FOLD * values["rows"] * head_dim_v if values["by"] == "run" else 0
+    unit += FOLD * values["rows"] * head_dim_v if values["by"] == "stream_k" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
     clocks += deal.outputs * HAND * values["rows"] * head_dim_v
     return Parts(
@@ -156,7 +156,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
         + partial_bytes / PARTIAL_BYTES,
         chain=clocks / SM90.clock_hz,
         merge=partial_bytes / PARTIAL_BYTES,
-        launches=LAUNCHES + (RUNS if values["by"] == "run" else 0),
+        launches=LAUNCHES + (RUNS if values["by"] == "stream_k" else 0),
     )
 
 

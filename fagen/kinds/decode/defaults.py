@@ -14,9 +14,9 @@ from fagen.problem import Sizes
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
-_UNITS = 128  # of a sequence, at least: a few less than there are multiprocessors
+_UNITS = 128  # of a sequence, at least: a few less than there are SMs
 # Into how many chunks keys are cut from so many KV heads on.
-_CUTS = (*((_UNITS // chunks, chunks) for chunks in (16, 32)), (0, 64))
+_CUTS = (*((_UNITS // num_splits, num_splits) for num_splits in (16, 32)), (0, 64))
 _TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns
 # output tiles of a thread block from which on runs were faster (benchmarks/notes/log.md)
 _IN_RUNS = 1.5
@@ -26,7 +26,7 @@ _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
 _WIDEST, _SPILL = 192, 56
 # Buffers of 8 rows in runs where heads share lines of L2, which stay there for as long.
 _SHARED_LINES_STAGES = 3
-_WIDE = 128  # columns beyond which a multiprocessor has one thread block, at most two else
+_WIDE = 128  # columns beyond which an SM has one thread block, at most two else
 
 
 def rows_for(rows: int) -> int:
@@ -34,9 +34,9 @@ def rows_for(rows: int) -> int:
     return next((most for most in ROWS if rows <= most), ROWS[-1])
 
 
-def chunks_for(kv_heads: int) -> int:
+def num_splits_for(kv_heads: int) -> int:
     """Return into how many chunks keys are cut, so that one long sequence is work for all."""
-    return next(chunks for least, chunks in _CUTS if kv_heads >= least)
+    return next(num_splits for least, num_splits in _CUTS if kv_heads >= least)
 
 
 def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool = False) -> str:
@@ -48,9 +48,9 @@ def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool
     tile = rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
     if alike and _fold(head_dim, tile) and whole_tiles(of_sequence, batch, _slots(head_dim)):
-        return "run"
+        return "stream_k"
     least = _runs_from(head_dim, tile)
-    return "run" if least and of_sequence * batch >= least else "turn"
+    return "stream_k" if least and of_sequence * batch >= least else "round_robin"
 
 
 def _fold(head_dim: int, tile: int) -> bool:
@@ -85,21 +85,21 @@ def derived(
     head_dim_v: int,
     mask: str,
     rows: int,
-    chunks: int,
-    by: str = "turn",
+    num_splits: int,
+    by: str = "round_robin",
     maximum: str = "lazy",
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
 
-    All fit a multiprocessor. Where chunks cannot be dealt `by` runs, for want of registers or with
+    All fit an SM. Where chunks cannot be dealt `by` runs, for want of registers or with
     a unified maximum, they are dealt in turns. Raises ScheduleError where no kernel computes such a
     problem.
     """
     most = rows_for(rows)
     keys = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
-    if maximum == "unified":
+    if maximum == "fixed":
         keys |= {"maximum": maximum, "speculate": True}
-        by = "turn"
+        by = "round_robin"
     columns = max(head_dim, head_dim_v)
     block_n, widest = 128 if columns <= _NARROW else 64, columns > _WIDEST
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
@@ -109,13 +109,13 @@ def derived(
                 **keys,
                 rows=tile,
                 block_n=block_n,
-                chunks=chunks,
+                num_splits=num_splits,
                 by=deal,
-                **(shallow if tile == ROWS[0] and deal == "run" else {}),
-                max_spill_bytes=_SPILL if widest and tile == 32 and deal == "run" else 0,
+                **(shallow if tile == ROWS[0] and deal == "stream_k" else {}),
+                max_spill_bytes=_SPILL if widest and tile == 32 and deal == "stream_k" else 0,
             )
             for tile in reversed([tile for tile in ROWS if tile <= most])
-            for deal in dict.fromkeys((by, "turn"))
+            for deal in dict.fromkeys((by, "round_robin"))
         )
     )
 
@@ -129,7 +129,7 @@ def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
         head_dim_v=asked.head_dim_v,
         mask=asked.mask,
         rows=rows,
-        chunks=chunks_for(sizes.kv_heads),
+        num_splits=num_splits_for(sizes.kv_heads),
         by=deal_for(asked.head_dim, rows, sizes.kv_heads, sizes.batch),
     )[0]
 
@@ -139,8 +139,8 @@ def steps(schedule: Schedule) -> Iterator[Step]:
     asked = schedule.decode
     for rows in ROWS:
         runs_from = _runs_from(asked.head_dim, rows)
-        dealt = {"run": runs_from, "turn": 0} if runs_from else {"turn": 0}
-        for kv_heads, chunks in _CUTS:
+        dealt = {"stream_k": runs_from, "round_robin": 0} if runs_from else {"round_robin": 0}
+        for kv_heads, num_splits in _CUTS:
             for by, tiles in dealt.items():
                 found = derived(
                     dtype=asked.dtype,
@@ -148,7 +148,7 @@ def steps(schedule: Schedule) -> Iterator[Step]:
                     head_dim_v=asked.head_dim_v,
                     mask=asked.mask,
                     rows=rows,
-                    chunks=chunks,
+                    num_splits=num_splits,
                     by=by,
                 )
                 yield Step(rows, kv_heads, tiles, found[0])

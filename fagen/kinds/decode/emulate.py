@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fagen.combining import combined_chunks
+from fagen.kinds.decode.oracle import spans
 from fagen.kinds.decode.plan import Plan
-from fagen.kinds.decode.reference import spans
 
 _LOG2_E = 1.44269504089
 

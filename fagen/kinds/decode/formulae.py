@@ -73,7 +73,7 @@ def budget(schedule: Schedule) -> Budget:
 
 
 def registers_left(blocks: int) -> int:
-    """Return how many registers a thread may have where so many blocks share a multiprocessor."""
+    """Return how many registers a thread may have where so many blocks share an SM."""
     return SM90.registers_of_warps(blocks * THREADS // SM90.warp_threads)
 
 
@@ -130,7 +130,7 @@ def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     d, d_v = (padded(values[key], dtype) for key in ("head_dim", "head_dim_v"))
     tile = values["rows"], values["block_n"], d, d_v
     sizes = *tile, values["stages"], values["q_stages"], DTYPES[dtype].bytes
-    forms = values["speculate"], values["by"] == "run"
+    forms = values["speculate"], values["by"] == "stream_k"
     shared = summed(SYMBOLS, shared_formulae, (d >= d_v,), SM90.smem_tile_alignment)
     registers = summed(SYMBOLS, register_formulae, forms, 1)
     for name, total, limit in (
@@ -176,7 +176,7 @@ def explain_lines(schedule: Schedule) -> Iterator[str]:
 
 
 def _forms(schedule: Schedule) -> tuple[bool, bool]:
-    return schedule.softmax.speculate, schedule.split.by == "run"
+    return schedule.softmax.speculate, schedule.split.by == "stream_k"
 
 
 def _sizes(schedule: Schedule) -> dict[str, int]:

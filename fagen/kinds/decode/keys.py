@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.kinds.attention import HEAD_DIM, Build, columns
-from fagen.kinds.decode.rules import DEALT, DERIVED, SLUG, rules
+from fagen.kinds.decode.rules import DEALT, DERIVED, FORMER, SLUG, rules
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -44,7 +44,7 @@ class Tile(Section):
 class Split(Section):
     """How the keys of a sequence are parted."""
 
-    chunks: int = Field(
+    num_splits: int = Field(
         default=16,
         ge=1,
         le=128,
@@ -52,10 +52,10 @@ class Split(Section):
         "blocks, by the sequence's own length",
     )
     by: Annotated[str, OneOf(DEALT)] = Field(
-        default="turn",
-        description='how splits are scheduled: "turn", round-robin over thread blocks; "run", '
-        "consecutive ones per thread block, combined in registers (stream-K). Bits are the "
-        "same",
+        default="round_robin",
+        description='how splits are scheduled: "round_robin", one after the other over thread '
+        'blocks; "stream_k", consecutive ones per thread block, combined in registers (stream-K). '
+        "Bits are the same",
     )
 
 
@@ -74,10 +74,10 @@ class Pipeline(Section):
 class Softmax(Section):
     """How maxima of rows are found."""
 
-    maximum: Annotated[str, OneOf(("lazy", "unified"))] = Field(
+    maximum: Annotated[str, OneOf(("lazy", "fixed"))] = Field(
         default="lazy",
-        description='"lazy": the row max is updated only where scores outgrow it; "unified": '
-        "fixed by the caller per head, with a fallback per row (FlashDecoding++)",
+        description='"lazy": the row max is updated only where scores outgrow it; "fixed": '
+        "given by the caller per head, with a fallback per row (FlashDecoding++)",
     )
     speculate: bool = derived(
         "compute P from the row max of earlier steps, and again where scores have "
@@ -86,7 +86,7 @@ class Softmax(Section):
 
 
 class Grid(Section):
-    """How thread blocks share a multiprocessor."""
+    """How thread blocks share an SM."""
 
     blocks: int = derived(
         "thread blocks per SM; by default 2, and 1 above 32 rows, above 24 in runs, "
@@ -97,7 +97,7 @@ class Grid(Section):
 
 
 class Schedule(AnySchedule):
-    """What is computed and how one multiprocessor is used; every key has its value."""
+    """What is computed and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "decode"
 
@@ -122,6 +122,7 @@ class Schedule(AnySchedule):
         derived=DERIVED,
         rules=rules,
         slug=SLUG,
+        former=FORMER,
     )
 
     def columns(self) -> dict[str, str]:

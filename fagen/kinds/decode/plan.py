@@ -79,7 +79,7 @@ class Plan(Combining):
     k_is_wider: bool  # a buffer of the ring is as wide as K
     rows: int
     block_n: int
-    chunks: int
+    num_splits: int
     by_runs: bool  # a thread block's chunks follow each other, and it folds them
     stages: int
     q_stages: int
@@ -89,7 +89,7 @@ class Plan(Combining):
     slab: int
 
     threads: int
-    blocks: int  # that a multiprocessor should hold
+    blocks: int  # that an SM should hold
     launch_registers: int
     max_spill_bytes: int
 
@@ -125,7 +125,7 @@ class Plan(Combining):
 
     @property
     def bytes_in_flight(self) -> int:
-        """Of K and V, that a multiprocessor's loads may have under way."""
+        """Of K and V, that an SM's loads may have under way."""
         return self.blocks * self.shared.rows[0].amount
 
     @property
@@ -151,12 +151,12 @@ class Plan(Combining):
 
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many has."""
-        return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
+        return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
     def ledger(self) -> str:
         """The ledgers, to be printed."""
-        flying = f"bytes of K and V under way per multiprocessor  {self.bytes_in_flight:,}"
+        flying = f"bytes of K and V under way per SM  {self.bytes_in_flight:,}"
         return f"{self.shared}\n\n{self.registers}\n\n{flying}"
 
     @cached_property
@@ -167,7 +167,7 @@ class Plan(Combining):
     @property
     def launches(self) -> Launches:
         """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
-        grid = Grid(self.combination.units, resident=True, per_multiprocessor=self.blocks)
+        grid = Grid(self.combination.units, resident=True, per_sm=self.blocks)
         decode = Launch("decode", grid, self.threads, self.shared_bytes, overlaps=True)
         kernels = decode, self.combination.launch
         workspace = self.combination.workspace(self.folded_bytes if self.by_runs else 0)
@@ -197,7 +197,7 @@ def plan(schedule: Schedule) -> Plan:
     asked, tile, pipeline = schedule.decode, schedule.tile, schedule.pipeline
     dtype = DTYPES[asked.dtype]
     d, d_v = padded_head_dims(schedule)
-    unified = schedule.softmax.maximum == "unified"
+    unified = schedule.softmax.maximum == "fixed"
     above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
         schedule=schedule,
@@ -211,8 +211,8 @@ def plan(schedule: Schedule) -> Plan:
         k_is_wider=k_is_wider(schedule),
         rows=tile.rows,
         block_n=tile.block_n,
-        chunks=schedule.split.chunks,
-        by_runs=schedule.split.by == "run",
+        num_splits=schedule.split.num_splits,
+        by_runs=schedule.split.by == "stream_k",
         stages=pipeline.stages,
         q_stages=pipeline.q_stages,
         unified=unified,
@@ -223,7 +223,7 @@ def plan(schedule: Schedule) -> Plan:
         blocks=schedule.grid.blocks,
         launch_registers=registers_left(schedule.grid.blocks),
         max_spill_bytes=schedule.build.max_spill_bytes,
-        combination=_combination(schedule.split.chunks, asked.head_dim_v),
+        combination=_combination(schedule.split.num_splits, asked.head_dim_v),
         shared=cost.shared,
         registers=cost.registers,
         rescale_threshold=above if unified else _LAZY_ABOVE,
@@ -231,8 +231,8 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _combination(chunks: int, head_dim_v: int) -> Combination:
+def _combination(num_splits: int, head_dim_v: int) -> Combination:
     """Fold 8 chunks at a time, which is faster where a row fills warps; nvcc spills elsewhere."""
-    combination = Combination(chunks, head_dim_v, window=8)
+    combination = Combination(num_splits, head_dim_v, window=8)
     whole = combination.lanes % 32 == 0 and not combination.ragged
     return combination if whole else replace(combination, window=16)

@@ -18,21 +18,34 @@ _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
 
 # how chunks are dealt to thread blocks, in a slug
-DEALT = {"turn": "turns", "run": "runs"}
+DEALT = {"round_robin": "roundrobin", "stream_k": "streamk"}
+
+# what schedules once said
+FORMER: Mapping[str | tuple[str, object], str] = {
+    "chunks": "is called num_splits now",
+    ("by", "turn"): 'is called "round_robin" now',
+    ("by", "run"): 'is called "stream_k" now',
+    ("maximum", "unified"): 'is called "fixed" now',
+}
 
 SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
-        Code("chunks", "c"),
+        Code("num_splits", "c"),
         Code("by", words=DEALT),
         Code("stages", "s"),
         Code("q_stages", "q"),
-        Code("maximum", words={"lazy": "lazy", "unified": "unified"}),
+        Code("maximum", words={"lazy": "lazy", "fixed": "fixed"}),
         Code("speculate", words={True: "spec", False: "nospec"}),
         Code("blocks", "b"),
         Code("max_spill_bytes", "spill"),
     ),
     example="dec_fp16_d128_causal_r8n64",
+    former={
+        "runs": "is called streamk now",
+        "turns": "is called roundrobin now",
+        "unified": "is called fixed now",
+    },
 )
 
 
@@ -83,7 +96,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     # them (head dims, rows, by, block_n, q_stages)
     "blocks": lambda keys: (
         2
-        if keys["rows"] <= (_FOLDED_ROWS if keys["by"] == "run" else _WIDE_ROWS)
+        if keys["rows"] <= (_FOLDED_ROWS if keys["by"] == "stream_k" else _WIDE_ROWS)
         and _stages(keys, 2) >= _LEAST_STAGES
         else 1
     ),
@@ -94,11 +107,11 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each rule between keys that is broken."""
-    if keys["maximum"] == "unified":
-        if keys["by"] == "run":
+    if keys["maximum"] == "fixed":
+        if keys["by"] == "stream_k":
             yield (
                 "maximum",
-                'needs by = "turn": a chunk that is folded at once cannot be computed again',
+                'needs by = "round_robin": a chunk that is folded at once cannot be computed again',
             )
         if not keys["speculate"]:
             yield "maximum", "needs speculate = true: P is computed before anything is asked"

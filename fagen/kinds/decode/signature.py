@@ -84,7 +84,7 @@ def signature(plan: "Plan") -> Signature:
                     Extent("seqlen_q"),
                     Extent("heads"),
                     Extent("batch"),
-                    Extent(number=plan.chunks),
+                    Extent(number=plan.num_splits),
                 ),
             ),
             *((Limit("steps of runs"),) if plan.by_runs else ()),

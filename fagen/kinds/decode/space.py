@@ -1,10 +1,10 @@
-"""What a search of decoding tries, sums up against a multiprocessor, and predicts."""
+"""What a search of decoding tries, sums up against an SM, and predicts."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fagen.kinds.decode.cost import predictor
-from fagen.kinds.decode.defaults import ROWS, chunks_for
+from fagen.kinds.decode.defaults import ROWS, num_splits_for
 from fagen.kinds.decode.formulae import REGISTERS, SHARED, SUMMED, sums
 from fagen.kinds.decode.rules import DEALT
 
@@ -26,7 +26,7 @@ class Decode:
     defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rows": ROWS,
         "block_n": (64, 128),
-        "chunks": (8, 16, 32, 64),
+        "num_splits": (8, 16, 32, 64),
         "by": tuple(DEALT),
         "stages": tuple(range(3, 13)),
         "q_stages": (1, 2),
@@ -48,14 +48,14 @@ class Decode:
     shape_keys = ("seqlen_k", "batch", "heads", "kv_heads")
     shapes = tuple(_shape(*call) for call in _CALLS)
     # so that a row of queries has the same bits beside others: by KV heads and head dims alone
-    promised = ("chunks", "block_n", "maximum")
+    promised = ("num_splits", "block_n", "maximum")
     sums = staticmethod(sums)
     predictor = staticmethod(predictor)
 
     @staticmethod
     def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
         """Return calls of one size of a group, that would get such rows and chunks by rule."""
-        kv_heads = next((n for n in (8, 4, 1) if chunks_for(n) == values["chunks"]), 8)
+        kv_heads = next((n for n in (8, 4, 1) if num_splits_for(n) == values["num_splits"]), 8)
         queries = 1 if values["rows"] == ROWS[0] else values["rows"] // _GROUP
         return tuple(
             _shape(batch, queries, keys, kv_heads) for batch, one, keys in _CALLS if one == 1

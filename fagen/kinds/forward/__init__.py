@@ -13,7 +13,7 @@ KIND = Kind(
     errors=ShapeError,
     speeds=Speed,
     emulate="fagen.kinds.forward.emulate:compute",
-    proof="fagen.kinds.forward.verify:PROOF",
+    verification="fagen.kinds.forward.verify:VERIFICATION",
     space="fagen.kinds.forward.space:SPACE",
     derive=derived_schedules,
 )

@@ -1,4 +1,4 @@
-"""Predict how long a schedule takes at some sizes, from what one multiprocessor does per clock.
+"""Predict how long a schedule takes at some sizes, from what one SM does per clock.
 
 A step, block_n keys for the block's rows, keeps tensor cores, MUFU, shared memory, issue slots and
 TMA busy for so many clocks each; one warpgroup alone has a chain of its own, multiply, softmax,
@@ -90,7 +90,7 @@ _STEP_KEYS = (  # the first four also say how tiles follow each other
     "rescale_threshold",
 )
 _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
-_KEYS = ("mask", "order", "output", "chunks", *_STEP_KEYS)  # all that counts
+_KEYS = ("mask", "order", "output", "num_splits", *_STEP_KEYS)  # all that counts
 
 
 def _step(
@@ -124,7 +124,7 @@ def _step(
     copied = n * (d + d_v) * e
     shared = (read + copied) / SM90.smem_bytes
 
-    each = maximum == "each"
+    each = maximum == "online"
     rescaling = 1.0 if each and not rescale_threshold else 0.0  # of O's registers, in every step
     per_warp = (
         n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
@@ -170,25 +170,27 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
     @cache
     def grids(
-        m: int, n: int, mask: str, order: str, cluster: int, chunks: int
+        m: int, n: int, mask: str, order: str, cluster: int, num_splits: int
     ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, one, cluster, chunks) for one in sizes)
+        return tuple(grid(m, n, mask, order, one, cluster, num_splits) for one in sizes)
 
     @cache
-    def merging(n: int, chunks: int, head_dim_v: int) -> tuple[float, ...]:
-        return tuple(_merging(one, n, chunks, head_dim_v) for one in sizes)
+    def merging(n: int, num_splits: int, head_dim_v: int) -> tuple[float, ...]:
+        return tuple(_merging(one, n, num_splits, head_dim_v) for one in sizes)
 
     @cache
-    def times(mask: str, order: str, output: str, chunks: int, *of_step: Any) -> tuple[float, ...]:
+    def times(
+        mask: str, order: str, output: str, num_splits: int, *of_step: Any
+    ) -> tuple[float, ...]:
         one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
         tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
         clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
-        of_grids = grids(m, n, mask, order, cluster, chunks)
+        of_grids = grids(m, n, mask, order, cluster, num_splits)
         return tuple(
             (a * clocks + b * tile) / clock + launch + merge
             for (a, b), merge in zip(
-                of_grids, merging(n, chunks, of_step[_HEAD_DIM_V]), strict=True
+                of_grids, merging(n, num_splits, of_step[_HEAD_DIM_V]), strict=True
             )
         )
 
@@ -201,27 +203,27 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     return predictor([sizes])(values)[0]
 
 
-def _merging(sizes: Sizes, n: int, chunks: int, head_dim_v: int) -> float:
+def _merging(sizes: Sizes, n: int, num_splits: int, head_dim_v: int) -> float:
     """Return the seconds that partial outputs and their merge take; 0 where there are none."""
-    if chunks == 1 or sizes.seqlen_k == 0:
+    if num_splits == 1 or sizes.seqlen_k == 0:
         return 0.0
     blocks = ceil(sizes.seqlen_k / n)
-    found = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, chunks))
+    found = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, num_splits))
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     return MERGE + 2 * rows * found * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
 
 
 def grid(
-    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1, chunks: int = 1
+    m: int, n: int, mask: str, order: str, sizes: Sizes, cluster: int = 1, num_splits: int = 1
 ) -> tuple[float, float]:
-    """Return the steps and the tiles of the multiprocessor that ends last; of `chunks`, theirs.
+    """Return the steps and the tiles of the SM that ends last; of `num_splits`, theirs.
 
     The blocks of a cluster have neighbouring tiles, and as many steps as the longest of those.
     """
-    if sizes.packed:
-        return _grid_of_packed(m, n, mask, sizes)
-    if chunks > 1:
-        return _grid_of_chunks(m, n, mask, sizes, chunks)
+    if sizes.varlen:
+        return _grid_of_varlen(m, n, mask, sizes)
+    if num_splits > 1:
+        return _grid_of_splits(m, n, mask, sizes, num_splits)
     rows = m * cluster
     groups = ceil(sizes.seqlen_q / rows)
     m_blocks = groups * cluster
@@ -244,8 +246,8 @@ def grid(
     return rounds * sum(met) / len(met), rounds
 
 
-def _grid_of_packed(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
-    """Return the steps and the tiles of packed sequences, which are drawn, longest first.
+def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
+    """Return the steps and the tiles of varlen sequences, which are drawn, longest first.
 
     Where these are few the longest one is the last.
     """
@@ -266,9 +268,11 @@ def _grid_of_packed(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
     return max(steps / tiles * (each + DRAWN), longest), max(each, 1)
 
 
-def _grid_of_chunks(m: int, n: int, mask: str, sizes: Sizes, chunks: int) -> tuple[float, float]:
+def _grid_of_splits(
+    m: int, n: int, mask: str, sizes: Sizes, num_splits: int
+) -> tuple[float, float]:
     """Return the steps and the tiles of chunks, dealt in turns, of who has the most."""
-    each = max(1, chunk_blocks(sizes.seqlen_k, n, chunks))
+    each = max(1, chunk_blocks(sizes.seqlen_k, n, num_splits))
     heads = sizes.batch * sizes.heads
     of_tiles = [_steps(n, mask, top, top + m, sizes) for top in range(0, max(1, sizes.seqlen_q), m)]
     units = sum(ceil(steps / each) for steps in of_tiles)

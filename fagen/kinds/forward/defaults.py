@@ -48,8 +48,7 @@ def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
             most = free
     if not found:
         raise ScheduleError(
-            "no usual tile fits a multiprocessor at head dims "
-            f"{problem.head_dim} and {problem.head_dim_v}"
+            f"no usual tile fits an SM at head dims {problem.head_dim} and {problem.head_dim_v}"
         )
     return tuple(found)
 

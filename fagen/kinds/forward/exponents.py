@@ -28,13 +28,13 @@ class Exponents:
     fp8: bool
     scales_by_block: bool
     lazy_max: bool
-    chunks: int
+    num_splits: int
     p_offset: float
 
     @property
     def splits(self) -> bool:
         """Whether chunks of a sequence's keys are computed apart, and merged."""
-        return self.chunks > 1
+        return self.num_splits > 1
 
     @property
     def no_score(self) -> float:

@@ -23,9 +23,9 @@ FP32_BYTES = 4
 # of a tile that is passed on, and how many of them: the one in work and the next
 TILE_BYTES = 48
 TILE_STAGES = 2
-# the same of packed sequences: of short ones each warpgroup may have one in work
-PACKED_TILE_BYTES = 64
-PACKED_TILE_STAGES = 6
+# the same of varlen sequences: of short ones each warpgroup may have one in work
+VARLEN_TILE_BYTES = 64
+VARLEN_TILE_STAGES = 6
 WARPS = 4  # of a warpgroup, a byte each for their votes
 # of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
 K_SCALE_BYTES = 4
@@ -53,7 +53,7 @@ SUMMED = (
         "order",
         "lengths",
     ),
-    "chunks",
+    "num_splits",
 )
 
 # d, d_v padded; e bytes per element
@@ -93,7 +93,7 @@ def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
     return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
-def passes_tiles(schedule: Schedule) -> bool:
+def skips_idle_warpgroups(schedule: Schedule) -> bool:
     """Whether consumers without rows of a tile go on to the next one.
 
     Not where all must have read V before O is stored through its space.
@@ -102,11 +102,11 @@ def passes_tiles(schedule: Schedule) -> bool:
         schedule.attention.lengths == "varlen"
         and schedule.consumers > 1
         and schedule.overlap.intra_warpgroup
-        and schedule.pipeline.output != "v_space"
+        and schedule.pipeline.output != "reuse_v"
     )
 
 
-def draws_apart(lengths: str, v_layout: str) -> bool:
+def scheduler_warp(lengths: str, v_layout: str) -> bool:
     """Whether a warp of its own draws tiles, whose number the GPU alone knows.
 
     Where all warps beside the producer's transpose V, that one draws them.
@@ -118,7 +118,7 @@ def tile_stages(dynamic: bool, lengths: str) -> int:
     """Return how many tiles that were drawn a ring holds; none where nobody draws them."""
     if not dynamic:
         return 0
-    return PACKED_TILE_STAGES if lengths == "varlen" else TILE_STAGES
+    return VARLEN_TILE_STAGES if lengths == "varlen" else TILE_STAGES
 
 
 def padded(columns: int, schedule: Schedule) -> int:
@@ -200,7 +200,7 @@ def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
         if found:
             narrowed = max(changes.get("block_n", 0) for changes in found)
             wider = _first_that_fits(schedule, [options["block_n"], options["output"]])
-            enough = count > 1 or {"output": "v_space"} in found
+            enough = count > 1 or {"output": "reuse_v"} in found
             if wider and wider["block_n"] > narrowed > 0 and not enough:
                 found.append(wider)
             return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
@@ -220,7 +220,7 @@ def shared_formulae(
     totals: str,
     out_bytes: int,
     drawn: int,
-    packed: bool,
+    varlen: bool,
     votes: bool,
     asked: bool,
     splits: bool,
@@ -229,7 +229,7 @@ def shared_formulae(
 
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
-    `drawn`: tiles that are drawn, in a ring that passes them on; `packed`: they are of packed
+    `drawn`: tiles that are drawn, in a ring that passes them on; `varlen`: they are of packed
     sequences; `votes`: the warps of a warpgroup vote on how to go on; `asked`: a warp of its own
     draws tiles when it is asked to; `splits`: O goes from registers to the workspace.
     """
@@ -237,9 +237,9 @@ def shared_formulae(
 
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
     v, o = stages * n * d_v * e, m * d_v * (out_bytes or e)
-    parts = 2 if output == "halves" else 1
+    parts = 2 if output == "half" else 1
     rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
-    rows |= {"v_or_o": sympy.Max(v, o)} if output == "v_space" else {"v": v, "o": o / parts}
+    rows |= {"v_or_o": sympy.Max(v, o)} if output == "reuse_v" else {"v": v, "o": o / parts}
     if splits:
         del rows["o"]
     if v_layout == "rows":
@@ -257,11 +257,11 @@ def shared_formulae(
     barriers = (
         (6 if v_layout == "rows" else 4) * stages
         + 2 * q_stages * readers
-        + (1 if output == "v_space" else 0)
+        + (1 if output == "reuse_v" else 0)
         + 2 * drawn
         + (1 if asked else 0)
     )
-    tiles = (PACKED_TILE_BYTES if packed else TILE_BYTES) * drawn
+    tiles = (VARLEN_TILE_BYTES if varlen else TILE_BYTES) * drawn
     votes_bytes = WARPS * readers if votes else 0
     rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles + votes_bytes
     return rows
@@ -318,7 +318,7 @@ def _shared_choices(
     drawn = tile_stages(ORDERS[values["order"]].dynamic, values["lengths"])
     of_tiles = drawn, values["lengths"] == "varlen"
     votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
-    of_call = draws_apart(values["lengths"], v_layout), values["chunks"] > 1
+    of_call = scheduler_warp(values["lengths"], v_layout), values["num_splits"] > 1
     of_scale = of_scales, v_scales, totals, of_out
     return output, row_sum, v_layout, *of_scale, *of_tiles, votes, *of_call
 
@@ -397,7 +397,7 @@ def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
     registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
     totals = {"totals": None} if "totals" in said else {}
     outputs = possible_outputs(values["head_dim_v"], values["dtype"], values["out_dtype"])
-    thriftier = outputs[outputs.index(values["output"]) + 1 :] if values["chunks"] == 1 else ()
+    thriftier = outputs[outputs.index(values["output"]) + 1 :] if values["num_splits"] == 1 else ()
     return {
         "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],
         "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],

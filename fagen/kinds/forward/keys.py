@@ -64,7 +64,7 @@ class Tile(Section):
 class Split(Section):
     """How the keys of a sequence are parted."""
 
-    chunks: int = Field(
+    num_splits: int = Field(
         default=1,
         ge=1,
         le=128,
@@ -84,7 +84,7 @@ class Pipeline(Section):
     output: Annotated[str, OneOf(OUTPUTS)] = Field(
         default="own",
         description='shared memory through which O is stored: "own", a buffer of its own; '
-        '"halves", one of half the size, used twice; "v_space", that of V',
+        '"half", one of half the size, used twice; "reuse_v", that of V',
     )
 
 
@@ -118,11 +118,11 @@ class Softmax(Section):
     sum: Annotated[str, OneOf(SUMS)] = Field(
         default="threads",
         description='who sums the rows of P; "tensor": the PV GEMM, by columns of ones beside '
-        'V; needs maximum = "each"',
+        'V; needs maximum = "online"',
     )
     maximum: Annotated[str, OneOf(MAXIMA)] = derived(
         '"lazy": the row max is updated only where P or its sums grow too large; '
-        '"each": in every block, before the exponentials; by default each in e4m3, else lazy'
+        '"online": in every block, before the exponentials; by default online in e4m3, else lazy'
     )
     rescale_threshold: float = Field(
         default=0.0,
@@ -130,7 +130,7 @@ class Softmax(Section):
         le=15,  # P grows to 2 to this power; one more would leave fp16's range
         multiple_of=0.125,
         description="log2; above 0 a row max is kept while the new one is this close "
-        '(conditional rescaling); needs maximum = "each"',
+        '(conditional rescaling); needs maximum = "online"',
     )
     promote: int = Field(
         default=0,
@@ -195,7 +195,7 @@ class Grid(Section):
 
 
 class Schedule(AnySchedule):
-    """What attention is computed and how one multiprocessor is used; every key has its value."""
+    """What attention is computed and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "forward"
 

@@ -97,16 +97,16 @@ def arguments(
 ) -> tuple[Any, ...]:
     """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales.
 
-    Where it takes packed sequences these are of the lengths that `sizes` says, or of equal ones.
+    Where it takes varlen sequences these are of the lengths that `sizes` says, or of equal ones.
     """
     scale = softmax_scale(of.head_dim)
     given: tuple[Any, ...] = operands(of, q, k, v) if has_descales(of) else (q, k, v)
     tensors, numbers = given[:3], given[3:]
     if of.varlen:
-        packed = (x.flatten(0, 1) for x in tensors)
+        varlen = (x.flatten(0, 1) for x in tensors)
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
-        return *packed, *offsets(sizes, q.device), scale, None, *numbers
+        return *varlen, *offsets(sizes, q.device), scale, None, *numbers
     return *tensors, scale, *numbers
 
 

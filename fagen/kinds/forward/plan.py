@@ -11,14 +11,14 @@ from fagen.kinds.attention import over_budget, record
 from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import (
     budget,
-    draws_apart,
     explain_lines,
     finds_spread,
     keys_of_a_scale,
     launch_registers,
     nearest,
     padded,
-    passes_tiles,
+    scheduler_warp,
+    skips_idle_warpgroups,
     threads,
     tile_stages,
 )
@@ -43,7 +43,7 @@ _SPREAD_KEYS = 512
 
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
-# With so many tiles for each multiprocessor the last section of heads ends, for 97 shapes of 100,
+# With so many tiles for each SM the last section of heads ends, for 97 shapes of 100,
 # within 3 % of the greedy order of all tiles (tests/test_order.py). Four times as many end within
 # 2 % for 98, where their K and V fit the L2 cache.
 _SECTION_ROUNDS = 2
@@ -57,15 +57,15 @@ class Plan(Combining, Exponents):
     """
 
     kind: ClassVar[str] = "forward"
-    blocks: ClassVar[int] = 1  # that a multiprocessor should hold at least
+    blocks: ClassVar[int] = 1  # that an SM should hold at least
     schedule: Schedule
     slug: str
     dtype: Dtype  # of Q, K and V
     out_dtype: Dtype  # of O
     mask: Mask
     varlen: bool  # sequences have lengths of their own, which the GPU reads
-    draws_apart: bool  # and a warp of its own makes tiles of them; else the producer does
-    whole_heads: bool  # first heads come one by one, whatever their tiles see; producers lack time
+    scheduler_warp: bool  # and a warp of its own makes tiles of them; else the producer does
+    head_major: bool  # first heads come one by one, whatever their tiles see; producers lack time
 
     head_dim: int
     head_dim_v: int
@@ -76,7 +76,7 @@ class Plan(Combining, Exponents):
     stages: int
     q_stages: int
 
-    chunks: int  # of a sequence's keys, at most
+    num_splits: int  # of a sequence's keys, at most
 
     consumers: int  # warpgroups
     threads: int
@@ -127,11 +127,11 @@ class Plan(Combining, Exponents):
     tile_stages: int  # and passes them on through a ring of so many; else 0
     tile_readers: int  # warps that read it
     draw_ahead: int  # blocks before a tile's end the next one is drawn
-    section_rounds: int  # tiles for each multiprocessor that a section of heads has at least
+    section_rounds: int  # tiles for each SM that a section of heads has at least
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
     skips_steps: bool  # a consumer without rows skips all but the first
-    passes_tiles: bool  # or goes on to the next tile, whose rows it then has
+    skips_idle_warpgroups: bool  # or goes on to the next tile, whose rows it then has
     lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
     l2_bytes: int
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
@@ -173,7 +173,7 @@ class Plan(Combining, Exponents):
     @property
     def combination(self) -> Combination:
         """The kernel that merges them."""
-        return Combination(self.chunks, self.head_dim_v)
+        return Combination(self.num_splits, self.head_dim_v)
 
     @property
     def has_barriers(self) -> bool:
@@ -182,7 +182,7 @@ class Plan(Combining, Exponents):
 
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many keys has."""
-        return chunk_blocks(length, self.block_n, self.chunks) * self.block_n
+        return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
     def ledger(self) -> str:
@@ -228,7 +228,7 @@ class Plan(Combining, Exponents):
         """
         tiles = Product(tiles_of(self))
         if self.splits:
-            units = Product((*tiles.factors, Extent(number=self.chunks)))
+            units = Product((*tiles.factors, Extent(number=self.num_splits)))
             grid = Grid(units, resident=True)
             kernel = Launch(
                 "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
@@ -291,8 +291,8 @@ def plan(schedule: Schedule) -> Plan:
         out_dtype=out_dtype,
         mask=mask,
         varlen=schedule.attention.lengths == "varlen",
-        draws_apart=_draws_apart(schedule),
-        whole_heads=_draws_apart(schedule) and mask.last_by_row,
+        scheduler_warp=_scheduler_warp(schedule),
+        head_major=_scheduler_warp(schedule) and mask.last_by_row,
         head_dim=schedule.attention.head_dim,
         head_dim_v=schedule.attention.head_dim_v,
         head_dim_padded=d,
@@ -301,7 +301,7 @@ def plan(schedule: Schedule) -> Plan:
         block_n=block_n,
         stages=schedule.pipeline.stages,
         q_stages=schedule.pipeline.q_stages,
-        chunks=schedule.split.chunks,
+        num_splits=schedule.split.num_splits,
         consumers=schedule.consumers,
         threads=threads(schedule),
         producer_warp=schedule.warps.producer == "warp",
@@ -320,7 +320,7 @@ def plan(schedule: Schedule) -> Plan:
         max_partial_sum=dtype.max_partial_sum,
         rescale_threshold=schedule.softmax.rescale_threshold,
         spread_blocks=-(-_SPREAD_KEYS // block_n) if spreads else 0,
-        skips_rescaling=schedule.softmax.maximum == "each"
+        skips_rescaling=schedule.softmax.maximum == "online"
         and (dtype.fp8 or schedule.softmax.rescale_threshold > 0),
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
@@ -350,11 +350,11 @@ def plan(schedule: Schedule) -> Plan:
         cluster=schedule.grid.cluster,
         skips_masked_blocks=_skips_masked_blocks(schedule),
         skips_steps=_skips_masked_blocks(schedule)
-        and not passes_tiles(schedule)
+        and not skips_idle_warpgroups(schedule)
         and schedule.consumers == 3,  # 192 rows divide no power of 2
-        passes_tiles=passes_tiles(schedule),
+        skips_idle_warpgroups=skips_idle_warpgroups(schedule),
         # beside what a consumer keeps of its tiles there are no registers for them
-        lays_q_anew=passes_tiles(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
+        lays_q_anew=skips_idle_warpgroups(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
         l2_bytes=SM90.l2_bytes,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         max_spill_bytes=schedule.build.max_spill_bytes,
@@ -391,11 +391,11 @@ def _tile_readers(schedule: Schedule) -> int:
     transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too
-    return consumers + transposers + scales + _draws_apart(schedule)
+    return consumers + transposers + scales + _scheduler_warp(schedule)
 
 
-def _draws_apart(schedule: Schedule) -> bool:
-    return draws_apart(schedule.attention.lengths, schedule.fp8.v_layout)
+def _scheduler_warp(schedule: Schedule) -> bool:
+    return scheduler_warp(schedule.attention.lengths, schedule.fp8.v_layout)
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:
@@ -411,9 +411,9 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
     skipped = -(-(block_m - SM90.wgmma_m) // block_n)
     most = schedule.pipeline.stages
-    if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "v_space":
+    if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "reuse_v":
         most = 1
-    elif schedule.overlap.inter_warpgroup and passes_tiles(schedule):
+    elif schedule.overlap.inter_warpgroup and skips_idle_warpgroups(schedule):
         # whose turn it is first may be who skips none: at the next turn after those that others
         # skip it needs a V beside the last tile's last one, which these still hold
         most -= 1
@@ -423,7 +423,7 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
     # alone frees a buffer before there is a V
     ahead = -(-block_m // block_n)
-    return schedule.pipeline.output != "v_space" or ahead <= schedule.pipeline.stages
+    return schedule.pipeline.output != "reuse_v" or ahead <= schedule.pipeline.stages
 
 
 def _accumulators(columns: int) -> int:

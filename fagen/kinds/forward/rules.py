@@ -24,17 +24,17 @@ from fagen.vocab import (
 _CODES = (
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
-    Code("chunks", "split"),
+    Code("num_splits", "split"),
     Code("stages", "s"),
     Code("q_stages", "q"),
-    Code("output", words={"own": "own", "halves": "halves", "v_space": "vspace"}),
+    Code("output", words={"own": "own", "half": "half", "reuse_v": "reusev"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
     Code("producer_registers", "pr"),
     Code("consumer_registers", "cr"),
     Code("inter_warpgroup", words={True: "inter", False: "nointer"}),
     Code("intra_warpgroup", words={True: "intra", False: "nointra"}),
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
-    Code("maximum", words={"lazy": "lazymax", "each": "eachmax"}),
+    Code("maximum", words={"lazy": "lazymax", "online": "onlinemax"}),
     Code("rescale_threshold", "t"),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
     Code("scales", words={"head": "shead", "block": "sblock"}),
@@ -61,6 +61,10 @@ FORMER: Mapping[str | tuple[str, object], str] = {
     ("order", "single"): _RESIDENT,
     ("scales", "tensor"): _OF_HEADS,
     ("maximum", "late"): 'is called "lazy" now',
+    ("maximum", "each"): 'is called "online" now',
+    ("output", "halves"): 'is called "half" now',
+    ("output", "v_space"): 'is called "reuse_v" now',
+    "chunks": "is called num_splits now",
 }
 
 SLUG = SlugForm(
@@ -72,6 +76,9 @@ SLUG = SlugForm(
         r"w\d+": _ROWS_DECIDE,
         "single": _RESIDENT,
         "stensor": _OF_HEADS,
+        "halves": "is called half now",
+        "vspace": "is called reusev now",
+        "eachmax": "is called onlinemax now",
     },
 )
 
@@ -99,7 +106,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
     "v_scales": lambda keys: V_SCALES[0] if _fp8(keys) else "",
     # a stale maximum costs P bits that e4m3 has not got (dtype)
-    "maximum": lambda keys: "each" if _fp8(keys) else "lazy",
+    "maximum": lambda keys: "online" if _fp8(keys) else "lazy",
     # the largest that leaves P in range (dtype, rescale_threshold)
     "p_offset": lambda keys: _p_offset(keys["rescale_threshold"]) if _fp8(keys) else 0.0,
     # a constant where sums are promoted (promote)
@@ -120,7 +127,7 @@ def _order(keys: Mapping[str, Any]) -> str:
     """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
     if keys["lengths"] == "varlen":
         return "dynamic"  # how many tiles there are the host does not know
-    if keys["chunks"] > 1:
+    if keys["num_splits"] > 1:
         return "persistent"  # they are equally long, nearly all of them
     order = ORDERS[MASKS[keys["mask"]].order]
     draws = keys["producer"] == "warp" and keys["cluster"] == 1
@@ -173,7 +180,7 @@ def possible_outputs(columns: int, dtype: str, out_dtype: str = "") -> tuple[str
     O is of the type that goes with Q's where none is named.
     """
     halves = output_slabs(columns, dtype, out_dtype or DTYPES[dtype].out) % 2 == 0
-    return tuple(output for output in OUTPUTS if output != "halves" or halves)
+    return tuple(output for output in OUTPUTS if output != "half" or halves)
 
 
 # ---- rules --------------------------------------------------------------------------------------
@@ -204,13 +211,13 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{keys['stages']}; use stages = {skipped}, or cluster = 1",
             )
     if (
-        keys["output"] == "halves"
+        keys["output"] == "half"
         and (slabs := output_slabs(keys["head_dim_v"], keys["dtype"], keys["out_dtype"])) % 2
     ):
         yield (
             "output",
-            f'"halves" needs O in an even number of slabs of shared memory, as with head_dim_v = '
-            f'128 or 256; it has {slabs} here: use output = "own" or "v_space"',
+            f'"half" needs O in an even number of slabs of shared memory, as with head_dim_v = '
+            f'128 or 256; it has {slabs} here: use output = "own" or "reuse_v"',
         )
     if keys["sum"] == "tensor" and not _one_slab(keys["head_dim_v"], keys["dtype"]):
         yield (
@@ -231,7 +238,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     key,
                     f'= {_toml(keys[key])} does not go with maximum = "lazy", by which a row max '
                     "is raised where P, or what threads add up of it, grows too large; use "
-                    f'maximum = "each", or leave {key} out',
+                    f'maximum = "online", or leave {key} out',
                 )
     if ORDERS[keys["order"]].dynamic and keys["producer"] != "warp":
         static = ORDERS[keys["order"]].static
@@ -257,8 +264,8 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 '= "block" is for sequences of one length so far; with lengths = "varlen" there '
                 'is scales = "head", of V also one for each column',
             )
-    if keys["chunks"] > 1:
-        yield from _rules_of_chunks(keys)
+    if keys["num_splits"] > 1:
+        yield from _rules_of_splits(keys)
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["promote_columns"]:
@@ -298,9 +305,9 @@ def _rules_of_columns(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _rules_of_chunks(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rules_of_splits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if _fp8(keys):
-        said = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or chunks = 1'
+        said = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or num_splits = 1'
         yield "dtype", said
     for key, only, why in (
         ("lengths", "equal", "fagen.attention_decode splits sequences of their own lengths"),
@@ -310,11 +317,11 @@ def _rules_of_chunks(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("sum", "threads", "row sums leave a thread's registers with its columns of O"),
     ):
         if keys[key] != only:
-            yield key, f"must be {_toml(only)} with chunks > 1: {why}; leave it out, or chunks"
+            yield key, f"must be {_toml(only)} with num_splits > 1: {why}; leave it out, or chunks"
     if ORDERS[keys["order"]].longest_first:
         yield (
             "order",
-            f'"{keys["order"]}" does not go with chunks > 1, which are equally long but for a '
+            f'"{keys["order"]}" does not go with num_splits > 1, which are equally long but for a '
             'few; use "persistent", or leave it out',
         )
 

@@ -36,11 +36,11 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 4, 1, 1_023, 4_097),
     ]
     if plan.splits:
-        chunks = plan.chunks
+        num_splits = plan.num_splits
         sizes += [
-            Sizes(2, 4, 2, 5, chunks * n - 3),
-            Sizes(1, 4, 1, m + 9, (chunks + 1) * n + 5),
-            Sizes(1, 2, 2, 3 * m + 1, 2 * chunks * n),
+            Sizes(2, 4, 2, 5, num_splits * n - 3),
+            Sizes(1, 4, 1, m + 9, (num_splits + 1) * n + 5),
+            Sizes(1, 2, 2, 3 * m + 1, 2 * num_splits * n),
             Sizes(3, 6, 2, 130, 2_500),
             LONG_KEYS,
         ]

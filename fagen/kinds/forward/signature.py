@@ -24,10 +24,10 @@ def signature(plan: "Plan") -> Signature:
     (B, Sq, H, Dv), lse (B, H, Sq) in fp32. Where Q, K and V have scales, descales in fp32 (B, H or
     Hk, blocks), of V (B, Hk, Dv) unless they are by block, and what was taken off K and V before
     they were quantised, k_mean (B, Hk, D) and v_mean (B, Hk, Dv). Where sequences have lengths of
-    their own it is that of `packed`.
+    their own it is that of `varlen`.
     """
     if plan.varlen:
-        return packed(plan)
+        return varlen(plan)
     conversion = "fagen.quantize({name}) makes it so, with its descale" if plan.fp8 else ""
 
     def given(name: str, seqlen: str, heads: str, columns: int, note: str) -> Tensor:
@@ -97,7 +97,7 @@ def signature(plan: "Plan") -> Signature:
 _MOST_PACKED_STRIDE = 1 << 32
 
 
-def packed(plan: "Plan") -> Signature:
+def varlen(plan: "Plan") -> Signature:
     """Return the signature of a kernel whose sequences lie one after another, each of its length.
 
     q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), cu_seqlens_q and cu_seqlens_k
@@ -194,7 +194,7 @@ def _limit(plan: "Plan") -> Limit:
     if not plan.splits:
         return Limit("tiles", tiles_of(plan))
     rows = Extent("seqlen_q"), Extent("heads"), Extent("batch")
-    return Limit("rows of chunks", (*rows, Extent(number=plan.chunks)))
+    return Limit("rows of chunks", (*rows, Extent(number=plan.num_splits)))
 
 
 def _rows(seqlen: str, heads: str, columns: int) -> tuple[Dim, ...]:

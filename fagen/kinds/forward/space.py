@@ -1,4 +1,4 @@
-"""What a search of attention's schedules tries, sums up against a multiprocessor, and predicts."""
+"""What a search of attention's schedules tries, sums up against an SM, and predicts."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -12,5 +12,5 @@ KIND = Kind(
     errors=RoundingError,
     speeds=Bandwidth,
     emulate="fagen.kinds.quantize.emulate:compute",
-    proof="fagen.kinds.quantize.verify:PROOF",
+    verification="fagen.kinds.quantize.verify:VERIFICATION",
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fagen.kinds.quantize import reference
+from fagen.kinds.quantize import oracle
 
 if TYPE_CHECKING:
     from fagen.kinds.quantize.plan import Plan
@@ -25,7 +25,7 @@ def compute(
     if descale is not None and not plan.by_column:
         spread = descale.reshape((1, 1, 1) if descale.dim() == 0 else (*descale.shape, 1))
     rotary = None if cos is None or sin is None else (cos, sin)
-    values, found, *means = reference.quantize(plan, x, seed, spread, rotary, mean)
+    values, found, *means = oracle.quantize(plan, x, seed, spread, rotary, mean)
     nothing = x.new_empty(0, dtype=torch.float32)
     descales = nothing if descale is not None else _as_found(plan, found)
     return values, descales, *(one if mean is None else nothing for one in means)

@@ -66,7 +66,7 @@ class Plan:
     rows: int  # per thread block
     warps: int
     threads: int
-    blocks: int  # that a multiprocessor should hold at least
+    blocks: int  # that an SM should hold at least
     launch_registers: int  # per thread, that so many blocks leave it
 
     chunks: int  # of 32 columns
@@ -76,7 +76,7 @@ class Plan:
     reduce_threads: int  # threads that make one descale of many maxima, or of columns' numbers
     # of the kernel that reads columns, where their means or scales are wanted
     column_threads: int  # per thread block
-    column_blocks: int  # that a multiprocessor should hold at least
+    column_blocks: int  # that an SM should hold at least
     column_rows: int  # per thread block
     column_lanes: int  # threads that share a row, 8 columns each
     column_numbers: int  # found of a column: its sum, and for scales its extremes
@@ -120,12 +120,12 @@ class Plan:
 
     @property
     def ledger(self) -> str:
-        """What a multiprocessor holds of it, to be printed."""
+        """What an SM holds of it, to be printed."""
         held = self.threads * self.blocks
         rows = [
             ("rows of a head per thread block", f"{self.rows}"),
             ("threads per thread block", f"{self.threads}"),
-            ("thread blocks per multiprocessor", f"{self.blocks}"),
+            ("thread blocks per SM", f"{self.blocks}"),
             (
                 "registers per thread",
                 f"{self.launch_registers}, {held * self.launch_registers:,} of "
@@ -180,7 +180,7 @@ class Plan:
         return Launches(tuple(kernels), workspace, unless=unless)
 
     def explained(self) -> str:
-        """Return the ledger, and why so many thread blocks share a multiprocessor."""
+        """Return the ledger, and why so many thread blocks share an SM."""
         return f"{self.ledger}\n\n{self.reasons}"
 
     def record(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def plan(schedule: Schedule) -> Plan:
 
 
 def _registers(values: int, parts: int, keys: Quantize) -> int:
-    """What a thread is given: the more thread blocks a multiprocessor holds, the more is loaded
+    """What a thread is given: the more thread blocks an SM holds, the more is loaded
     while others compute and store.
 
     A lane has its values in the place of half as many registers of input, and some 18 for

@@ -39,7 +39,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def block_rows(keys: Mapping[str, Any]) -> int:
-    """The rows of a thread block: so many that several of them share a multiprocessor.
+    """The rows of a thread block: so many that several of them share an SM.
 
     Of one of 128 rows that share a scale, all of these.
     """

@@ -112,7 +112,7 @@ def sizes(result: Result, axis: Scale) -> Iterator[SizeView]:
         best = result.best_at(size, lead.slug)
         behind = result.behind(lead.slug, best, size)
         yield SizeView(
-            name=size.lengths if size.packed else f"{size.seqlen_k:,}",
+            name=size.lengths if size.varlen else f"{size.seqlen_k:,}",
             title=str(size),
             bars=tuple(bars),
             best=name(best) if best != lead.slug else (),

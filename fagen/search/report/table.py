@@ -98,5 +98,5 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
         return False, "not timed here; instead", next(iter(others.values()))
     size = max(known, key=known.__getitem__)
     by = math.expm1(known[size])
-    at = size.lengths if size.packed else f"{size.seqlen_k:,} keys"
+    at = size.lengths if size.varlen else f"{size.seqlen_k:,} keys"
     return False, f"at {at} it takes {by:.1%} longer than", others[size]

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.kinds.backward import operands
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.reference import gradients
 from fagen.kinds.backward.verify import varlen
 from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.measure.cells import compare, speeds
 from fagen.measure.gradients import output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest
-from fagen.measure.proof import Proof, Rule, Run, Trial
-from fagen.measure.sequences import quick_sizes, small_cases, trial_case, verification_cases
+from fagen.measure.sequences import contender_case, quick_sizes, small_cases, verification_cases
 from fagen.measure.timing import BURST, SUSTAINED
+from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
 from fagen.runtime.c_interface import call
@@ -282,7 +282,7 @@ def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tenso
     return errors_of(cell.sizes, found, exact, rough)
 
 
-TRIAL = Trial(
+CONTENDER = Contender(
     arguments=operands.arguments,
     outputs=operands.outputs,
     launch=operands.launch,
@@ -292,13 +292,13 @@ TRIAL = Trial(
 )
 
 
-def _packed_error(
+def _varlen_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> GradientError:
     """Run a built kernel over a cell's sequences, with numbers of its own."""
-    case, run = trial_case(cell.sizes), partial(call, plan, library)
+    case, run = contender_case(cell.sizes), partial(call, plan, library)
     return VARLEN_RULE.error(plan, run, case, cell.sizes.batch, q.device.type)  # type: ignore[no-any-return]
 
 
-PACKED = replace(TRIAL, error=_packed_error, quick=quick_sizes)
-PROOF = Proof(rule, _speeds, TRIAL, PACKED)
+VARLEN = replace(CONTENDER, error=_varlen_error, quick=quick_sizes)
+VERIFICATION = Verification(rule, _speeds, CONTENDER, VARLEN)

@@ -1,4 +1,4 @@
-"""Gradients of packed sequences in, their errors against fp64 out.
+"""Gradients of varlen sequences in, their errors against fp64 out.
 
 The rule for each of dq, dk and dv is that of kernels of one length, over all sequences. Of many
 cases every second sequence is NaN, and always what lies before and behind them all, and keys that
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
-from fagen.kinds.backward.reference import gradients
-from fagen.measure.proof import Run
 from fagen.measure.sequences import (
     UNTOUCHED,
     Case,
@@ -23,6 +22,7 @@ from fagen.measure.sequences import (
     inputs,
     noise,
 )
+from fagen.measure.verification import Run
 from fagen.problem import Sizes
 from fagen.records import GradientError
 

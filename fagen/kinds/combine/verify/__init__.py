@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.kinds.combine.emulate import compute
+from fagen.kinds.combine.oracle import combine, counting
 from fagen.kinds.combine.plan import Plan
-from fagen.kinds.combine.reference import combine, counting
-from fagen.measure.proof import Proof, Rule, Run
 from fagen.measure.timing import Call, Regime, captured, time_calls
+from fagen.measure.verification import Rule, Run, Verification
 from fagen.records import MergeBandwidth, MergeError
 from fagen.runtime.c_interface import bind
 from fagen.runtime.checks import allocated, checked
 
 ROUNDING = 2.0**-24  # of fp32, relative
-LOOSE = 3  # packed rows before the first sequence, and behind the last
+LOOSE = 3  # varlen rows before the first sequence, and behind the last
 HEADS = 32
 SMALL_SPLITS = 16  # of one token
 SIZES = ((1, 64), (2, 64), (8, 64), (8, 512))  # splits, and megabytes that a call moves
@@ -41,7 +41,7 @@ class Case:
 
     lses: "normal"; "same"; "rising", from split to split; "wide", ±1e4; "large", about 3e8, and
     "small", about -3e8, a few units of fp32 apart; "none" where no split saw
-    a key; "some" where half of them, and some rows altogether, saw none. Of packed rows `batch`
+    a key; "some" where half of them, and some rows altogether, saw none. Of varlen rows `batch`
     sequences of any lengths have 0 … splits of them, or a number that means none or all; some rows
     belong to no sequence.
     """
@@ -84,8 +84,8 @@ CASES = (
 def inputs(plan: Plan, case: Case, seed: int, device: str = "cpu") -> dict[str, Tensor]:
     """Return what a call takes, by name."""
     generator = torch.Generator(device).manual_seed(seed)
-    batch = () if plan.packed else (case.batch,)
-    length = case.batch * case.seqlen + 2 * LOOSE if plan.packed else case.seqlen
+    batch = () if plan.varlen else (case.batch,)
+    length = case.batch * case.seqlen + 2 * LOOSE if plan.varlen else case.seqlen
     wide = 2 if case.sliced else 1
     shape = (case.splits, *batch, length, case.heads, wide * plan.head_dim)
     outs = torch.randn(shape, generator=generator, device=device)
@@ -93,10 +93,10 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cpu") -> dict[str, 
     outs = outs.to(getattr(torch, plan.dtype.torch))[..., -plan.head_dim :]
     lses = _lses(case, (case.splits, *batch, wide * case.heads, length), generator)
     lses = lses[..., -case.heads :, :]
-    packing = _packing(case, generator) if plan.packed else {}
+    packing = _packing(case, generator) if plan.varlen else {}
     counted = counting(lses.transpose(-1, -2), **packing) != -math.inf
     outs.masked_fill_(~counted[..., None], math.nan)
-    if plan.packed:  # nor is the LSE of a split looked at that a sequence does not have
+    if plan.varlen:  # nor is the LSE of a split looked at that a sequence does not have
         lses.masked_fill_(~counted.transpose(-1, -2) & (lses != -math.inf), math.nan)
     return dict(outs=outs, lses=lses, **packing)
 
@@ -186,13 +186,13 @@ def bandwidth(
     case = Case(splits, tokens, 1, HEADS)
     moved = plan.moved(tokens * HEADS, splits)
     dtype = getattr(torch, plan.dtype.torch)
-    batch = (tokens,) if plan.packed else (tokens, 1)
-    numbers = (HEADS, tokens) if plan.packed else (tokens, HEADS, 1)
+    batch = (tokens,) if plan.varlen else (tokens, 1)
+    numbers = (HEADS, tokens) if plan.varlen else (tokens, HEADS, 1)
     given = dict(
         outs=torch.randn((splits, *batch, HEADS, plan.head_dim), device="cuda").to(dtype),
         lses=torch.randn((splits, *numbers), device="cuda"),
     )
-    if plan.packed:
+    if plan.varlen:
         count = torch.int32
         given["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
         starts = torch.arange(tokens + 1, dtype=count, device="cuda")
@@ -240,4 +240,4 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[MergeBand
     return tuple(timed)
 
 
-PROOF = Proof(lambda plan: RULE, _speeds)
+VERIFICATION = Verification(lambda plan: RULE, _speeds)

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.build import Binary
+from fagen.kinds.decode.oracle import attend, spans
 from fagen.kinds.decode.plan import Plan
-from fagen.kinds.decode.reference import attend, spans
 from fagen.kinds.decode.verify.speed import timed
 from fagen.measure import families
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import Proof, Rule, Run, Trial
+from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
 from fagen.runtime.c_interface import bind, call
@@ -82,8 +82,8 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(1, 2, 2, 2, 0)),
         # two steps of a chunk, the later with larger scores, beside as many chunks as there may be
         Case(
-            Sizes(2, 2, 2, 1, n * (plan.chunks + 1)),
-            (n * (plan.chunks + 1), n * plan.chunks - 3),
+            Sizes(2, 2, 2, 1, n * (plan.num_splits + 1)),
+            (n * (plan.num_splits + 1), n * plan.num_splits - 3),
             rises=True,
             sigma=6.0,
             alone=False,
@@ -111,8 +111,8 @@ def _missed(plan: Plan) -> tuple[Case, ...]:
 
 def verification_cases(plan: Plan) -> tuple[Case, ...]:
     """What a GPU computes: the same, and all that has caught such kernels out."""
-    n, m, chunks = plan.block_n, plan.rows, plan.chunks
-    long = n * chunks
+    n, m, num_splits = plan.block_n, plan.rows, plan.num_splits
+    long = n * num_splits
     borders = (0, 1, n - 1, n, n + 1, long - 1, long, long + 1, 2 * long, 2 * long + 1)
     return (
         *small_cases(plan),
@@ -308,10 +308,10 @@ def _quick(plan: Plan, sizes: Sizes) -> tuple[Sizes, ...]:
     """
     n, m = plan.block_n, plan.rows
     like = replace(
-        sizes, batch=min(sizes.batch, 3), seqlen_k=min(sizes.seqlen_k, 2 * n * plan.chunks)
+        sizes, batch=min(sizes.batch, 3), seqlen_k=min(sizes.seqlen_k, 2 * n * plan.num_splits)
     )
     return (
-        Sizes(3, 8, 2, 1, n * (plan.chunks + 1) + 3),
+        Sizes(3, 8, 2, 1, n * (plan.num_splits + 1) + 3),
         Sizes(2, m + 1, 1, 1, 2 * n + 3),
         Sizes(2, 4, 2, m // 2 + 3, n),
         Sizes(24, 16, 8, 2, 5 * n + 9),
@@ -330,7 +330,7 @@ def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tenso
     return decode_error(plan, run, Case(sizes, used, sigma=2.0), len(used), q.device.type)
 
 
-TRIAL = Trial(
+CONTENDER = Contender(
     arguments=_arguments,
     outputs=_outputs,
     launch=_launch,
@@ -339,4 +339,4 @@ TRIAL = Trial(
     rotates=True,
     quick=_quick,
 )
-PROOF = Proof(lambda plan: RULE, _speeds, TRIAL)
+VERIFICATION = Verification(lambda plan: RULE, _speeds, CONTENDER)

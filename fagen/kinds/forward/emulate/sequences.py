@@ -1,4 +1,4 @@
-"""A Plan and packed sequences in, what its kernel computes out: each sequence by itself."""
+"""A Plan and varlen sequences in, what its kernel computes out: each sequence by itself."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def emulate_varlen(
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention of packed sequences as the Plan's kernel does.
+    """Compute attention of varlen sequences as the Plan's kernel does.
 
     q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv) in the Plan's dtype; where sequences
     begin, and the last one ends, (B + 1), and how many keys of each count, (B), in int32. Lengths

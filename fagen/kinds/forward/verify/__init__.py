@@ -9,9 +9,9 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.kinds.forward.verify import dense, varlen
 from fagen.measure.cells import compare, speeds
-from fagen.measure.proof import Proof, Rule, Trial
 from fagen.measure.sequences import quick_sizes
 from fagen.measure.timing import BURST, SUSTAINED
+from fagen.measure.verification import Contender, Rule, Verification
 from fagen.problem import standard_sizes
 from fagen.records import Speed
 
@@ -32,12 +32,12 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ..
     return speeds(compare(plan, binary, sizes, peers=peers, regimes=_REGIMES, progress=progress))
 
 
-TRIAL = Trial(
+CONTENDER = Contender(
     arguments=arguments,
     outputs=lambda of, given: outputs(of, given[0]),
     launch=launch,
     alike=alike,
     error=dense.kernel_error,
 )
-PACKED = replace(TRIAL, error=varlen.trial_error, quick=quick_sizes)
-PROOF = Proof(rule, _speeds, TRIAL, PACKED)
+VARLEN = replace(CONTENDER, error=varlen.contender_error, quick=quick_sizes)
+VERIFICATION = Verification(rule, _speeds, CONTENDER, VARLEN)

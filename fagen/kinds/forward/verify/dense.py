@@ -17,15 +17,15 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.kinds.forward.operands import has_descales, outputs
+from fagen.kinds.forward.oracle import reference, visible
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.reference import reference, visible
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import Rule, Run
+from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
@@ -59,11 +59,11 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
     if not plan.splits:
         return sizes
     # chunks of one block and of two, some of which the first rows or whole tiles do not see
-    most = min(plan.chunks, 6)
+    most = min(plan.num_splits, 6)
     return (
         *sizes,
         Sizes(1, 4, 2, 5, most * n - 3),
-        Sizes(2, 2, 1, m + 9, (plan.chunks + 1) * n + 5 if most < 6 else 5 * n + 1),
+        Sizes(2, 2, 1, m + 9, (plan.num_splits + 1) * n + 5 if most < 6 else 5 * n + 1),
         Sizes(1, 1, 1, 3 * m + 1, 3 * m + 2),
     )
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fagen.e4m3 import by_columns
 from fagen.kinds.forward.operands import Operands, operands, outputs, real
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, rms
-from fagen.measure.proof import Run
+from fagen.measure.verification import Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 

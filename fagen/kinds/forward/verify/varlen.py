@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.dense import (
     LSE_TOLERANCE,
     Kernel,
@@ -26,16 +26,16 @@ from fagen.kinds.forward.verify.dense import (
 from fagen.kinds.forward.verify.varlen_fp8 import Errors, Rows, errors_of, quantised
 from fagen.measure import families
 from fagen.measure.numerics import largest, unit_in_last_place
-from fagen.measure.proof import Rule, Run
 from fagen.measure.sequences import (
     UNTOUCHED,
     Case,
+    contender_case,
     empty_around,
     inputs,
     small_cases,
-    trial_case,
     verification_cases,
 )
+from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
@@ -64,9 +64,9 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     }
     into = outputs(plan, given["q"])
     if plan.descales:
-        packed = quantised(plan, given, rows, turn=seed)
-        run(**packed.given, **into)
-        found = errors_of(plan, packed, rows, **into)
+        varlen = quantised(plan, given, rows, turn=seed)
+        run(**varlen.given, **into)
+        found = errors_of(plan, varlen, rows, **into)
     else:
         run(**given, **into)
         found = _errors_in_16_bits(plan, given, rows, **into)
@@ -111,12 +111,12 @@ def _errors_in_16_bits(
     return Errors(ours, torchs, allowed, lses, LSE_TOLERANCE, right)
 
 
-def trial_error(
+def contender_error(
     plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> ShapeError:
     """Run a built kernel over a cell's sequences, with numbers of its own."""
     run = partial(call, plan, library)
-    return case_error(plan, run, trial_case(cell.sizes), cell.sizes.batch, q.device.type)
+    return case_error(plan, run, contender_case(cell.sizes), cell.sizes.batch, q.device.type)
 
 
 def as_dense(plan: Plan, run: Run) -> Kernel:

@@ -1,4 +1,4 @@
-"""Packed sequences quantised for an e4m3 kernel, and its errors on them by the rule of `fp8`.
+"""Varlen sequences quantised for an e4m3 kernel, and its errors on them by the rule of `fp8`.
 
 Each sequence that is judged has descales and means of its own; those of others are NaN, as their
 bytes are.
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.forward.operands import Operands, operands, real
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.reference import reference
 from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE, by_the_rule
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import largest
@@ -27,7 +27,7 @@ _WAYS: tuple[dict[str, Any] | None, ...] = ({"centered": "kv"}, {"v_scales": "he
 Rows = Mapping[int, tuple[slice, slice]]  # of a sequence by number: its queries, and keys it sees
 
 
-class Packed(NamedTuple):
+class Quantised(NamedTuple):
     """What a kernel takes, by name, and what that is of each sequence that is judged."""
 
     given: dict[str, Any]
@@ -45,7 +45,7 @@ class Errors(NamedTuple):
     right: bool
 
 
-def quantised(of: Plan, given: Mapping[str, Any], rows: Rows, turn: int) -> Packed:
+def quantised(of: Plan, given: Mapping[str, Any], rows: Rows, turn: int) -> Quantised:
     """Quantise q (total_q, H, D), k (total_k, Hk, D) and v (total_k, Hk, Dv), NaN but for `rows`.
 
     `given` has offsets and scale too, as the kernel takes them; `turn` tells how descales are
@@ -64,16 +64,16 @@ def quantised(of: Plan, given: Mapping[str, Any], rows: Rows, turn: int) -> Pack
     beside = dict.fromkeys(Operands._fields[3:])
     if how is not None:
         beside |= {name: _by_sequence(name, of_each, batch) for name in beside}
-    return Packed({**given, **made, **beside}, of_each)
+    return Quantised({**given, **made, **beside}, of_each)
 
 
-def errors_of(of: Plan, packed: Packed, rows: Rows, out: Tensor, lse: Tensor) -> Errors:
+def errors_of(of: Plan, varlen: Quantised, rows: Rows, out: Tensor, lse: Tensor) -> Errors:
     """Hold out (total_q, H, Dv) and lse (H, total_q) against fp64 and a textbook's attention."""
-    scale = packed.given["scale"]
+    scale = varlen.given["scale"]
     ours, theirs, true, off = [], [], [], [0.0]
     right = True
     for one, (queries, _) in rows.items():
-        sequence = packed.sequences[one]
+        sequence = varlen.sequences[one]
         found, log_sum = out[queries], lse[:, queries]
         exact, exact_log_sum = (
             x[0] for x in reference(*real(of, sequence), mask=of.mask.name, scale=scale)

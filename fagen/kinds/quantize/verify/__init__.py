@@ -19,11 +19,11 @@ from torch import Tensor
 
 from fagen.build import Binary
 from fagen.e4m3 import E4M3, by_columns, hadamard, random_signs, rounded, rows_of
+from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
-from fagen.kinds.quantize.reference import quantize
 from fagen.measure.numerics import largest
-from fagen.measure.proof import Proof, Rule, Run
 from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.measure.verification import Rule, Run, Verification
 from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
 from fagen.runtime.c_interface import bind
@@ -286,4 +286,4 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth
     return tuple(bandwidth(plan, binary, given) for given in _ways(plan))
 
 
-PROOF = Proof(lambda plan: RULE, _speeds)
+VERIFICATION = Verification(lambda plan: RULE, _speeds)

@@ -12,5 +12,5 @@ KIND = Kind(
     errors=RoundingError,
     speeds=Bandwidth,
     emulate="fagen.kinds.scale.emulate:compute",
-    proof="fagen.kinds.scale.proof:PROOF",
+    verification="fagen.kinds.scale.verify:VERIFICATION",
 )

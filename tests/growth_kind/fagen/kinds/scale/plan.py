@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def ledger(self) -> str:
-        """What it takes of a multiprocessor."""
+        """What it takes of an SM."""
         return f"threads {self.threads}"
 
     def explained(self) -> str:
