@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from unittest.mock import patch
 
-from fagen import flow, registry, render
-from fagen.render import Source
+from fagen import flow, registry
+from fagen.render import Hashes, hashes_of, kernel_text
 from fagen.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class Committed:
-    """Schedules, Plans and Sources, each by its slug; each is worked out when first asked for."""
+    """What there is of each schedule, by its slug; worked out when first asked for."""
 
     @cached_property
     def schedules(self) -> dict[str, Schedule]:
@@ -23,10 +22,10 @@ class Committed:
         return {slug: registry.plan(schedule) for slug, schedule in self.schedules.items()}
 
     @cached_property
-    def sources(self) -> dict[str, Source]:
-        """Kernels and bindings, not laid out: clang-format takes twenty times as long as all else.
+    def kernels(self) -> dict[str, str]:
+        """Their texts, not laid out: clang-format takes twenty times as long as all else."""
+        return {slug: kernel_text(plan) for slug, plan in self.plans.items()}
 
-        Their hashes are of tokens, and those that a layout would have.
-        """
-        with patch.object(render, "formatted", lambda text: text):
-            return {slug: render.render(plan) for slug, plan in self.plans.items()}
+    @cached_property
+    def hashes(self) -> dict[str, Hashes]:
+        return {slug: hashes_of(kernel, slug) for slug, kernel in self.kernels.items()}

@@ -2,8 +2,10 @@
 
 import re
 
+import pytest
+
 from fagen import registry
-from fagen.render import source_hash
+from fagen.render import BINDING, HASH_WORD, render, source_hash, token_hash, written
 from tests.committed import Committed
 
 
@@ -31,15 +33,22 @@ def test_every_schedule_fits(committed: Committed):
         assert (plan.slug, plan.kind) == (slug, committed.schedules[slug].kind)
 
 
-def test_every_schedule_renders_under_its_own_name_and_hash(committed: Committed):
-    for slug, source in committed.sources.items():
+def test_every_schedule_renders_under_its_own_name(committed: Committed):
+    for slug, kernel in committed.kernels.items():
         name = re.compile(rf"\bfagen_{slug}\b")
-        assert source.slug == slug
-        assert name.search(source.kernel) and name.search(source.binding), slug
-        assert f'"{source.hash}"' in source.kernel, slug
-    for slug in (registry.schedules(kind)[0].stem for kind in registry.ENTRIES):
-        assert committed.sources[slug].hash == source_hash(committed.plans[slug])
+        assert name.search(kernel), slug
+        assert name.search(written(BINDING, plan=committed.plans[slug])), slug
+        assert kernel.count(HASH_WORD) == 1, slug
 
 
-def test_no_two_kernels_are_the_same(committed: Committed):
-    assert len({source.hash for source in committed.sources.values()}) == len(committed.sources)
+def test_no_two_schedules_are_one_kernel(committed: Committed):
+    assert len({*committed.hashes.values()}) == len(committed.hashes)
+
+
+@pytest.mark.parametrize("kind", registry.ENTRIES)
+def test_a_kernel_is_what_the_walk_has_of_it_laid_out(committed: Committed, kind: str):
+    slug = registry.schedules(kind)[0].stem
+    source = render(committed.plans[slug])
+    assert source.hashes == committed.hashes[slug]
+    assert source.hash == source_hash(committed.plans[slug]) == token_hash(committed.kernels[slug])
+    assert f'"{source.hash}"' in source.kernel

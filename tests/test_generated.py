@@ -13,8 +13,8 @@ def test_everything_in_generated_is_as_schedules_want_it_and_nothing_else_is_the
     renderings = [
         flow.to_commit(committed.schedules[slug])
         if slug in forms
-        else evidence.Rendering(slug, source.hashes)
-        for slug, source in committed.sources.items()
+        else evidence.Rendering(slug, hashes)
+        for slug, hashes in committed.hashes.items()
     ]
     _, cutlass = find_cutlass()
     faults = evidence.faults(renderings, cutlass=cutlass)
