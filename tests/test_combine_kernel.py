@@ -3,7 +3,7 @@
 import ctypes
 import math
 import re
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from fagen.arch import SM90
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.combine.verify import RULE, Case
-from fagen.measure.verification import check
+from fagen.measure.verification import Run, check
 from fagen.render import HASH_WORD, formatted, render, token_hash
 from fagen.runtime.c_interface import struct_of
 from tests.c_calls import changed
@@ -34,10 +34,9 @@ CASES = (
 )
 
 
-def on_cpu(plan: Plan) -> Callable[[dict[str, Tensor]], None]:
+def on_cpu(plan: Plan) -> Run:
     """The kernel's text on the simulated GPU, given inputs and outputs by name."""
-    library = simulator.build(render(plan).kernel)
-    return lambda given: simulator.call(plan, library, **given)
+    return partial(simulator.call, plan, simulator.build(render(plan).kernel))
 
 
 @pytest.mark.parametrize("slug", some(SPREAD, SPREAD[:6]))
@@ -83,7 +82,7 @@ def test_a_row_finds_its_sequence_wherever_it_lies(slug):
         )
         right = compute(plan, **given)
         out, lse = (torch.full_like(tensor, math.nan) for tensor in right)
-        kernel({**given, "out": out, "lse": lse})
+        kernel(**given, out=out, lse=lse)
         if starts.equal(starts.sort().values):
             assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
 
@@ -93,7 +92,7 @@ def test_no_splits_at_all_are_zeros_and_minus_infinity():
     given = dict(outs=torch.empty(0, 2, 3, 5, 128), lses=torch.empty(0, 2, 5, 3))
     out = torch.full((2, 3, 5, 128), math.nan, dtype=torch.bfloat16)
     lse = torch.full((2, 5, 3), math.nan)
-    on_cpu(plan)({**given, "out": out, "lse": lse})
+    on_cpu(plan)(**given, out=out, lse=lse)
     assert torch.all(out == 0) and torch.all(lse == -math.inf)
 
 
