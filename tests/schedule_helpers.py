@@ -1,6 +1,8 @@
 """The kinds of kernels, and a plain schedule of attention, as keys and as the text of its file."""
 
-from fagen.registry import ENTRIES
+from typing import Any
+
+from fagen.registry import ENTRIES, from_slug
 
 KINDS = tuple(ENTRIES)
 PLAIN = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128)
@@ -13,3 +15,9 @@ mask = "causal"
 block_m = 128
 block_n = 128
 """
+
+
+def but(slug: str, changes: dict[str, Any]) -> Any:
+    """The schedule of a slug with other keys, of which None is a value as well."""
+    schedule = from_slug(slug)
+    return type(schedule).make(**schedule.settings() | changes)

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fagen import registry
 from fagen.arch import SM90
 from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.quantize.keys import Schedule as Quantizer
+from fagen.kinds.quantize.rules import HALVES_STEP
 from tests.strategies import columns, fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256, and P from registers:
@@ -173,9 +176,7 @@ def test_a_narrower_tile_never_costs_more(schedule):
     ],
 )
 def test_registers_are_dealt_as_the_hardware_does(block_m, producer, threads, launch, usable):
-    from fagen.kinds.forward.plan import plan
-
-    worked = plan(schedule(64, 64, block_m, 64, producer=producer))
+    worked = registry.plan(schedule(64, 64, block_m, 64, producer=producer))
     assert (worked.threads, worked.launch_registers) == (threads, launch)
     assert worked.registers.limit == usable
     assert worked.register_file.fits
@@ -250,3 +251,16 @@ def test_the_solved_limit_is_the_one_that_trying_finds(schedule):
                 assert block_n <= bound + 0.05
             elif ledger is cost.registers:
                 assert ledger.fits
+
+
+@pytest.mark.parametrize("head_dim", range(16, 257, 16))
+@pytest.mark.parametrize("scales", ["head", "tensor", "block"])
+def test_every_quantiser_fits_a_multiprocessor(head_dim, scales):
+    for rotary in ("none", "pairs", *(["halves"] if head_dim % HALVES_STEP == 0 else [])):
+        for layout in ("rows", "columns"):
+            keys = dict(head_dim=head_dim, scales=scales, rotary=rotary, layout=layout)
+            worked = registry.plan(Quantizer.make(dtype="fp16", **keys))
+            held = worked.threads * worked.blocks
+            assert worked.blocks >= 1
+            assert held * worked.launch_registers <= SM90.registers_per_sm
+            assert worked.shared_bytes * worked.blocks <= SM90.smem_per_block

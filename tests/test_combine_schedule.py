@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from fagen import registry
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
 from fagen.kinds.combine.keys import Schedule
 from fagen.kinds.combine.plan import LOAD_BYTES
 from fagen.render import kernel_text
@@ -22,32 +21,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
         out_dtype=draw(st.sampled_from(sorted(PARTIALS))),
         layout=draw(st.sampled_from(LAYOUTS)),
     )
-
-
-@pytest.mark.parametrize("slug", SPREAD)
-def test_a_slug_reads_back(slug):
-    assert Schedule.from_slug(slug).slug == slug
-
-
-def test_out_dtype_is_dtype_where_it_is_left_out():
-    left_out = Schedule.make(dtype="bf16", head_dim=64)
-    assert left_out.combine.out_dtype == "bf16"
-    assert left_out == Schedule.make(dtype="bf16", head_dim=64, out_dtype="bf16")
-    assert left_out.slug == "comb_bf16_d64"
-
-
-def test_all_faults_are_said_at_once_each_with_its_line():
-    text = '[combine]\ndtype = "e4m3"\nhead_dim = 100\nlayout = "ragged"\nstages = 3\nunroll = 4\n'
-    with pytest.raises(ScheduleError) as refused:
-        registry.parse(text, "mine.toml")
-    said = str(refused.value).splitlines()
-    starts = [f"mine.toml:{line}: combine.{key}" for line, key in _numbered(text)]
-    assert [line.startswith(start) for line, start in zip(said, starts, strict=True)] == [True] * 5
-
-
-def _numbered(text: str) -> list[tuple[int, str]]:
-    lines = enumerate(text.splitlines(), 1)
-    return [(number, line.split()[0]) for number, line in lines if "=" in line]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.process import run
@@ -146,9 +145,6 @@ def test_who_draws_tiles_needs_a_producer_warp_and_no_partner() -> None:
     assert Schedule.make(**plain, producer="none").grid.order == "lpt"
     assert Schedule.make(**plain, cluster=2, stages=2).grid.order == "lpt"
     assert Schedule.make(**{**plain, "mask": "full"}).grid.order == "persistent"
-    for key, value in (("producer", "none"), ("cluster", 2)):
-        with pytest.raises(ScheduleError, match='"lpt"'):
-            Schedule.make(**plain, order="dynamic", **{key: value})
 
 
 def test_the_counter_is_the_callers_and_stays_as_it_was() -> None:

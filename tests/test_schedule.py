@@ -12,10 +12,14 @@ from fagen import registry
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import locate
-from tests.schedule_helpers import KINDS, PLAIN, TEXT
+from tests import backward_helpers as backward
+from tests import combine_helpers as combine
+from tests import decode_helpers as decode
+from tests.schedule_helpers import KINDS, PLAIN, TEXT, but
 from tests.strategies import fp8_schedules, quantizers, schedules
 
 ROWS_BY_BLOCK = {"dtype": "e4m3", "v_layout": "rows", "scales": "block", "scale_rows": 64}
+ONLINE, FOUR, EIGHT = {"maximum": "online"}, {"rescale_threshold": 4}, {"rescale_threshold": 8}
 EVERY = schedules() | fp8_schedules() | quantizers()
 
 
@@ -72,50 +76,83 @@ def test_a_schedule_cannot_be_changed():
 # ---- slugs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "slug"),
-    [
-        ({}, "fwd_fp16_d128_causal_m128n128"),
+PLAIN_SLUG = "fwd_fp16_d128_causal_m128n128"
+E4M3 = "fwd_e4m3_d128_full_m128n128"
+QUANTISER = "quant_fp16_d128"
+SAID = {  # what keys are changed to, and the slug that says so, or how it ends
+    PLAIN_SLUG: [
+        ({}, ""),
         ({"dtype": "bf16", "mask": "full"}, "fwd_bf16_d128_full_m128n128"),
         ({"head_dim": 192, "head_dim_v": 128}, "fwd_fp16_d192v128_causal_m128n128"),
         ({"block_m": 192}, "fwd_fp16_d128_causal_m192n128"),
-        ({"order": "persistent"}, "fwd_fp16_d128_causal_m128n128_persistent"),
-        ({"producer": "none"}, "fwd_fp16_d128_causal_m128n128_noprod"),
+        ({"order": "persistent"}, "_persistent"),
+        ({"producer": "none"}, "_noprod"),
+        ({"stages": 3, "rescale_threshold": 8, **ONLINE}, "_s3_onlinemax_t8"),
         (
-            {"stages": 3, "rescale_threshold": 8, "maximum": "online"},
-            "fwd_fp16_d128_causal_m128n128_s3_onlinemax_t8",
-        ),
-        (
-            {
-                "head_dim": 64,
-                "stages": 3,
-                "q_stages": 2,
-                "sum": "tensor",
-                "maximum": "online",
-                "rescale_threshold": 8,
-            },
+            {"head_dim": 64, "stages": 3, "q_stages": 2, "sum": "tensor", **ONLINE, **EIGHT},
             "fwd_fp16_d64_causal_m128n128_s3_q2_tensorsum_onlinemax_t8",
         ),
         ({"maximum": "lazy", "block_m": 256}, "fwd_fp16_d128_causal_m256n128"),
-        ({"maximum": "online"}, "fwd_fp16_d128_causal_m128n128_onlinemax"),
-        (
-            {"maximum": "online", "rescale_threshold": 0.125},
-            "fwd_fp16_d128_causal_m128n128_onlinemax_t0p125",
-        ),
-        (
-            {"inter_warpgroup": False, "output": "reuse_v"},
-            "fwd_fp16_d128_causal_m128n128_reusev_nointer",
-        ),
+        (ONLINE, "_onlinemax"),
+        (ONLINE | {"rescale_threshold": 0.125}, "_onlinemax_t0p125"),
+        ({"inter_warpgroup": False, "output": "reuse_v"}, "_reusev_nointer"),
         (
             {"head_dim": 256, "block_n": 64, "output": "half"},
             "fwd_fp16_d256_causal_m128n64_half",
         ),
     ],
+    E4M3: [
+        ({}, ""),
+        ({"out_dtype": "fp16", "v_layout": "rows"}, "_ofp16_vrows"),
+        ({"scales": "block"}, "_sblock"),
+        (
+            {"scales": "block", "scale_rows": 64, "promote": 4, "block_n": 64},
+            "fwd_e4m3_d128_full_m128n64_sblock_pm4",
+        ),
+        ({"scales": "block", "scale_rows": 128, "v_layout": "rows"}, "_vrows_sblock_sr128"),
+        ({"promote": 16, "totals": "shared"}, "_pm16_smemtotals"),
+        ({"promote": 16, "totals": "registers"}, "_pm16"),
+        (ONLINE | {"scales": "block", **FOUR, "p_offset": 4.75}, "_t4_sblock_po4p75"),
+        (ONLINE | FOUR | {"p_offset": 4}, "_t4"),
+        ({"promote": 1, "promote_columns": 64}, "_pm1_pc64"),
+        ({"maximum": "lazy", "p_offset": 4}, "_lazymax_po4"),
+        ({"p_offset": 4.75}, "_po4p75"),
+        (ONLINE | {"p_offset": 8}, ""),
+        ({"scales": "block", "v_scales": "block"}, "_sblock_vsblock"),
+        ({"v_scales": "column"}, ""),
+    ],
+    QUANTISER: [
+        ({}, ""),
+        ({"dtype": "bf16", "head_dim": 48}, "quant_bf16_d48"),
+        ({"rotate": True}, "_rot"),
+        ({"scales": "block", "scale_rows": 64}, ""),
+        ({"scale_rows": 128}, "_sr128"),
+        ({"scales": "head"}, "_shead"),
+        ({"scales": "tensor", "layout": "columns"}, "_stensor_vcols"),
+        ({"scale_rows": 32}, "_sr32"),
+        ({"rotary": "halves", "rotate": True}, "_halves_rot"),
+        ({"rotary": "pairs", "head_dim": 80}, "quant_fp16_d80_pairs"),
+    ],
+    "comb_bf16_d64": [({"out_dtype": "bf16"}, "")],
+    "bwd_fp16_d64_full_m128n128": [({"stages": 1, "do_stages": 1}, "_s1")],
+    "fwd_fp16_d64_causal_m128n64": [({"num_splits": 1}, "")],
+}
+
+
+@pytest.mark.parametrize(
+    ("usual", "changes", "end"),
+    [(usual, *said) for usual, each in SAID.items() for said in each],
+    ids=str,
 )
-def test_a_slug_says_what_is_no_default(changes, slug):
-    schedule = Schedule.make(**PLAIN).but(**changes)
-    assert schedule.slug == slug
-    assert Schedule.from_slug(slug) == schedule
+def test_a_slug_says_what_is_no_default(usual, changes, end):
+    schedule = but(usual, changes)
+    assert schedule.slug == (usual + end if end[:1] in ("", "_") else end)
+    assert registry.from_slug(schedule.slug) == schedule
+
+
+@pytest.mark.parametrize("slug", [*backward.SPREAD, *combine.SPREAD, *decode.SPREAD])
+def test_a_slug_of_another_kind_reads_back(slug):
+    assert registry.from_slug(slug).slug == slug
 
 
 @given(EVERY)
@@ -177,13 +214,25 @@ def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(sc
         "fwd_fp16_d128_causal_m128n128_onlinemax_t1p5p5",
         "fwd_fp16_d128_causal_m128n128_onlinemax_t1p3",
         "fwd_fp16_d" + "1" * 5000 + "_causal_m128n128",
+        "quant_fp16",
         "quant_fp16_d128_sblock",
+        "quant_fp16_d128_sr64",
+        "quant_fp16_d128_shead_sr64",
+        "quant_fp16_d8",
+        "quant_e4m3_d128",
+        "quant_fp16_d128_block64",
         "bwd_fp16_d96_causal_m64n128_dqall",
     ],
 )
 def test_what_no_schedule_is_called_is_refused(slug):
     with pytest.raises(ScheduleError):
         registry.from_slug(slug)
+
+
+@pytest.mark.parametrize("kind", set(KINDS) - {"forward"})
+def test_a_slug_of_one_kind_is_none_of_another(kind):
+    with pytest.raises(ScheduleError):
+        registry.kind(kind).schedule.from_slug(PLAIN_SLUG)
 
 
 @given(st.from_regex(r"fwd_fp16_d64_full_m64n64(_[a-z]{1,3}[0-9p]{0,3}){0,3}", fullmatch=True))

@@ -1,5 +1,6 @@
 """What is no schedule is refused: every fault at once, each with its line."""
 
+import math
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from fagen.dispatch.pick import pick
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.toml_lines import near_word, read_toml
-from tests.schedule_helpers import KINDS, PLAIN, TEXT
+from tests.schedule_helpers import KINDS, PLAIN, TEXT, but
 
 QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
 
@@ -69,67 +70,224 @@ def test_a_kind_or_slug_that_nobody_has_is_refused_with_those_that_there_are():
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-def test_all_faults_are_listed_at_once_each_with_its_line():
-    lines = refusal(
-        """\
+FAULTY = {  # in each faulty line what its refusal says
+    "forward": """\
 #:schema schedule.schema.json
 [attention]
-head_dim = 129
-dtype = "pf16"
-mask = "casual"
-[tile]
-block_m = 128.0
-blok_n = 3
-[pipelines]
+head_dim = 129  # must be a whole number from 16 to 256 in steps of 8; the nearest is 128
+dtype = "pf16"  # did you mean "fp16"?
+mask = "casual"  # did you mean "causal"?
+[tile]  # tile.block_n is missing
+block_m = 128.0  # must be
+blok_n = 3  # is not a key of [tile]; did you mean block_n?
+[pipelines]  # did you mean pipeline?
 [softmax]
-rescale_threshold = nan
-stages = 2
+rescale_threshold = nan  # must be
+stages = 2  # belongs under [pipeline]
 [grid]
-cluster = 3
+cluster = 3  # must be
 [overlap]
-intra_warpgroup = 1
-"""
-    )
-    assert [line.split(" ")[0] for line in lines] == [
-        "x.toml:3:",
-        "x.toml:4:",
-        "x.toml:5:",
-        "x.toml:6:",
-        "x.toml:7:",
-        "x.toml:8:",
-        "x.toml:9:",
-        "x.toml:11:",
-        "x.toml:12:",
-        "x.toml:14:",
-        "x.toml:16:",
+intra_warpgroup = 1  # must be true or false
+""",
+    "backward": """\
+[backward]
+dtype = "e4m3"  # must be
+head_dim = 100  # must be
+mask = "window"  # must be
+[tile]
+block_m = 72  # must be
+block_n = 256  # must be
+[pipeline]
+ds_stages = 3  # must be
+""",
+    "decode": """\
+[decode]
+dtype = "e4m3"  # must be
+head_dim = 100  # must be
+mask = "causal"
+[tile]
+rows = 12  # must be
+block_n = 96  # must be
+[split]
+num_splits = 0  # must be
+""",
+    "combine": """\
+[combine]
+dtype = "e4m3"  # must be
+head_dim = 100  # must be
+layout = "ragged"  # must be
+stages = 3  # is gone
+unroll = 4  # is not a key of [combine]
+""",
+    "quantize": """\
+[quantize]
+dtype = "fp8"  # must be "fp16" or "bf16"
+head_dim = 100  # must be a whole number from 16 to 256 in steps of 16
+rotated = true  # is not a key of [quantize]; did you mean rotate?
+""",
+}
+
+
+@pytest.mark.parametrize("kind", FAULTY)
+def test_all_faults_are_listed_at_once_each_with_its_line(kind):
+    expected = [
+        (f"x.toml:{number}:", line.split()[0].strip("[]"), line.split("  # ")[1])
+        for number, line in enumerate(FAULTY[kind].splitlines(), 1)
+        if "  # " in line
     ]
-    said = "\n".join(lines)
-    assert "attention.head_dim = 129 must be a whole number from 16 to 256 in steps of 8" in said
-    assert "the nearest is 128" in said
-    assert 'did you mean "fp16"?' in said
-    assert 'did you mean "causal"?' in said
-    assert "tile.block_n is missing" in said
-    assert "tile.blok_n is not a key of [tile]; did you mean block_n?" in said
-    assert "did you mean pipeline?" in said
-    assert "softmax.stages belongs under [pipeline]" in said
-    assert "must be true or false" in said
+    for message, parts in zip(refusal(FAULTY[kind]), expected, strict=True):
+        assert message.startswith(parts[0]) and all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
+PLAIN_SLUG = "fwd_fp16_d128_causal_m128n128"
+PAIR = "fwd_fp16_d64_full_m128n128_c2"
+SPLIT = "fwd_fp16_d64_causal_m128n64_split4"
+E4M3 = "fwd_e4m3_d128_full_m128n128"
+QUANTISER_SLUG = "quant_fp16_d128"
+ONLINE = {"maximum": "online"}
+
+
+def offset(p: float, threshold: float) -> dict[str, float]:
+    return {"p_offset": p, "rescale_threshold": threshold}
+
+
+REFUSED = {  # what keys are changed to, and what is said of it
+    PLAIN_SLUG: [
+        ({"scale_rows": 96}, "32 or 64 or 128"),
+        ({"scale_rows": "64"}, r"did you mean 64\?"),
+        ({"p_offset": 8.125}, "from 0 to 8"),
+        ({"promote": 65}, "from 0 to 64"),
+        ({"cluster": 4}, "from 1 to 2"),
+        ({"head_dim": 8}, "from 16 to 256"),
+        ({"head_dim": 264}, "from 16 to 256"),
+        ({"head_dim_v": 20}, "the nearest is"),
+        ({"block_n": 24}, "in steps of 16"),
+        ({"block_m": 320}, "from 64 to 256 in steps of 64"),
+        ({"stages": 1}, "from 2 to 8"),
+        ({"q_stages": 3}, "from 1 to 2"),
+        ({"sum": "tensors"}, r'did you mean "tensor"\?'),
+        ({"consumer_registers": 236}, "in steps of 8"),
+        ({"producer_registers": 16}, "from 24 to 256"),
+        ({"rescale_threshold": 16}, "from 0 to 15"),
+        ({"rescale_threshold": math.inf}, "from 0 to 15"),
+        ({"sum": True}, '"threads" or "tensor"'),
+        ({"stages": True}, "whole number"),
+        ({"max_spill_bytes": -1}, "from 0"),
+        ({"mask": None}, '"full" or "causal"'),
+        ({"wonder": 1}, "is not a table"),
+        ({"producer": "none", "order": "dynamic"}, '"lpt"'),
+        ({"cluster": 2, "order": "dynamic"}, '"lpt"'),
+        # of e4m3 only
+        *(
+            ({key: value}, f'fp8.{key} has no meaning with dtype.*use dtype = "e4m3"')
+            for key, value in (
+                *(("v_layout", "columns"), ("v_layout", "rows"), ("scales", "head")),
+                *(("scale_rows", 128), ("v_scales", "column"), ("p_offset", 1.0)),
+            )
+        ),
+        (
+            {"promote": 1, "promote_columns": 32},
+            'softmax.promote_columns has no meaning with dtype = "fp16"',
+        ),
+        ({"out_dtype": "bf16"}, 'attention.out_dtype "bf16" does not go with dtype = "fp16"'),
+    ],
+    "fwd_bf16_d64_full_m128n128": [  # rounded to bf16 P is not added up by tensor cores
+        ({"sum": "tensor", **ONLINE}, '1e-3 is promised.*use sum = "threads"'),
+    ],
+    PAIR: [  # of blocks, which needs a producer and room for unequal steps
         ({"mask": "causal", "block_n": 32}, "a stage for each of the 4 blocks"),
         ({"mask": "causal", "intra_warpgroup": False}, "needs intra_warpgroup = true"),
         ({"producer": "none"}, '2 needs producer = "warp"'),
         ({"order": "dynamic"}, '2 needs order = "persistent"'),
     ],
+    SPLIT: [
+        ({"dtype": "e4m3"}, '"e4m3" is not for chunks so far'),
+        ({"lengths": "varlen"}, "fagen.attention_decode splits sequences"),
+        ({"producer": "none"}, 'producer must be "warp" with num_splits > 1'),
+        ({"output": "reuse_v"}, 'output must be "own" with num_splits > 1'),
+        ({"order": "lpt"}, '"lpt" does not go with num_splits > 1'),
+        ({"order": "dynamic"}, '"dynamic" does not go with num_splits > 1'),
+        ({"sum": "tensor", **ONLINE}, 'sum must be "threads" with num_splits > 1'),
+        ({"mask": "full", "cluster": 2}, "cluster must be 1 with num_splits > 1"),
+        ({"num_splits": 129}, "num_splits"),
+        ({"num_splits": 0}, "num_splits"),
+    ],
+    E4M3: [
+        ({"head_dim": 72}, r"\.head_dim .*multiple of 16"),
+        ({"head_dim_v": 24}, r"\.head_dim_v .*pieces of 16 bytes"),
+        ({"block_n": 48}, r"\.block_n .*multiple of 32"),
+        ({"head_dim": 64, "sum": "tensor", **ONLINE}, r'\.sum .*must be "threads"'),
+        ({"producer": "none"}, r'\.producer .*must be "warp"'),
+        ({"cluster": 2}, r"\.cluster .*must be 1"),
+        ({"scale_rows": 64}, r'\.scale_rows .*with scales = "block"'),
+        ({"v_scales": "block"}, r'\.v_scales .*"block" needs scales = "block"'),
+        ({"promote_columns": 64}, r"\.promote_columns .*needs promote = 1"),
+        ({"promote": 2, "promote_columns": 64}, r"\.promote_columns .*needs promote = 1"),
+        (
+            {"promote": 1, "totals": "shared", "promote_columns": 64},
+            r'\.promote_columns .*totals = "registers"',
+        ),
+        ({"promote": 1, "promote_columns": 48}, r"\.promote_columns .*does not divide the 128"),
+        ({"promote": 1, "promote_columns": 128}, r"\.promote_columns .*does not divide the 128"),
+        *(
+            ({"totals": value}, "softmax.totals has no meaning but with promote; leave it out")
+            for value in ("registers", "shared")
+        ),
+        # P that e4m3 would cut off, with the sum
+        *(
+            (ONLINE | keys, rf"{total}.*8\.807, the log2 of 448.*{nearest}")
+            for keys, total, nearest in (
+                (offset(8.0, 4.0), r"8 \+ 4 = 12", "p_offset = 4,"),
+                (offset(8.0, 0.875), r"8 \+ 0.875 = 8.875", "p_offset = 7,"),
+                ({"rescale_threshold": 9.0}, r"0 \+ 9 = 9", "rescale_threshold = 8"),
+                (offset(1.0, 9.0), r"1 \+ 9 = 10", "rescale_threshold = 8"),
+            )
+        ),
+    ],
+    QUANTISER_SLUG: [
+        ({"scales": "head", "scale_rows": 64}, "scale_rows has no meaning"),
+        ({"scales": "row"}, '"head" or "tensor" or "block"'),
+        ({"scale_rows": 48}, "32 or 64 or 128"),
+        (
+            {"rotary": "halves", "head_dim": 96},
+            'needs a head_dim of 64, 128, … .* rotary = "pairs"',
+        ),
+        ({"rotary": "both"}, '"none" or "halves" or "pairs"'),
+    ],
+}
+SAID_BY_A_SLUG = {
+    "bwd_fp16_d256_full_m64n128_bygrads": 'partition = "gradients" a tile is 64 x 64; use 64',
+    "bwd_fp16_d256_full_m64n64_dqone": "both compute dQ; leave it out",
+    "bwd_fp16_d64_full_m128n128_dqone": "computes dQ, of 64 rows; use 64",
+    "bwd_fp16_d128_full_m64n128_s1_intra": "two steps need their Q at once; use 2",
+    "bwd_fp16_d96_full_m80n128": "into 64 columns, or of 64 columns into 16 rows times",
+    "bwd_fp16_d64_full_m112n128": "for each of 2 warpgroups; use 64",
+    "bwd_fp16_d256_full_m64n64_keepk": 'only with partition = "keys"; leave it out',
+    "bwd_fp16_d256_full_m64n64_persist": 'only with partition = "keys"; leave it out',
+    "bwd_fp16_d128_full_m64n128_post": "only with persistent = true; leave it out",
+    "bwd_fp16_d64_full_m96n128_persist_post": "only with whole 64 rows a step; leave it out",
+    "bwd_fp16_d128_full_m64n128_varlen_persist": 'with lengths = "varlen"; leave it out',
+    "bwd_fp16_d64_full_m128n128_dqs2_persist": "all of dQ's buffer; use dq_slices = 1",
+    "bwd_fp16_d128_full_m64n128_dss1_persist": "which has 1 x 64; use ds_stages = 2 or a",
+    "bwd_fp16_d48_full_m64n192_persist": "has room for 128; use a larger block_m",
+    "bwd_fp16_d128_full_m64n128_dqr240": "that is consumer_registers = 232; leave it out",
+}
+REFUSED |= {slug: [({}, message)] for slug, message in SAID_BY_A_SLUG.items()}
+
+
+@pytest.mark.parametrize(
+    ("slug", "changes", "message"),
+    [(slug, *refused) for slug, each in REFUSED.items() for refused in each],
+    ids=str,
 )
-def test_a_pair_of_blocks_needs_a_producer_and_room_for_unequal_steps(more, reason):
-    full = dict(head_dim=64, dtype="fp16", mask="full", block_m=128, block_n=128, cluster=2)
-    assert Schedule.make(**full).slug == "fwd_fp16_d64_full_m128n128_c2"
-    with pytest.raises(ScheduleError, match=reason) as error:
-        Schedule.make(**full | more)
-    assert len(str(error.value).splitlines()) == 1
+def test_what_is_no_value_or_does_not_go_together_is_refused_by_its_key_with_what_does(
+    slug, changes, message
+):
+    with pytest.raises(ScheduleError, match=message) as error:
+        but(slug, changes)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1 or slug == SPLIT or not changes
+    assert not changes or any(key in line for key in changes for line in lines)
 
 
 @pytest.mark.parametrize("maximum", ["", 'maximum = "lazy"\n'])
@@ -168,13 +326,6 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     assert [columns for columns in range(16, 257, 8) if fits(columns)] == [16, 24, 32, 56, 64]
 
 
-def test_rounded_to_bf16_p_is_not_added_up_by_tensor_cores():
-    keys = dict(head_dim=64, dtype="bf16", mask="full", block_m=128, block_n=128)
-    with pytest.raises(ScheduleError, match="1e-3 is promised") as error:
-        Schedule.make(**keys, sum="tensor", maximum="online")
-    assert 'use sum = "threads"' in str(error.value)
-
-
 @pytest.mark.parametrize(("head_dim_v", "slabs"), [(64, 1), (96, 3), (192, 3), (80, 5)])
 def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
     with pytest.raises(ScheduleError) as error:
@@ -204,39 +355,6 @@ def test_all_broken_rules_are_listed_at_once():
         ["x.toml:11:", "warps.consumer_registers"],
         ["x.toml:13:", "overlap.inter_warpgroup"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("scale_rows", 96, "32 or 64 or 128"),
-        ("scale_rows", "64", "did you mean 64?"),
-        ("p_offset", 8.125, "from 0 to 8"),
-        ("promote", 65, "from 0 to 64"),
-        ("cluster", 4, "from 1 to 2"),
-        ("head_dim", 8, "from 16 to 256"),
-        ("head_dim", 264, "from 16 to 256"),
-        ("head_dim_v", 20, "the nearest is"),
-        ("block_n", 24, "in steps of 16"),
-        ("block_m", 320, "from 64 to 256 in steps of 64"),
-        ("stages", 1, "from 2 to 8"),
-        ("q_stages", 3, "from 1 to 2"),
-        ("sum", "tensors", 'did you mean "tensor"?'),
-        ("consumer_registers", 236, "in steps of 8"),
-        ("producer_registers", 16, "from 24 to 256"),
-        ("rescale_threshold", 16, "from 0 to 15"),
-        ("rescale_threshold", float("inf"), "from 0 to 15"),
-        ("sum", True, '"threads" or "tensor"'),
-        ("stages", True, "whole number"),
-        ("max_spill_bytes", -1, "from 0"),
-        ("mask", None, '"full" or "causal"'),
-        ("wonder", 1, "is not a table"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_what_would_be_right(key, value, reason):
-    with pytest.raises(ScheduleError, match=key) as error:
-        Schedule.make(**{**PLAIN, key: value})
-    assert reason in str(error.value)
 
 
 def test_an_empty_file_says_what_is_needed():

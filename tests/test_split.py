@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fagen import registry
-from fagen.errors import ScheduleError
 from fagen.kinds.forward.cost import grid, seconds
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
@@ -47,27 +46,6 @@ def test_one_chunk_is_no_split():
     one, usual = Schedule.make(**BASE, num_splits=1), Schedule.make(**BASE)
     assert one == usual and one.slug == usual.slug and not plan(one).splits
     assert [kernel.kernel for kernel in plan(one).launches.kernels] == ["attention_forward"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"dtype": "e4m3"}, '"e4m3" is not for chunks so far'),
-        ({"lengths": "varlen"}, "fagen.attention_decode splits sequences"),
-        ({"producer": "none"}, 'producer must be "warp" with num_splits > 1'),
-        ({"output": "reuse_v"}, 'output must be "own" with num_splits > 1'),
-        ({"order": "lpt"}, '"lpt" does not go with num_splits > 1'),
-        ({"order": "dynamic"}, '"dynamic" does not go with num_splits > 1'),
-        ({"sum": "tensor", "maximum": "online"}, 'sum must be "threads" with num_splits > 1'),
-        ({"mask": "full", "cluster": 2}, "cluster must be 1 with num_splits > 1"),
-        ({"num_splits": 129}, "num_splits"),
-        ({"num_splits": 0}, "num_splits"),
-    ],
-)
-def test_what_does_not_go_with_chunks_is_refused_in_words(keys, said):
-    with pytest.raises(ScheduleError) as refused:
-        Schedule.make(**BASE | {"num_splits": 4} | keys)
-    assert said in str(refused.value)
 
 
 @given(
