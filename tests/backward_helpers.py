@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from fagen import registry
-from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.plan import Plan
 from fagen.problem import Sizes
 from fagen.vocab import Mask
+
+planned = registry.plan_of
 
 # dtypes and masks; dQ's rows shared or of one's own, by 1 to 3 warpgroups; head dims that are
 # padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
@@ -53,12 +54,6 @@ def extreme_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 6, 1, m - 1, n + 9),
         Sizes(2, 8, 1, m + 9, n - 1),
     )
-
-
-def planned(slug: str) -> Plan:
-    schedule = registry.from_slug(slug)
-    assert isinstance(schedule, Schedule)
-    return registry.kind("backward").plan(schedule)
 
 
 def masked(slug: str, mask: Mask) -> Plan:

@@ -1,8 +1,8 @@
 """Plans of combining."""
 
 from fagen import registry
-from fagen.kinds.combine.keys import Schedule
-from fagen.kinds.combine.plan import Plan
+
+planned = registry.plan_of
 
 # dtypes, layouts, head dims from one load to many, lanes of part of a warp and of some, ragged rows
 SPREAD = (
@@ -21,9 +21,3 @@ SPREAD = (
     "comb_fp32_d272",
     "comb_bf16_d40_ofp16",
 )
-
-
-def planned(slug: str) -> Plan:
-    schedule = registry.from_slug(slug)
-    assert isinstance(schedule, Schedule)
-    return registry.kind("combine").plan(schedule)

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from fagen import registry
 from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import Plan
+
+planned = registry.plan_of
 
 # dtypes, masks, rows, both widths of a step, head dims that fill slabs and that do not, few chunks
 # and many, by turns and by runs, a unified maximum
@@ -24,12 +25,6 @@ SPREAD = (
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d128_causal_r64n64",
 )
-
-
-def planned(slug: str) -> Plan:
-    schedule = registry.from_slug(slug)
-    assert isinstance(schedule, Schedule)
-    return registry.kind("decode").plan(schedule)
 
 
 def emulated(plan: Plan) -> Any:

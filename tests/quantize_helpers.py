@@ -9,6 +9,8 @@ from fagen import registry
 from fagen.kinds.quantize.plan import Plan
 from tests import tensors
 
+planned = registry.plan_of
+
 # every kind of quantiser: dtypes, head dims, scales, layouts of V, rotations, rotary embeddings
 SPREAD = (
     "quant_fp16_d128_rot_sr128",
@@ -51,12 +53,6 @@ SLUGS = (
 
 SEED = 11
 normal = partial(tensors.normal, seed=2, dtype=torch.float16)
-
-
-def planned(slug: str) -> Plan:
-    found = registry.plan(registry.from_slug(slug))
-    assert isinstance(found, Plan)
-    return found
 
 
 def same(one: Tensor, other: Tensor) -> bool:

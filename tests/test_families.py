@@ -5,6 +5,7 @@ Kernels on a Hopper GPU: tests/gpu/test_hostile.py, and every kind's proof.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from torch import Tensor
 import fagen
 from fagen import registry, simulator
 from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.oracle import attend
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.operands import Operands, outputs
 from fagen.kinds.forward.oracle import reference
@@ -22,7 +22,6 @@ from fagen.kinds.forward.verify.fp8 import hard_errors
 from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
 from fagen.problem import Sizes
 from fagen.render import render
-from tests.decode_helpers import planned as decoding
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
@@ -44,6 +43,15 @@ DECODING = (
 SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 2, 1, 7, 1_500), Sizes(1, 2, 1, 70, 50)
 
 
+def exact(of: Attends) -> Kernel:
+    """Attention in fp64 under a Plan's mask."""
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return reference(q, k, v, mask=of.mask.name, scale=scale)
+
+    return attended
+
+
 def wrong(of: Attends, kernel: Kernel, exact: Kernel, *given: Any) -> list[str]:
     return [str(one) for one in errors(of, kernel, exact, *given) if not one.share <= 1]
 
@@ -56,10 +64,10 @@ def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Fam
         assert all(
             torch.equal(x.float(), y) for x, y in zip(wide, family.scores(5, 333, 64), strict=True)
         )
-        exact = wide[0].double() @ wide[1].double().mT
+        right = wide[0].double() @ wide[1].double().mT
         for order in (torch.arange(64), torch.arange(64).flip(0)):
             scores = wide[0].float()[:, order] @ wide[1].float()[:, order].mT
-            assert torch.equal(scores.double(), exact) and not exact.isnan().any()
+            assert torch.equal(scores.double(), right) and not right.isnan().any()
         assert 0 < scale <= 1e8
 
 
@@ -67,52 +75,34 @@ def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Fam
 def test_an_emulated_tile_is_as_exact(slug: str) -> None:
     of = registry.plan_of(slug)
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return emulate(of, q, k, v, scale)
-
-    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return reference(q, k, v, mask=of.mask.name, scale=scale)
-
-    assert not wrong(of, kernel, exact, SIZES, FAMILIES)
+    assert not wrong(of, partial(emulate, of), exact(of), SIZES, FAMILIES)
 
 
 @pytest.mark.parametrize("slug", DECODING)
 def test_emulated_decoding_is_as_exact(slug: str) -> None:
-    of = decoding(slug)
+    of = registry.plan_of(slug)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         more = {"reference": torch.tensor([0.0, 1e6])} if of.unified else {}
         return compute(of, q, k, v, scale, **more)
 
-    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return attend(q, k, v, mask=of.mask, scale=scale)
-
-    assert not wrong(of, kernel, exact, SIZES, FAMILIES)
+    assert not wrong(of, kernel, exact(of), SIZES, FAMILIES)
 
 
 @pytest.mark.parametrize(("dtype", "causal"), [("fp16", False), ("bf16", True)])
 def test_a_call_is_as_exact_whichever_kernel_serves_it(dtype: str, causal: bool) -> None:
     """A query, a few, and a tile of them over many keys: decoding's kernels, and chunks."""
-    of = registry.plan_of(f"fwd_{dtype}_d128_full_m128n128")
+    of = registry.plan_of(f"fwd_{dtype}_d128_{'causal' if causal else 'full'}_m128n128")
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = fagen.attention(
-            q, k, v, causal=causal, scale=scale, return_lse=True
-        )
-        return found
-
-    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return reference(q, k, v, mask="causal" if causal else "full", scale=scale)
+        return fagen.attention(q, k, v, causal=causal, scale=scale, return_lse=True)
 
     sizes = Sizes(1, 1, 1, 1, 3_000), Sizes(1, 1, 1, 7, 1_500), Sizes(1, 1, 1, 128, 8_192)
-    assert not wrong(of, kernel, exact, sizes)
+    assert not wrong(of, kernel, exact(of), sizes)
 
 
 def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
     of = registry.plan_of(FORWARD[1])
-
-    def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return reference(q, k, v, mask="causal", scale=scale)
 
     def share(change: Callable[[Tensor, Tensor], Any]) -> float:
         def kernel(*given: Any) -> tuple[Tensor, Tensor]:
@@ -120,7 +110,7 @@ def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
             change(out, lse)
             return out, lse
 
-        (found,) = errors(of, kernel, exact, [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
+        (found,) = errors(of, kernel, exact(of), [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
         return found.share
 
     assert share(lambda out, lse: None) < 1

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -32,12 +33,6 @@ OFTEN = (
 )
 
 
-def of_bf16(slug: str) -> Plan:
-    plan = registry.plan_of(slug)
-    assert isinstance(plan, Plan)
-    return plan
-
-
 def rows_of_one_key(
     head_dim: int, gaps: Tensor, rows: int, keys: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -56,7 +51,7 @@ def rows_of_one_key(
 @pytest.mark.parametrize("gap", [25.0, 40.0, 70.0, 200.0])
 @pytest.mark.parametrize("slug", some(DENSE, OFTEN))
 def test_the_output_of_a_row_in_which_one_key_counts_is_its_v_bit_for_bit(slug, gap):
-    plan = of_bf16(slug)
+    plan = planned(slug)
     gaps = gap * (1 + torch.arange(90) % 9 / 9)
     q, k, v, own = rows_of_one_key(plan.head_dim, gaps, 90, 700)
     v = v[..., :1].expand(-1, -1, -1, plan.head_dim_v)
@@ -70,7 +65,7 @@ def test_the_output_of_a_row_in_which_one_key_counts_is_its_v_bit_for_bit(slug, 
 @pytest.mark.parametrize("gap", [(8, 12), (12, 16), (16, 20), (20, 30), (0, 100)], ids=str)
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_gradients_in_bf16_are_as_exact_as_flash_attention_2_s_where_one_key_counts(mask, gap):
-    forward = of_bf16(f"fwd_bf16_d64_{mask}_m192n128_q2")
+    forward = planned(f"fwd_bf16_d64_{mask}_m192n128_q2")
     backward = planned(f"bwd_bf16_d64_{mask}_m128n128")
     low, high = gap
     gaps = low + (high - low) * torch.rand(200, generator=torch.Generator().manual_seed(1))
@@ -87,13 +82,10 @@ def test_gradients_in_bf16_are_as_exact_as_flash_attention_2_s_where_one_key_cou
 
 
 def test_a_proof_finds_a_maximum_that_is_too_stale():
-    plan = of_bf16(OFTEN[0])
+    plan = planned(OFTEN[0])
     sizes = (Sizes(1, 2, 1, 20, 300),)
 
     def found(of: Plan) -> bool:
-        def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-            return emulate(of, q, k, v, scale)
-
-        return all(one.ok for one in hard_errors(plan, kernel, sizes, "cpu"))
+        return all(one.ok for one in hard_errors(plan, partial(emulate, of), sizes, "cpu"))
 
     assert found(plan) and not found(replace(plan, max_partial_sum=2.0**60))

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.tiles import emulate, outgrown, spread
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.plan import Plan
+from fagen.registry import plan_of
 
-PLANS = {
-    "fp16": dict(dtype="fp16", block_n=48),
-}
-
-
-def planned(name: str) -> Plan:
-    return plan(Schedule.make(head_dim=64, mask="full", block_m=64, **PLANS[name]))
+FP16 = plan_of("fwd_fp16_d64_full_m64n48")
 
 
 def lanes_of(of: Plan, columns: int) -> list[list[int]]:
@@ -44,10 +38,9 @@ def by_hand(p: Tensor, of: Plan, rows_of_a_head: int) -> list[bool]:
 
 @pytest.mark.parametrize("columns", [48, 41, 5])
 @pytest.mark.parametrize("rows", [64, 37, 16, 3], ids="{} rows of a head".format)
-@pytest.mark.parametrize("name", PLANS)
-def test_a_warp_is_raised_as_its_lanes_find_it(name: str, rows: int, columns: int) -> None:
+def test_a_warp_is_raised_as_its_lanes_find_it(rows: int, columns: int) -> None:
     """Two batches, two heads of K and V, three of Q to each; a block may end before its columns."""
-    of = planned(name)
+    of = FP16
     dice = torch.Generator().manual_seed(columns)
     longest = max(len(lane) for lane in lanes_of(of, columns))
     # whole numbers, whose sums are exact; those of the fullest lanes are around the limit
@@ -61,11 +54,10 @@ def test_a_warp_is_raised_as_its_lanes_find_it(name: str, rows: int, columns: in
     assert {True, False} == {raised for tile in expected for raised in tile}
 
 
-@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_row_that_has_seen_no_key_raises_its_warp_and_no_other(name: str, wrong: float) -> None:
+def test_a_row_that_has_seen_no_key_raises_its_warp_and_no_other(wrong: float) -> None:
     """Its maximum is minus infinity: then p is infinite, or NaN where the key is hidden as well."""
-    of = planned(name)
+    of = FP16
     for row in (0, 15, 16, 35, 36, 39):
         p = torch.zeros(1, 1, 2 * 20, 30)  # two heads of a warp and a quarter
         p[0, 0, row, 29] = wrong
@@ -75,9 +67,8 @@ def test_a_row_that_has_seen_no_key_raises_its_warp_and_no_other(name: str, wron
         assert by_hand(p[0, 0], of, 20) == expected
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_a_sum_may_be_the_limit_and_no_more(name: str) -> None:
-    of = planned(name)
+def test_a_sum_may_be_the_limit_and_no_more() -> None:
+    of = FP16
     for lane in lanes_of(of, of.block_n):
         p = torch.zeros(1, 1, 16, of.block_n)
         p[..., 3, lane[0]] = of.max_partial_sum - 1
@@ -87,10 +78,9 @@ def test_a_sum_may_be_the_limit_and_no_more(name: str) -> None:
         assert outgrown(p, of, 16).all()
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_what_different_lanes_find_is_not_added_up(name: str) -> None:
+def test_what_different_lanes_find_is_not_added_up() -> None:
     """A row may be as many times the limit as it has lanes."""
-    of = planned(name)
+    of = FP16
     p = torch.zeros(1, 1, 16, of.block_n)
     p[..., [lane[0] for lane in lanes_of(of, of.block_n)]] = of.max_partial_sum
     assert not outgrown(p, of, 16).any()
@@ -99,8 +89,7 @@ def test_what_different_lanes_find_is_not_added_up(name: str) -> None:
 @pytest.mark.parametrize("column", [0, 5, 40])
 def test_in_e4m3_an_element_that_is_cut_off_raises_its_warp(column: int) -> None:
     """From 432 on it rounds to 448, or is larger; what others add up to is no matter."""
-    keys = dict(dtype="e4m3", block_n=64, maximum="lazy")
-    of = plan(Schedule.make(head_dim=64, mask="full", block_m=64, **keys))
+    of = plan_of("fwd_e4m3_d64_full_m64n64_lazymax")
     for largest, raised in ((431.9, False), (432.0, True), (math.inf, True), (math.nan, True)):
         p = torch.full((1, 1, 37, 41), 400.0)
         p[..., 20, column] = largest
@@ -142,7 +131,7 @@ def spread_by_hand(p: Tensor, seen: Tensor, of: Plan, rows_of_a_head: int) -> li
 def test_a_warpgroup_finds_scores_widely_spread_where_most_warps_do(
     rows: int, columns: int
 ) -> None:
-    of = planned("fp16")
+    of = FP16
     dice = torch.Generator().manual_seed(columns)
     # whole 64ths, whose sums are exact; of a thread's two rows they are around 1.25
     lighter, heavier = (
@@ -167,7 +156,7 @@ def test_a_warpgroup_finds_scores_widely_spread_where_most_warps_do(
 def test_scores_of_a_large_deviation_are_widely_spread(
     sigma: float, most: float, least: float
 ) -> None:
-    of = planned("fp16")
+    of = FP16
     dice = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 1, 64 * 16, of.block_n, generator=dice) * sigma
     p = torch.exp(scores - scores.amax(-1, keepdim=True))
@@ -180,7 +169,7 @@ def test_scores_of_a_large_deviation_are_widely_spread(
 
 def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:
     """A rise that P would hold is followed in the next blocks, and not beyond."""
-    of = planned("fp16")
+    of = FP16
     keys = of.block_n * (of.spread_blocks + 3)
     block = torch.arange(keys).flip(0) // of.block_n
     for rises_in, followed in ((1, True), (of.spread_blocks, True), (of.spread_blocks + 1, False)):
@@ -201,6 +190,5 @@ def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:
 
 
 def test_hidden_keys_add_nothing_in_rows_that_have_seen_others() -> None:
-    for name in PLANS:
-        guess = torch.exp2(torch.full((1, 1, 16, 32), -math.inf) - 5.0)
-        assert not outgrown(guess, planned(name), 16).any()
+    guess = torch.exp2(torch.full((1, 1, 16, 32), -math.inf) - 5.0)
+    assert not outgrown(guess, FP16, 16).any()
