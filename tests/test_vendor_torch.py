@@ -1,181 +1,28 @@
 """A vendored Python package for torch: which kernel it picks, and a build by pip that is used."""
 
-import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-import numpy
 import pytest
-import torch
 
 from fagen import registry, vendor
-from fagen.dispatch.rows import OPEN_KEYS
-from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import render
-from fagen.vocab import DTYPES, FORWARD
-from tests.test_vendor import (
-    chosen_by_fagen,
-    drawn,
-    ends_of_the_table,
-    of_the_table,
-)
 from tests.vendor_helpers import (
     COMBINE,
     KERNELS,
-    PLAIN,
-    SERVED,
-    SPLIT_4,
-    SPLIT_16,
     USED,
     asked,
-    calls_of,
     installed,
-    narrow_rows,
     python,
     seen,
     vendored,
     walled,
 )
-
-# ---- which kernel -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def attention_of(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
-    """The module of attention(…) for some schedules, over ops that are none."""
-    with ExitStack() as stack:
-        yield lambda schedules: stack.enter_context(calls_of(schedules, tmp_path))["_attention"]
-
-
-def key_of(module: ModuleType, problem: Problem) -> tuple[Any, ...]:
-    """A problem as the module's table has it."""
-    dtype, out = (getattr(torch, DTYPES[name].torch) for name in (problem.dtype, problem.out_dtype))
-    key = dtype, problem.head_dim, problem.head_dim_v, problem.mask, out
-    return (*key, problem.v_layout or "", problem.scale_rows or 0)
-
-
-def sizes_of(sizes: Sizes) -> tuple[int, ...]:
-    return sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k
-
-
-def test_the_call_chooses_as_fagen_does(tmp_path, monkeypatch, attention_of):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    schedules = of_the_table()
-    module = attention_of(schedules)
-    randomness, ends = random.Random(17), ends_of_the_table()
-    chosen = set()
-    for problem in dict.fromkeys(map(Problem.of, schedules)):
-        for _ in range(16):
-            sizes = drawn(randomness, ends)
-            slug = module._picked(key_of(module, problem), *sizes_of(sizes))
-            assert slug == chosen_by_fagen(problem, sizes), (problem, sizes)
-            chosen.add(slug)
-    assert len(chosen) > len(schedules) * 0.9
-
-
-@pytest.mark.parametrize(("slugs", "calls"), SERVED)
-def test_few_queries_or_tiles_go_to_what_is_there_for_them(
-    tmp_path, monkeypatch, attention_of, slugs, calls
-):
-    narrow_rows(tmp_path, monkeypatch)
-    schedules = [registry.from_slug(slug) for slug in slugs]
-    module = attention_of([schedule for schedule in schedules if schedule.kind == FORWARD])
-    key = key_of(module, Problem.of(schedules[0]))[:5]  # a table of 16 bits alone has no more
-    for sizes, slug in calls.items():
-        assert module._picked(key, *sizes_of(sizes)) == slug, sizes
-
-
-def test_sizes_that_are_left_open_count_as_many(tmp_path, monkeypatch, fresh_dynamo, attention_of):
-    narrow_rows(tmp_path, monkeypatch)
-    module = attention_of([registry.from_slug(slug) for slug in (PLAIN, SPLIT_4, SPLIT_16)])
-    problem = Problem.of(registry.from_slug(PLAIN))
-    key = key_of(module, problem)[:5]
-
-    def call(q: torch.Tensor, k: torch.Tensor) -> Any:
-        (batch, seqlen_q), (_, seqlen_k) = q.shape[:2], k.shape[:2]
-        return q + 1, module._picked(key, batch, 4, seqlen_q, seqlen_k)
-
-    for queries, keys, opened, slug in (
-        (4, 500, (), SPLIT_16),
-        (4, 500, (0,), SPLIT_16),  # which is for any number of tiles
-        (5, 500, (), SPLIT_4),
-        (5, 500, (0,), PLAIN),
-        (4, 500, (1,), PLAIN),
-        (4, 500, (3,), chosen_by_fagen(problem, Sizes(2, 4, 1, 4, OPEN_KEYS))),
-        (5, 200, (3,), chosen_by_fagen(problem, Sizes(2, 4, 1, 5, OPEN_KEYS))),
-        (5, 500, (0, 1, 3), PLAIN),
-    ):
-        torch.compiler.reset()
-        q, k = torch.zeros(2, queries), torch.zeros(2, keys)
-        for dim in opened:
-            torch._dynamo.mark_dynamic(*((q, dim) if dim < 2 else (k, dim - 2)))
-        compiled = torch.compile(call, fullgraph=True, dynamic=False, backend="eager")
-        assert compiled(q, k)[1] == slug, (queries, keys, opened)
-
-
-def test_a_call_in_16_bits(attention_of):
-    own = registry.from_slug(KERNELS[0])
-    module = attention_of([own])
-    q = torch.empty(2, 3, 4, 128, dtype=torch.float16, device="meta")
-
-    def called(keys: int, **more: Any) -> Any:
-        k = torch.empty(2, keys, 2, 128, dtype=torch.float16, device="meta")
-        return module.attention(q, k, k, **more)
-
-    slug, given, named = called(OPEN_KEYS, causal=True)
-    assert slug == f"{own.slug}_without_lse" and given[3] == 128**-0.5 and not named
-    slug, given, named = called(1, causal=True, return_lse=True, scale=2.0)
-    assert slug == own.slug and given[3] == 2.0 and given[1].shape[1] == 1
-    with pytest.raises(ValueError, match="demo has no kernel for so many keys"):
-        called(OPEN_KEYS + 1, causal=True)  # it would be there for its accuracy
-    with pytest.raises(ValueError, match=r"demo has no kernel for torch\.float16, 128, 128, full"):
-        called(1)
-    with pytest.raises(ValueError, match="q has 3 dimensions"):
-        module.attention(q[0], q, q)
-    with pytest.raises(TypeError, match="q_descale"):  # no kernel here has any
-        called(1, q_descale=q)
-    for name in ("causal", "return_lse"):
-        for wrong in ("False", 1.0, 2, None, [], torch.tensor(1)):
-            with pytest.raises(TypeError, match=f"{name} is .*; it must be True or False"):
-                called(1, **{"causal": True, name: wrong})
-    for one in (1, numpy.True_):
-        assert called(1, causal=one, return_lse=one)[0] == own.slug
-
-
-def test_a_call_in_e4m3(attention_of):
-    slugs = ["fwd_e4m3_d128_full_m128n128_vrows_sblock", "fwd_e4m3_d64_full_m256n64_s3"]
-    module = attention_of([registry.from_slug(slug) for slug in slugs])
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    q, k = (empty(2, length, 4, 128, dtype=torch.float8_e4m3fn) for length in (100, 300))
-    scales = {"q_descale": empty(2, 4, 2), "k_descale": empty(2, 4, 5), "v_descale": empty()}
-    slug, given, named = module.attention(q, k, k, **scales)
-    assert slug == f"{slugs[0]}_without_lse" and len(given) == 4
-    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-    assert shapes == {"q_descale": (2, 4, 2), "k_descale": (2, 4, 5), "v_descale": (1, 1, 1)}
-    with pytest.raises(ValueError, match="demo has no kernel"):  # of scales by head
-        module.attention(q, k, k)
-    with pytest.raises(ValueError, match="demo has no kernel"):
-        module.attention(q, k, k, **scales, out_dtype=torch.float16)
-    assert module.attention(q, k, k, **scales, scale_rows=64)[0] == slug
-
-    q, k = q[..., :64], k[..., :64]
-    v = empty(2, 4, 64, 304, dtype=torch.float8_e4m3fn)
-    more = {"q_descale": empty(2, 4), "v_layout": "columns", "v_mean": empty(2, 4, 64)}
-    slug, _, named = module.attention(q, k, v, **more, return_lse=True)
-    assert slug == slugs[1] and named["q_descale"].shape == (2, 4, 1)
-    assert set(named) == {"q_descale", "v_mean"}
-
 
 # ---- the folder ---------------------------------------------------------------------------------
 

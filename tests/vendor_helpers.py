@@ -2,26 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
 from fagen import registry, vendor
-from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.rows import Row, first_fit, measures_of
 from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
-from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.render import Source, written
-from fagen.vendor import torch_package
-from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.place import Written
-from fagen.vendor.table import Table
 
 KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
@@ -78,44 +66,6 @@ def hugging_face(config: pytest.Config) -> Path:
         words = ["install", "--quiet", "--upgrade", "--target", place, "kernels>=0.17"]
         python("-m", "pip", *words, cwd=config.rootpath)
     return place
-
-
-# Ops that give what they are called with: their names and arguments.
-OPS = """\
-from types import SimpleNamespace
-
-
-class Ops:
-    name = "demo"
-
-    def __getattr__(self, slug):
-        return SimpleNamespace(default=lambda *given, **named: (slug, given, named))
-
-
-ops = Ops()
-"""
-
-
-@contextmanager
-def calls_of(schedules: list[Any], place: Path) -> Iterator[dict[str, ModuleType]]:
-    """The modules of a package for torch that choose among kernels, over ops that are none."""
-    nothing = Source("", "", "", "", "")
-    kernels = tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
-    package = torch_package.Package(Folder("demo", kernels, False, "torch"))
-    (place / "demo").mkdir()
-    (place / "demo/__init__.py").touch()
-    (place / "demo/_ops.py").write_text(OPS)
-    calls = [name.removesuffix(".py") for name in package.calls]
-    for module in (*calls, "_autocast", "_gradients", "_rows"):
-        text = written(f"vendor/torch/{module}.py.j2", package=package)
-        (place / f"demo/{module}.py").write_text(text)
-    sys.path.insert(0, str(place))
-    try:
-        yield {name: import_module(f"demo.{name}") for name in calls}
-    finally:
-        sys.path.remove(str(place))
-        for name in [name for name in sys.modules if name.partition(".")[0] == "demo"]:
-            del sys.modules[name]
 
 
 # What a program sees of a package: its first argument names it.
@@ -244,59 +194,3 @@ def differentiated(name: str) -> list[str]:
         *[f"{forward}: q {cpu}"] * 4,
         f"{backward}: dout {cpu}",
     ]
-
-
-# ---- kernels for few queries or tiles -----------------------------------------------------------
-
-PLAIN = "fwd_fp16_d128_causal_m128n128"
-SPLIT_4, SPLIT_16 = f"{PLAIN}_split4", f"{PLAIN}_split16"
-DECODING = "dec_fp16_d128_causal_r8n64"
-# What a user's table has, for fewer keys than any such row of fagen's own.
-NARROW = [
-    Row("NVIDIA H200", DECODING, 100, queries_to=2),
-    Row("NVIDIA H200", SPLIT_16, 100, 900, queries_to=4),
-    Row("NVIDIA H200", SPLIT_4, 300, 800, tiles_to=8),
-]
-MANY = 2**31 - 1
-# Kernels of a folder, and calls by what is to serve them.
-SERVED = (
-    (
-        (PLAIN, SPLIT_4, SPLIT_16, DECODING),
-        {
-            Sizes(1, 1, 1, 1, 100): SPLIT_16,  # no kernel of attention's own is before it
-            Sizes(1, 1, 1, 4, 99): PLAIN,
-            Sizes(MANY, MANY, 1, 4, 900): SPLIT_16,
-            Sizes(1, 1, 1, 4, 901): PLAIN,
-            Sizes(1, 1, 1, 5, 300): SPLIT_4,
-            Sizes(2, 4, 1, 128, 800): SPLIT_4,
-            Sizes(2, 4, 1, 129, 800): PLAIN,
-            Sizes(3, 3, 1, 5, 800): PLAIN,
-            Sizes(1, 8, 1, 5, 801): PLAIN,
-            Sizes(MANY, MANY, 1, MANY, 500): PLAIN,
-            Sizes(0, 8, 1, 500, 500): SPLIT_4,
-        },
-    ),
-    (
-        (SPLIT_4, PLAIN),
-        {
-            Sizes(1, 1, 1, 1, 300): SPLIT_4,
-            Sizes(1, 1, 1, 1, 100): PLAIN,
-            Sizes(3, 3, 1, 1, 300): PLAIN,
-        },
-    ),
-    ((PLAIN, SPLIT_16), {Sizes(1, 1, 1, 5, 300): PLAIN, Sizes(9, 9, 1, 3, 300): SPLIT_16}),
-    ((SPLIT_4,), dict.fromkeys((Sizes(1, 1, 1, 1, 9), Sizes(9, 9, 1, 999, 999)), SPLIT_4)),
-)
-
-
-def first_of(table: Table, problem: Problem, sizes: Sizes) -> str:
-    """The slug of the first row that fits, as Python reads a dispatcher's rows."""
-    own = ((entry.row.slug, entry.row.limits) for entry in table.rows if entry.problem == problem)
-    return str(first_fit(own, measures_of(sizes, table.tile)))
-
-
-def narrow_rows(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a user's table have rows by queries and tiles."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
-    (place / "config/fagen").mkdir(parents=True)
-    dispatch_table.update(place / "config/fagen" / dispatch_table.NAME, NARROW)
