@@ -577,6 +577,7 @@ WRONG = {
         (DENSE8, {"k_descale": torch.ones(())}, f"k_descale has shape (); {OF_DESCALE}"),
         (DENSE8, {"v_descale": torch.ones(2, 3, 64)}, "v_descale has shape (2, 3, 64); it must be"),
         (DENSE8, {"k_descale": torch.ones(2, 3).half()}, "k_descale is not float32, which this k"),
+        (DENSE8, {"q": normal(2, 40, 4, 64).to(E4M3)}, "heads = 4 must be a multiple of kv_heads"),
         (DENSE8, {"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat"),
         (DENSE8, {"softmax_scale": -1.0}, "softmax_scale is -1; it must be finite and above 0"),
         (DENSE8, {"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
