@@ -1,6 +1,7 @@
 """A schedule of decoding: its keys and slug, what is refused, and what its Plan works out."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -56,44 +57,31 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
     assert plan.kind == "decode"
 
 
-def test_what_is_derived_is_what_is_committed():
-    committed = {path.stem for path in registry.schedules("decode")}
-    made = {
-        derived(
-            dtype=dtype,
-            head_dim=d,
-            head_dim_v=d,
-            mask="causal",
-            rows=rows,
-            num_splits=num_splits_for(8),
-            by=by,
-        )[0].slug
-        for dtype in SIXTEEN_BITS
-        for d in (64, 128, 256)
-        for rows in ROWS
-        for by in DEALT
-    }
-    made |= {  # without a mask the one that a table names stands for all
-        derived(dtype=dtype, head_dim=d, head_dim_v=d, mask="full", rows=8, num_splits=16)[0].slug
-        for dtype in SIXTEEN_BITS
-        for d in (64, 128, 256)
-    }
-    made |= {  # of other head dims a token's, or a few
+def derived_slugs(dims, rows, mask="causal", deals=DEALT):
+    """The slugs of the first schedule that is derived for each dtype and each of these."""
+    return {
         derived(
             dtype=dtype,
             head_dim=d,
             head_dim_v=d_v,
-            mask="causal",
-            rows=rows,
+            mask=mask,
+            rows=count,
             num_splits=num_splits_for(8),
             by=by,
         )[0].slug
-        for dtype in SIXTEEN_BITS
-        for d, d_v in ((96, 96), (192, 192), (192, 128))
-        for rows in (8, 16)
-        for by in DEALT
+        for dtype, (d, d_v), count, by in product(SIXTEEN_BITS, dims, rows, deals)
     }
-    assert made == committed
+
+
+def test_what_is_derived_is_what_is_committed():
+    usual = ((64, 64), (128, 128), (256, 256))
+    assert {path.stem for path in registry.schedules("decode")} == (
+        derived_slugs(usual, ROWS)
+        # without a mask the one that a table names stands for all
+        | derived_slugs(usual, [8], "full", ["round_robin"])
+        # of other head dims a token's, or a few
+        | derived_slugs(((96, 96), (192, 192), (192, 128)), (8, 16))
+    )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -127,63 +115,57 @@ def test_rows_and_chunks_that_kernels_are_made_for():
     assert [num_splits_for(n) for n in (1, 2, 3, 4, 7, 8, 32)] == [64, 64, 64, 32, 32, 16, 16]
 
 
-def test_many_tiles_are_dealt_in_runs():
-    """Of a head dim, rows of a KV head's queries, KV heads and sequences."""
-    assert [deal_for(128, 4, 8, batch) for batch in (32, 49, 50)] == [
-        "round_robin",
-        "round_robin",
-        "stream_k",
-    ]
-    assert [deal_for(128, rows, 8, 50) for rows in (16, 17, 64)] == [
-        "stream_k",
-        "round_robin",
-        "round_robin",
-    ]
-    assert [deal_for(128, 16, 8, batch) for batch in (31, 32)] == [
-        "round_robin",
-        "stream_k",
-    ]  # a tile each
-    assert [deal_for(64, 16, 8, batch) for batch in (49, 50)] == ["round_robin", "stream_k"]
-    assert [deal_for(256, 32, 8, batch) for batch in (24, 25)] == ["round_robin", "stream_k"]
-    assert deal_for(256, 65, 8, 13) == "stream_k"  # two tiles of rows each
-    assert deal_for(64, 32, 8, 1_000) == deal_for(256, 8, 8, 1_000) == "round_robin"
+TURNS, RUNS = "round_robin", "stream_k"
 
 
-def test_what_was_not_timed_in_runs_is_dealt_in_turns():
-    for batch in (1, 16, 32, 1_000):
-        for dim in (80, 112, 160, 224):
-            assert (
-                deal_for(dim, 4, 8, batch)
-                == deal_for(dim, 4, 8, batch, alike=True)
-                == "round_robin"
-            )
-        for alike in (False, True):  # of 32 rows
-            assert deal_for(192, 32, 8, batch, alike=alike) == "round_robin"
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "turns", "runs"),
+    [  # and of how many sequences of 8 KV heads are dealt so
+        (128, 4, (1, 16, 32, 49), (50,)),
+        (128, 16, (31,), (32, 50)),  # a tile each
+        (128, 17, (50,), ()),
+        (128, 64, (50,), ()),
+        (64, 16, (49,), (50,)),
+        (64, 32, (1_000,), ()),
+        (256, 1, (16, 32, 1_000), ()),
+        (256, 8, (1_000,), ()),
+        (256, 32, (24,), (25,)),
+        (256, 65, (), (13,)),  # two tiles of rows each
+        # what was not timed in runs
+        *((dim, 4, (1, 16, 32, 1_000), ()) for dim in (80, 112, 160, 224)),
+        (192, 32, (1, 16, 32, 1_000), ()),
+    ],
+)
+def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turns, runs):
+    assert {deal_for(head_dim, rows, 8, batch) for batch in turns} <= {TURNS}
+    assert {deal_for(head_dim, rows, 8, batch) for batch in runs} <= {RUNS}
 
 
-def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole():
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "turns", "runs"),
+    [
+        (128, 4, (1, 31, 34), (32, 33, 50)),
+        (256, 32, (15, 17), (16, 25)),
+        (128, 32, (32,), ()),
+        # by evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys
+        (256, 1, (1, 15, 17, 33), (16, 32)),
+        (256, 8, (), (32,)),
+        *((dim, 4, (1, 16, 32, 1_000), ()) for dim in (80, 112, 160, 224)),
+        (192, 32, (1, 16, 32, 1_000), ()),
+    ],
+)
+def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, rows, turns, runs):
     """One for nearly each of 264 thread blocks, or 132; not one for most, two for some."""
-    alike = partial(deal_for, alike=True)
-    assert [alike(128, 4, 8, batch) for batch in (1, 31, 32, 33, 34, 50)] == [
-        *("round_robin", "round_robin", "stream_k", "stream_k", "round_robin", "stream_k")
-    ]
-    assert [alike(256, 32, 8, batch) for batch in (15, 16, 17, 25)] == [
-        *("round_robin", "stream_k", "round_robin", "stream_k")
-    ]
-    assert alike(128, 32, 8, 32) == alike(128, 0, 0, 32) == "round_robin"
+    deal = partial(deal_for, head_dim, rows, 8, alike=True)
+    assert {deal(batch) for batch in turns} <= {TURNS}
+    assert {deal(batch) for batch in runs} <= {RUNS}
+    assert deal_for(128, 0, 0, 32, alike=True) == TURNS
 
 
-def test_eight_rows_of_wide_heads_are_dealt_in_runs_where_tiles_stay_whole_alone():
-    """By the kernels' evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys."""
-    alike = partial(deal_for, alike=True)
-    assert [alike(256, rows, 8, 32) for rows in (1, 8)] == ["stream_k", "stream_k"]
-    assert [alike(256, 1, 8, batch) for batch in (1, 15, 16, 17, 33)] == [
-        *("round_robin", "round_robin", "stream_k", "round_robin", "round_robin")
-    ]
-    assert [deal_for(256, 1, 8, batch) for batch in (16, 32, 1_000)] == ["round_robin"] * 3
-    for dtype in ("fp16", "bf16"):
-        wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, num_splits=16)
-        assert derived(**wide, by="stream_k")[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk"
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_eight_rows_of_wide_heads_have_a_kernel_in_runs(dtype):
+    wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, num_splits=16)
+    assert derived(**wide, by=RUNS)[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk"
 
 
 @pytest.mark.parametrize(
