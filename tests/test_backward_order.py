@@ -8,11 +8,10 @@ import pytest
 
 from fagen.kinds.backward import cost
 from fagen.kinds.backward.plan import Plan
-from fagen.process import run
 from fagen.render import render
 from tests import backward_tiles
 from tests.backward_helpers import planned
-from tests.backward_tiles import cut
+from tests.programs import answers, cut
 from tests.test_order import shapes
 
 # Thread blocks begin in the order of their numbers, each on whichever SM comes free (a
@@ -37,7 +36,7 @@ int main() {{
     Params params;
 {sizes}
 {dealing}
-    constexpr int machines = {SMs} / kCluster;
+    constexpr int machines = {sms} / kCluster;
     const int64_t tiles = flat_heads * params.n_blocks;
     std::vector<double> clocks;
     std::vector<int> dealt(a.batch * a.heads);  // of each head, its blocks of keys so far
@@ -106,10 +105,9 @@ def test_most_causal_tiles_end_within_3_percent_of_longest_first_and_all_within_
     """A tile takes its steps, of all heads of its share, and what it takes to begin and end one."""
     dice = random.Random(slug)
     asked = [shapes(dice) for _ in range(SHAPES)]
-    given = "\n".join(" ".join(map(str, sizes)) for sizes in asked)
-    said = run([program(planned(slug), tmp_path)], input=given).stdout
+    lines = answers(program(planned(slug), tmp_path), asked)
     ratios = []
-    for sizes, line in zip(asked, said.splitlines(), strict=True):
+    for sizes, line in zip(asked, lines, strict=True):
         rising, queue, ratio = line.split()
         # each once, and behind those of fewer keys, which have to be there before it
         assert rising == "1", sizes

@@ -4,21 +4,14 @@ import re
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.process import run
 from fagen.render import render
-from fagen.toolchain import find_gxx
+from tests.programs import answers, compiled
 
 NUMERATORS = 1 << 31  # n is below
 NEAR_POWERS = {(1 << bits) + off for bits in range(1, 31) for off in range(-3, 4)}
 DIVISORS = sorted(set(range(1, 2001)) | {d for d in NEAR_POWERS if 0 < d <= 1 << 30})
 
 PROGRAM = """\
-#include <cstdint>
-#include <cstdio>
-#define __host__
-#define __device__
-#define __forceinline__ inline
-static uint32_t __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
 {divisor}
 int main() {{
   for (int d, n; std::scanf("%d %d", &d, &n) == 2;) {{
@@ -72,11 +65,7 @@ def test_the_kernels_own_code_gives_the_same(tmp_path):
     kernel = render(plan(Schedule.from_slug("fwd_fp16_d64_causal_m64n64"))).kernel
     divisor = re.search(r"^struct (\w*Divisor) \{.*?^\};", kernel, re.M | re.S)
     assert divisor
-    (tmp_path / "divisor.cpp").write_text(PROGRAM.format(divisor=divisor[0], name=divisor[1]))
-    made = run([find_gxx()[0], "-std=c++17", "divisor.cpp", "-o", "divisor"], cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    program = compiled(PROGRAM.format(divisor=divisor[0], name=divisor[1]), tmp_path)
     pairs = [(divisor, n) for divisor in DIVISORS for n in edges(divisor)]
-    asked = "".join(f"{divisor} {n}\n" for divisor, n in pairs)
-    told = run([tmp_path / "divisor"], input=asked).stdout.splitlines()
     expected = [f"{m} {s} {n // d}" for d, n in pairs for m, s in [constants(d)]]
-    assert told == expected
+    assert answers(program, pairs) == expected

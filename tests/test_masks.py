@@ -16,9 +16,9 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.process import run
 from fagen.render import render
-from fagen.toolchain import find_gxx
 from fagen.vocab import MASKS, Mask
 from tests.often import some
+from tests.programs import answers, compiled
 
 REACH = 100  # keys before a query's own that the window holds
 
@@ -102,14 +102,6 @@ def test_pairs_are_those_that_are_seen_but_for_half_the_diagonal(mask: Mask) -> 
 # ---- the kernel's own code ----------------------------------------------------------------------
 
 PROGRAM = """\
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <utility>
-#define __host__
-#define __device__
-#define __forceinline__ inline
-using std::max, std::min;
 struct Params {{ int seqlen_q, seqlen_k; }};
 {code}
 int main() {{
@@ -136,19 +128,16 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
         kernel[blocks:tile],
         kernel[rows : kernel.index("__device__ __forceinline__ Tile tile_of")],
     ]
-    program = PROGRAM.format(
+    code = PROGRAM.format(
         code="\n".join(parts),
         of_rows="blocks_of(params, top, bottom)" if mask.by_row else "blocks_of(params)",
         keys="seen_by(params, top)" if mask.by_row else "std::pair(0, params.seqlen_k)",
         full_first="blocks.full_first" if mask.first_by_row else "blocks.first",
         full_last="blocks.full_last" if made.masked_steps else "params.seqlen_k / kBlockN",
     )
-    (tmp_path / "tiles.cpp").write_text(program)
-    compiled = run([find_gxx()[0], "-std=c++17", "tiles.cpp", "-o", "tiles"], cwd=tmp_path)
-    assert compiled.returncode == 0, compiled.stderr
+    program = compiled(code, tmp_path)
     cases = [(*sizes, top) for sizes in LENGTHS for top in range(0, sizes[0], block_m)]
-    asked = "".join(f"{q} {k} {top} {top + block_m - 1}\n" for q, k, top in cases)
-    told = run([tmp_path / "tiles"], input=asked).stdout.splitlines()
+    told = answers(program, [(q, k, top, top + block_m - 1) for q, k, top in cases])
     for (seqlen_q, seqlen_k, top), line in zip(cases, told, strict=True):
         key, end, first, full_first, full_last, last = map(int, line.split())
         whole = seen(mask, seqlen_q, seqlen_k)

@@ -7,28 +7,17 @@ import pytest
 
 from fagen.arch import SM90
 from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from fagen.process import run
+from fagen.kinds.forward.plan import Plan
+from fagen.registry import plan_of
 from fagen.render import render
-from fagen.toolchain import find_gxx
+from tests.programs import answers, compiled, cut
 
 # Blocks that take the next tile when they come free, and beside it tiles of falling length, the
 # best that a greedy order can do. A tile costs its blocks of keys and what it takes to begin and
 # end one.
 PROGRAM = """\
-#include <algorithm>
-#include <cstdint>
-#include <cstdio>
-#include <set>
-#include <tuple>
-#include <vector>
 #include "makespan.h"
-#define __host__
-#define __device__
-#define __forceinline__ inline
 #define alignas(n)
-using std::max, std::min;
-int __umulhi(uint32_t a, uint32_t b) {{ return uint64_t(a) * b >> 32; }}
 using Element = char[{element_bytes}];
 {numbers}
 {divisor}
@@ -47,7 +36,7 @@ struct Args {{
 int main() {{
   Args a{{}};
   while (std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5) {{
-    const int m_blocks = ceil_div(a.seqlen_q, kBlockM), SMs = {SMs};
+    const int m_blocks = ceil_div(a.seqlen_q, kBlockM), SMs = {sms};
     const int64_t tiles = int64_t(m_blocks) * a.heads * a.batch;
     const int grid = std::min<int64_t>(tiles, SMs);
     Params params;
@@ -87,31 +76,23 @@ SLUGS = (
 SHAPES = 600  # of each schedule
 
 
-def compiled(of: Plan, folder: Path) -> Path:
-    """The dealing of tiles of a Plan's kernel, as a program: sizes in, a verdict on each out."""
+def program(of: Plan, folder: Path) -> Path:
+    """The dealing of tiles of a Plan's kernel: sizes in, a verdict on each out."""
     kernel = render(of).kernel
-
-    def part(start: str, end: str) -> str:
-        return kernel[(at := kernel.index(start)) : kernel.index(end, at)]
-
     numbers = [line for line in kernel.splitlines() if line.startswith("constexpr int")]
     wanted = ("kHeadDim ", "kHeadDimV ", "kBlockM ", "kBlockN ", "kL2Share ", "kSectionRounds ")
-    program = PROGRAM.format(
+    code = PROGRAM.format(
         element_bytes=of.dtype.bytes,
         numbers="\n".join(line for line in numbers if any(word in line for word in wanted)),
-        divisor=part("template <class Integer>", "struct ScaleTensor")
+        divisor=cut(kernel, "template <class Integer>", "struct ScaleTensor")
         if of.descales
-        else part("template <class Integer>", "struct Params"),
-        tiles=part("struct Blocks {", "struct SharedStorage")
-        + part("struct Keys {", "// The tiles that the producer draws"),
-        dealing=part("const int64_t flat_heads", "params.scale_log2"),
+        else cut(kernel, "template <class Integer>", "struct Params"),
+        tiles=cut(kernel, "struct Blocks {", "struct SharedStorage")
+        + cut(kernel, "struct Keys {", "// The tiles that the producer draws"),
+        dealing=cut(kernel, "const int64_t flat_heads", "params.scale_log2"),
         sms=SM90.sm_count,
     )
-    (folder / "order.cpp").write_text(program)
-    flags = ("-std=c++17", "-O2", "-I", str(Path(__file__).parent))
-    built = run([find_gxx()[0], *flags, "order.cpp", "-o", "order"], cwd=folder)
-    assert built.returncode == 0, built.stderr
-    return folder / "order"
+    return compiled(code, folder)
 
 
 def shapes(dice: random.Random) -> tuple[int, int, int, int, int]:
@@ -126,12 +107,11 @@ def shapes(dice: random.Random) -> tuple[int, int, int, int, int]:
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_every_tile_goes_to_somebody_once_and_all_end_together(slug: str, tmp_path: Path) -> None:
-    program = compiled(plan(Schedule.from_slug(slug)), tmp_path)
-    dice = random.Random(slug)
+    dice = random.Random(0)
     asked = [shapes(dice) for _ in range(SHAPES)]
-    said = run([program], input="\n".join(" ".join(map(str, sizes)) for sizes in asked)).stdout
+    lines = answers(program(plan_of(slug), tmp_path), asked)
     ratios = []
-    for sizes, line in zip(asked, said.splitlines(), strict=True):
+    for sizes, line in zip(asked, lines, strict=True):
         once, ratio = line.split()
         assert once == "1", sizes
         assert float(ratio) <= 1.06, (sizes, ratio)
@@ -148,6 +128,6 @@ def test_who_draws_tiles_needs_a_producer_warp_and_no_partner() -> None:
 
 
 def test_the_counter_is_the_callers_and_stays_as_it_was() -> None:
-    drawing = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128")).launches
+    drawing = plan_of("fwd_fp16_d128_causal_m128n128").launches
     assert drawing.zeroed and drawing.workspace.at({}) == 4
-    assert not plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128")).launches.needs_workspace
+    assert not plan_of("fwd_fp16_d128_full_m128n128").launches.needs_workspace
