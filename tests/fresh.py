@@ -12,6 +12,7 @@ def forget(patch: pytest.MonkeyPatch) -> None:
     call.reset()
     for door in call.DOORS.values():
         patch.setattr(door, "known", {})
+        patch.setattr(door, "alike", {})
     patch.setattr(call, "_ready", {})
 
 

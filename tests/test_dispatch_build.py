@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+import fagen
 from fagen.dispatch.select import Choice, buildable
 from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
-from fagen.runtime import op
+from fagen.runtime import attention, decode, op
 from fagen.runtime.attention import ATTENTION
 from fagen.runtime.call import CallKey
 
@@ -32,7 +33,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(op, "build", build)
     monkeypatch.setattr(op, "load", load)
-    monkeypatch.setattr(op, "kernel_of", lambda slug, _: SimpleNamespace(slug=slug))
+    monkeypatch.setattr(op, "kernel_of", lambda slug, _: op.Kernel(slug, *[print] * 4, 1.0, ""))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
@@ -46,7 +47,7 @@ def key(device: int = 0, head_dim: int = 64, schedule: Choice = None, **e4m3: An
 
 
 def ready(*of: Any, **e4m3: Any) -> Any:
-    return ATTENTION.find(key(*of, **e4m3))
+    return ATTENTION.find(ATTENTION.ready(key(*of, **e4m3)))
 
 
 def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
@@ -80,6 +81,43 @@ def test_while_a_graph_is_captured_an_unbuilt_kernel_is_an_error(
     ready(schedule=pretended.built[0])  # ready on this device, however it is asked for
     with pytest.raises(FagenError, match="while a CUDA graph is captured"):
         ready(1)  # on another its first call has work to do
+
+
+def test_while_a_graph_is_captured_what_few_queries_want_is_passed_over_where_it_is_not_ready(
+    pretended: SimpleNamespace,
+) -> None:
+    few = 1, 32, 8, 1, 4_096
+    ready = ATTENTION.ready(key(head_dim=128))
+    rows = ready.look_up()
+    assert rows is not None
+    next_best = rows.slug(*few, ready=lambda _: False)
+    ATTENTION.find(ready, slug=next_best)
+    pretended.capturing = True
+    assert ATTENTION.find(ready, few, ("few",)).slug == next_best
+    assert not ATTENTION.known
+    pretended.capturing = False
+    best = ATTENTION.find(ready, few, ("few",)).slug
+    assert best == rows.slug(*few) != next_best
+    pretended.capturing = True
+    assert ATTENTION.find(ready, few, ("as few",)).slug == best
+
+
+def test_a_call_of_new_sizes_makes_no_key_and_takes_no_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(keys: int) -> None:
+        q, k = (torch.zeros(1, n, 2, 64, dtype=torch.float16) for n in (1, keys))
+        fagen.attention(q, k, k)
+        lengths = torch.full((keys,), 9, dtype=torch.int32)
+        fagen.attention_decode(*(x.expand(keys, -1, -1, -1) for x in (q, k, k)), seqused_k=lengths)
+
+    call(9)
+    monkeypatch.setattr(attention, "CallKey", None)
+    monkeypatch.setattr(decode, "CallKey", None)
+    for ready in (*ATTENTION.alike.values(), *decode.DECODING.alike.values()):
+        monkeypatch.setattr(ready, "lock", None)
+    call(10)
+    assert len(ATTENTION.known) == len(decode.DECODING.known) == 2
 
 
 def test_another_gpu_than_hopper_is_refused_in_words(pretended: SimpleNamespace) -> None:

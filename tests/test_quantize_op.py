@@ -202,7 +202,7 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
 
     def ready(device=0):
         key = QUANTIZE.key_of(torch.device("cuda", device), dtype, keys.head_dim, keys.rotate, *how)
-        return QUANTIZE.find(key)
+        return QUANTIZE.find(QUANTIZE.ready(key))
 
     kernel = ready()
     assert ready() is kernel and kernel.op is op.load(binary)

@@ -187,9 +187,10 @@ def attention(
             except TypeError:  # sizes that are left open are no keys
                 kernel = None
             if kernel is None:
-                sizes = _sizes(q_shape, k_shape)
-                key = _key(device, dtype, q_shape[3], width, causal, schedule, *more)
-                kernel = ATTENTION.find(key, sizes, call)
+                sizes, columns = _sizes(q_shape, k_shape), (settled(q_shape[3]), settled(width))
+                of = device, dtype, *columns, causal, schedule, *more
+                ready = ATTENTION.alike.get(of) or ATTENTION.ready(_key(*of), of)
+                kernel = ATTENTION.find(ready, sizes, call)
             if ATTENTION.note is not None:
                 ATTENTION.note(call)
         if scale is None:

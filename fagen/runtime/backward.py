@@ -158,7 +158,7 @@ def _ready(
     _registered.made((forward, key.device.type))  # for programs that were exported elsewhere
     try:
         with _with_node(key.device):
-            kernel = door.find(key, sizes, call, **of)
+            kernel = door.find(door.ready(key), sizes, call, **of)
         _number(forward, kernel.slug, key.device)
         return kernel
     except ScheduleError:

@@ -7,8 +7,7 @@ call makes its CallKey, rows of the dispatch tables choose by sizes, and what is
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from threading import RLock
@@ -33,6 +32,7 @@ Sizes = tuple[Any, Any, Any, Any, Any]  # batch, heads, KV heads, queries, keys
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MOST_KNOWN = 10_000  # calls of different sizes of a door: some hundred bytes each
+_PLAIN = [int] * 5  # the types of sizes that torch leaves none of open
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,21 @@ class Ready:
     One thread readies a kernel of it at a time, and the others wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: CallKey) -> None:
+        self.key = key
         self.lock = RLock()
         self.rows: Rows | None = None
         self.is_looked_up = False
         self.kernels: dict[Choice, Kernel] = {}  # None the usual one
 
-    def look_up(self, key: CallKey) -> Rows | None:
+    def look_up(self) -> Rows | None:
         """Return the rows; the first time tables are read.  Raises ScheduleError."""
-        if not self.is_looked_up:
-            if key.problem and key.tabled and key.schedule is None:
+        with self.lock:
+            key = self.key
+            if not self.is_looked_up and key.problem and key.tabled and key.schedule is None:
                 self.rows = select(key.problem, key.card)
             self.is_looked_up = True
-        return self.rows
+            return self.rows
 
 
 # All that is ready in this process.
@@ -104,17 +106,27 @@ class Door:
         # By what calls have at hand, their kernels: asking a tensor costs more than all else in
         # Python, and so does a key.
         self.known: dict[tuple[Any, ...], Kernel] = {}
+        # By the arguments of key_of, what is ready for calls that differ in sizes alone: a call of
+        # new sizes is one of each step of a loop whose keys grow.
+        self.alike: dict[tuple[Any, ...], Ready] = {}
         # What counts calls while they are recorded.
         self.note: Callable[..., None] | None = None
         DOORS[name] = self
 
     def rows(self, key: CallKey) -> Rows | None:
         """What tables have for a call; None where none is asked.  Raises ScheduleError."""
-        return _ready.setdefault(key, Ready()).look_up(key)
+        return self.ready(key).look_up()
+
+    def ready(self, key: CallKey, of: tuple[Any, ...] = ()) -> Ready:
+        """Return what is ready for a key, kept as that of these arguments of key_of."""
+        ready = _ready.get(key) or _ready.setdefault(key, Ready(key))
+        if of and len(self.alike) < MOST_KNOWN:
+            self.alike[of] = ready
+        return ready
 
     def find(
         self,
-        key: CallKey,
+        ready: Ready,
         sizes: Sizes | None = None,
         call: tuple[Any, ...] = (),
         *,
@@ -126,52 +138,65 @@ class Door:
         It is kept as that of such calls. While a CUDA graph is captured a kernel for few queries
         that is not ready is passed over. Raises what the public call does.
         """
-        # One frame: what serves a call can be read, and stepped through, from here down.
-        plain = sizes is None or all(type(size) is int for size in sizes)
-        ready, capturing = _ready.setdefault(key, Ready()), False
-        with ready.lock:
-            rows = ready.look_up(key)
-            if rows is None:
-                slug = key.schedule
-            elif slug is None:
-                slug = rows.only
-                if sizes is not None and rows.others:
-                    is_ready = None
-                    if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                        capturing, is_ready = True, ready.kernels.__contains__
-                    slug = rows.slug(*sizes, surely=None if plain else surely, ready=is_ready)
-            kernel = ready.kernels.get(slug)
-            if kernel is None:
-                usual = Buildable(key.derived, bool(key.problem and key.schedule is None))
-                serving = usual if slug == key.schedule and key.derived else None
-                schedules, derived = serving or buildable(cast(Problem, key.problem), slug)
-                more = ", deterministic=True" if key.problem and key.problem.deterministic else ""
-                kernel = op.ready(
-                    schedules,
-                    key.device,
-                    not_ready=self.not_ready.format(more=more),
-                    progress=progress,
-                )
-                if derived and not (serving and committed_file(kernel.slug).exists()):
-                    warnings.warn(
-                        f"no schedule was tuned for {self.computes.format(key.problem)}: "
-                        f"{kernel.slug} is derived. To search for a faster one, which {self.call} "
-                        f"then takes: {search_command(kernel.slug)}",
-                        UntunedWarning,
-                        stacklevel=_outside(),
+        # One frame: what serves a call can be read, and stepped through, from here down. Where the
+        # kernel is ready, sizes are all that is looked at: no lock is taken and no key made.
+        rows = ready.rows if ready.is_looked_up else ready.look_up()
+        by_sizes = surely_so = None
+        if rows is None:
+            slug = ready.key.schedule
+        elif slug is None:
+            slug = rows.only
+            if sizes is not None and rows.others:
+                by_sizes = sizes
+                if [*map(type, sizes)] != _PLAIN:
+                    surely_so = surely
+                slug = rows.slug(*sizes, surely=surely_so)
+        kernel, is_final = ready.kernels.get(slug), True
+        if kernel is None:
+            key = ready.key
+            with ready.lock:
+                if key.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                    is_final = by_sizes is None
+                    if rows is not None and by_sizes is not None:
+                        is_ready = ready.kernels.__contains__
+                        slug = rows.slug(*by_sizes, surely=surely_so, ready=is_ready)
+                kernel = ready.kernels.get(slug)
+                if kernel is None:
+                    usual = Buildable(key.derived, bool(key.problem and key.schedule is None))
+                    serving = usual if slug == key.schedule and key.derived else None
+                    schedules, derived = serving or buildable(cast(Problem, key.problem), slug)
+                    in_order = key.problem and key.problem.deterministic
+                    more = ", deterministic=True" if in_order else ""
+                    kernel = op.ready(
+                        schedules,
+                        key.device,
+                        not_ready=self.not_ready.format(more=more),
+                        progress=progress,
                     )
-                ready.kernels[slug] = kernel
-        if call and not (capturing or _is_tracing()) and len(self.known) < MOST_KNOWN:
-            with suppress(TypeError):  # sizes that are left open are no keys
-                kernel = self.known[call] = replace(kernel, numbers={})
+                    if derived and not (serving and committed_file(kernel.slug).exists()):
+                        warnings.warn(
+                            f"no schedule was tuned for {self.computes.format(key.problem)}: "
+                            f"{kernel.slug} is derived. To search for a faster one, which "
+                            f"{self.call} then takes: {search_command(kernel.slug)}",
+                            UntunedWarning,
+                            stacklevel=_outside(),
+                        )
+                    ready.kernels[slug] = kernel
+        if call and is_final and not _is_tracing() and len(self.known) < MOST_KNOWN:
+            kernel = kernel.of_sizes()
+            try:
+                self.known[call] = kernel
+            except TypeError:  # sizes that are left open are no keys
+                kernel.numbers = None
         return kernel
 
     def prepare(
         self, key: CallKey, slug: Choice, progress: Callable[[str], None] | None = None
     ) -> Kernel:
         """Ready the kernel of a slug, run once on a GPU so that calls of it can be captured."""
-        is_new = slug not in _ready.setdefault(key, Ready()).kernels
-        kernel = self.find(key, slug=slug, progress=progress)
+        ready = self.ready(key)
+        is_new = slug not in ready.kernels
+        kernel = self.find(ready, slug=slug, progress=progress)
         if is_new and key.device.type == "cuda":
             op.run_once(kernel.slug, key.device)
         return kernel
@@ -185,6 +210,7 @@ def reset() -> None:
     _ready.clear()
     for door in DOORS.values():
         door.known.clear()
+        door.alike.clear()
     op.forget()
 
 
@@ -253,7 +279,7 @@ def _rows_of(door: str, of: tuple[Any, ...]) -> Any:
 def _named(door: str, of: tuple[Any, ...], slug: str | None) -> Named:
     """Ready a kernel, and tell of it by name."""
     key = DOORS[door].key_of(*of)
-    return op.named(DOORS[door].find(key, slug=slug).slug, key.device.type)
+    return op.named(DOORS[door].find(DOORS[door].ready(key), slug=slug).slug, key.device.type)
 
 
 @untraced

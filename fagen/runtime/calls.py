@@ -138,7 +138,7 @@ def _side(rows: int, most: int, batch: int) -> tuple[int, int]:
 
 def _cached(call: tuple[Any, ...], q: Any, k: Any) -> tuple[bool, Problem, Sizes]:
     _, _, _, kv_heads, _, _, lazy, *_ = call
-    problem = _problem(decode.key_at_hand(*call))
+    problem = _problem(decode.DECODING.key_of(*decode.of_call(*call)))
     return lazy, problem, Sizes(q[0], q[2], kv_heads, q[1], k[1])
 
 

@@ -97,7 +97,7 @@ def combine(
     if is_compiling():
         _, kernel = traced("combine", None, *of[:2], settled(of[2]), *of[3:])
     else:
-        kernel = COMBINE.known.get(of) or COMBINE.find(_key(*of), call=of)
+        kernel = COMBINE.known.get(of) or COMBINE.find(COMBINE.ready(_key(*of)), call=of)
     if varlen:
         out, lse = kernel.results(outs, lses, num_splits, cu_seqlens)
     elif outs.dim() == 5:

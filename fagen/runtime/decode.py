@@ -163,8 +163,9 @@ def attention_decode(
             if kernel is None:  # of one that is known, the op says what is wrong
                 if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
                     _refuse_ranks(q, k, v)
-                sizes = _sizes(q_shape, k_shape)
-                kernel = DECODING.find(key_at_hand(*call), sizes, call)
+                sizes, of_key = _sizes(q_shape, k_shape), of_call(*call)
+                ready = DECODING.alike.get(of_key) or DECODING.ready(_key(*of_key), of_key)
+                kernel = DECODING.find(ready, sizes, call)
             if DECODING.note is not None:
                 DECODING.note(call, q_shape, k_shape)
         if scale is None:
@@ -182,7 +183,7 @@ def attention_decode(
         raise
 
 
-def key_at_hand(
+def of_call(
     device: torch.device,
     dtype: torch.dtype,
     q_shape: torch.Size,
@@ -192,11 +193,11 @@ def key_at_hand(
     lazy: bool,
     alike: bool,
     schedule: Choice,
-) -> CallKey:
-    """The key of a call by what it has at hand."""
+) -> tuple[Any, ...]:
+    """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
     tile, mask = _tile(q, settled(kv_heads), alike=alike), _mask(q[1], causal=causal)
-    return _key(device, dtype, q[3], settled(width), mask, q[1] == 1, tile, lazy, schedule)
+    return device, dtype, q[3], settled(width), mask, q[1] == 1, tile, lazy, schedule
 
 
 def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:

@@ -99,6 +99,19 @@ class Kernel:
     # of a call's sizes the node of gradients, by whether these have one order; None is of any sizes
     numbers: dict[bool, int] | None = None
 
+    def of_sizes(self) -> "Kernel":
+        """Return the same for calls of some sizes, whose nodes it can keep."""
+        return Kernel(
+            self.slug,
+            self.op,
+            self.alone,
+            self.below,
+            self.direct,
+            self.scale,
+            self.gradients_by,
+            {},
+        )
+
     def results(self, *arguments: Any) -> Any:
         """Return all outputs, the sooner way if that will do."""
         if not (is_compiling() or _is_tracing() or peek_interpreter_stack()):

@@ -161,7 +161,7 @@ def quantize(
     if is_compiling():
         _, kernel = traced("quantize", None, *of[:2], settled(of[2]), *how)
     else:
-        kernel = QUANTIZE.known.get(of) or QUANTIZE.find(_key(*of), call=of)
+        kernel = QUANTIZE.known.get(of) or QUANTIZE.find(QUANTIZE.ready(_key(*of)), call=of)
     more = () if rotary is None else _rotary(rotary, x)
     if forward_ad._current_level >= 0:
         refuse_tangents(x)

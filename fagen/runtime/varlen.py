@@ -185,7 +185,7 @@ def attention_varlen(
             of = (*of[:2], settled(of[2]), settled(of[3]), causal, choice, out_dtype)
             named, kernel = traced("attention_varlen", None, *of)
         else:
-            kernel = VARLEN.known.get(of) or VARLEN.find(_key(*of), None, of)
+            kernel = VARLEN.known.get(of) or VARLEN.find(VARLEN.ready(_key(*of)), None, of)
             if VARLEN.note is not None:
                 VARLEN.note(of, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
         if seqused_q is not None:
