@@ -346,26 +346,6 @@ def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(
         held_against_fp64(case, *steep(case, *levels))
 
 
-@pytest.mark.parametrize(
-    "levels",
-    [
-        (-600, -300, -40, 0),  # each row's maximum is in its first block, the last of its keys
-        (600, 300, 60, 0),  # or a block outgrows the one before in every row
-        (0, 0, 0, 0),
-    ],
-    ids=["falling", "rising", "equal"],
-)
-def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels: tuple[float, ...]) -> None:
-    lazy = Case(seqlen_q=70, seqlen_k=128, group=2)
-    assert lazy.plan.lazy_max
-    q, k, v = steep(lazy, *levels)
-    q[..., 0] = 1
-    q[..., 1:], k[..., 1:] = 0, 0
-    each = replace(lazy, maximum="online")
-    found, wanted = (emulate(case.plan, q, k, v, lazy.scale) for case in (lazy, each))
-    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
-
-
 def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> None:
     lazy = Case(batch=2, seqlen_q=130, seqlen_k=200, kv_heads=2, group=2)
     q, k, v = lazy.tensors()
@@ -375,22 +355,6 @@ def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> N
     )
     assert torch.equal(found[0], kept[0]) and torch.equal(found[1], kept[1])
     assert not torch.equal(found[0], moved[0])
-
-
-def test_one_rows_rise_raises_its_warp_and_no_other() -> None:
-    lazy = Case(head_dim=16, head_dim_v=16, block_n=16)
-    q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=40, seqlen_k=32).tensors()
-    k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises in its second block
-    calm = emulate(lazy.plan, q, k, v, 0.25)[0]
-    q[:, 20] *= 100
-    lively, moved = (
-        emulate(case.plan, q, k, v, 0.25)[0] for case in (lazy, replace(lazy, maximum="online"))
-    )
-    warp = slice(16, 32)
-    assert torch.equal(lively[:, warp], moved[:, warp])
-    for others in (slice(16), slice(32, 40)):
-        assert torch.equal(lively[:, others], calm[:, others])
-        assert not torch.equal(lively[:, others], moved[:, others])
 
 
 def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:

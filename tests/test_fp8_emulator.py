@@ -15,11 +15,12 @@ from fagen.e4m3 import (
     rounded,
     to_e4m3,
 )
-from fagen.kinds.forward.emulate import emulate_fp8
+from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.vocab import KEY_ORDER
+from tests.tensors import normal
 
 SHAPES = [  # batch, queries, keys, heads, KV heads
     (1, 64, 64, 1, 1),
@@ -30,12 +31,8 @@ SHAPES = [  # batch, queries, keys, heads, KV heads
 
 
 def planned(**changes) -> Plan:
-    keys = dict(head_dim=64, dtype="e4m3", mask="full", block_m=64, block_n=64)
-    return plan(Schedule.make(**keys | dict(out_dtype="fp16") | changes))
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    keys = dict(head_dim=64, dtype="e4m3", mask="full", block_m=64, block_n=64, out_dtype="fp16")
+    return plan(Schedule.make(**keys | changes))
 
 
 def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantized]:
@@ -234,36 +231,6 @@ def test_a_row_max_follows_scores_that_rise_and_fall_by_hundreds(
     assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
 
 
-@pytest.mark.parametrize("levels", [(-600, -300, -40, 0), (600, 300, 60, 0), (0, 0, 0, 0)], ids=str)
-@pytest.mark.parametrize("more", [{}, dict(scales="block", scale_rows=64)], ids=str)
-def test_lazy_and_each_are_the_same_where_both_raise_or_neither(levels, more):
-    """Each row's maximum is in its first block, or each block outgrows the last, or none does."""
-    lazy = planned(maximum="lazy", **more)
-    tensors = numbers(lazy, *made(lazy, (1, 70, 256, 2, 1)))
-    tensors[0][..., 0], tensors[0][..., 1:] = 1, 0
-    tensors[1][..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
-    tensors = quantised(lazy, *tensors)
-    found = attend(lazy, *tensors)
-    wanted = attend(planned(maximum="online", **more), *tensors)
-    assert torch.equal(found[0], wanted[0]) and torch.equal(found[1], wanted[1])
-
-
-def test_one_rows_rise_raises_its_warp_and_no_other():
-    lazy, each = planned(maximum="lazy", p_offset=4.0), planned(p_offset=4.0)
-    q, k, v = numbers(lazy, *made(lazy, (1, 40, 128, 1, 1)))
-    q[..., 0], q[:, 20, :, 0] = 1, 64
-    k[:, :64, :, 0], k[:, 64:, :, 0] = 8, 0  # every row's maximum rises in its second block
-    q, k, v = quantised(lazy, q, k, v)
-    without = q.values.view(torch.uint8).index_fill(1, torch.tensor(20), 0).view(q.values.dtype)
-    calm = attend(lazy, Quantized(without, q.descale), k, v)[0]
-    lively, moved = (attend(of, q, k, v)[0] for of in (lazy, each))
-    warp = slice(16, 32)
-    assert torch.equal(lively[:, warp], moved[:, warp])
-    for others in (slice(16), slice(32, 40)):
-        assert torch.equal(lively[:, others], calm[:, others])
-        assert not torch.equal(lively[:, others], moved[:, others])
-
-
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_an_outlier_in_one_column_of_v_costs_the_others_nothing(mask):
     """By column; a scale of a block of rows enters the exponents, and P of all others goes down."""
@@ -289,6 +256,54 @@ def test_without_keys_or_queries_there_is_nothing_to_compute():
         out, lse = emulate_fp8(of, q, k, by_columns(k), 1.0, ones, ones, ones)
         assert out.shape == (1, queries, 1, 64) and not out.any()
         assert (lse == -math.inf).all()
+
+
+# ---- whose row max is raised, in 16 bits as well ------------------------------------------------
+
+FORMS = (
+    dict(dtype="fp16"),
+    dict(),
+    dict(scales="block", scale_rows=64),
+)
+
+
+def run(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of numbers by an emulated Plan of any dtype."""
+    if of.dtype.name == "fp16":
+        return emulate(of, q.half(), k.half(), v.half(), 0.125)
+    return attend(of, *quantised(of, q, k, v))
+
+
+def both(q: Tensor, k: Tensor, v: Tensor, **keys) -> tuple[tuple[Tensor, Tensor], ...]:
+    """With a lazy row max, and with one that is raised whenever it can be."""
+    lazy, online = (run(planned(maximum=how, **keys), q, k, v) for how in ("lazy", "online"))
+    return lazy, online
+
+
+@pytest.mark.parametrize("levels", [(-600, -300, -40, 0), (600, 300, 60, 0), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_lazy_and_online_are_the_same_where_both_raise_or_neither(levels, form):
+    """Each row's maximum is in its first block, or each block outgrows the last, or none does."""
+    q, k, v = (normal(1, rows, heads, 64) for rows, heads in ((70, 2), (256, 1), (256, 1)))
+    q[..., 0], q[..., 1:], k[..., 1:] = 1, 0, 0
+    k[..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
+    found, expected = both(q, k, v, **form)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("form", [FORMS[0], dict(p_offset=4.0)], ids=str)
+def test_one_rows_rise_raises_its_warp_and_no_other(form):
+    q, k, v = normal(1, 40, 1, 64), normal(1, 128, 1, 64, seed=1), normal(1, 128, 1, 64, seed=2)
+    q[..., 0], q[:, 20, :, 0] = 1, 64
+    k[:, :64, :, 0], k[:, 64:, :, 0] = 8, 0  # every row's maximum rises in its second block
+    (lively, _), (moved, _) = both(q, k, v, **form)
+    q[:, 20, :, 0] = -64  # which falls, and leaves scales as they are
+    (calm, _), _ = both(q, k, v, **form)
+    warp = slice(16, 32)
+    assert torch.equal(lively[:, warp], moved[:, warp])
+    for others in (slice(16), slice(32, 40)):
+        assert torch.equal(lively[:, others], calm[:, others])
+        assert not torch.equal(lively[:, others], moved[:, others])
 
 
 # ---- Hopper's sums ------------------------------------------------------------------------------
