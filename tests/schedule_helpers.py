@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fagen.ledger import Ledger
 from fagen.registry import ENTRIES, from_slug
 
 KINDS = tuple(ENTRIES)
@@ -15,6 +16,11 @@ mask = "causal"
 block_m = 128
 block_n = 128
 """
+
+
+def amounts(ledger: Ledger) -> dict[str, int]:
+    """What each row of a ledger takes."""
+    return {row.name: row.amount for row in ledger.rows}
 
 
 def but(slug: str, changes: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from fagen.problem import Problem, Sizes, flops
 from fagen.render import kernel_text
 from fagen.vocab import MASKS, SIXTEEN_BITS
 from tests.backward_helpers import planned
+from tests.schedule_helpers import amounts
 
 
 @st.composite
@@ -119,10 +120,9 @@ def test_what_does_not_fit_is_refused_with_what_does(slug, cure):
     schedule = registry.from_slug(slug)
     with pytest.raises(OverBudget, match="does not fit an SM") as refused:
         registry.plan(schedule)
-    written = [
-        f"{key} left out" if value is None else f"{key} = {value}" for key, value in cure.items()
-    ]
-    assert re.search(rf"with {' and '.join(written)}\b", str(refused.value)), refused.value
+    ((key, value),) = cure.items()
+    written = f"{key} left out" if value is None else f"{key} = {value}"
+    assert re.search(rf"with {written}\b", str(refused.value)), refused.value
     assert registry.plan(schedule.but(**cure))
 
 
@@ -207,7 +207,7 @@ def test_so_do_its_wide_ones_though_no_schedule_says_them(tile):
 def test_of_its_tiles_that_keys_can_say_the_ledger_adds_what_is_rounded_up(tile):
     head_dim, block_m, block_n = tile
     shared = planned(f"bwd_fp16_d{head_dim}_causal_m{block_m}n{block_n}").shared
-    ours = {row.name: row.amount for row in shared.rows}
+    ours = amounts(shared)
     assert ours.pop("statistics") == 2 * 32 * block_m and ours.pop("barriers") == 1_024
     assert sum(ours.values()) == FLASH_ATTENTION_3[tile] - 2 * 2 * 4 * block_m
 
@@ -231,7 +231,7 @@ def test_its_tile_of_80_rows_takes_all_of_shared_memory():
 def test_64_columns_of_dq_part_by_rows_and_keys_are_as_many_registers(slug, rows, kept):
     plan = planned(slug)
     assert (plan.dq_transposed, plan.shares_rows, plan.dq_columns) == (True, False, rows)
-    found = {row.name: row.amount for row in plan.registers[0].rows}
+    found = amounts(plan.registers[0])
     assert {name: found[name] for name in ("k",) if name in found} == kept
     names = [gemm.name for gemm in plan.gemms]
     assert ("kept" in names) == bool(kept) and "scores" in names
@@ -268,13 +268,8 @@ def test_launches_and_workspace_are_those_of_whole_blocks():
 
 def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
     plain, stays = (planned(f"bwd_fp16_d128_causal_m64n128{end}") for end in ("", "_persist"))
-    assert [kernel.grid.resident for kernel in plain.launches.kernels] == [False] * 4
-    assert [kernel.grid.resident for kernel in stays.launches.kernels] == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    resident = [[each.grid.resident for each in of.launches.kernels] for of in (plain, stays)]
+    assert resident == [[False] * 4, [False, True, False, False]]
     assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
     rounds = planned("bwd_fp16_d128_causal_m64n128_persist_post")
     last = rounds.launches.kernels[-1].grid

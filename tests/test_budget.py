@@ -13,6 +13,7 @@ from fagen.kinds.forward.formulae import budget, explain_lines, nearest
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.quantize.keys import Schedule as Quantizer
 from fagen.kinds.quantize.rules import HALVES_STEP
+from tests.schedule_helpers import amounts
 from tests.strategies import columns, fp8_schedules, schedules
 
 # FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256, and P from registers:
@@ -34,10 +35,6 @@ def schedule(head_dim, head_dim_v, block_m, block_n, **more):
     keys = dict(dtype="fp16", mask="full", head_dim=head_dim, head_dim_v=head_dim_v)
     keys |= dict(block_m=block_m, block_n=block_n, output="reuse_v")
     return Schedule.make(**keys | more)
-
-
-def amounts(ledger):
-    return {row.name: row.amount for row in ledger.rows}
 
 
 @pytest.mark.parametrize("tile", TILES)
@@ -75,6 +72,21 @@ def test_sums_are_those_published_for_flash_attention_3(tile, bytes_without_barr
     shared, registers = amounts(cost.shared), amounts(cost.registers)
     assert cost.shared.total - shared["barriers"] == bytes_without_barriers
     assert (registers["s"], registers["p"], registers["o"]) == accumulators
+
+
+@pytest.mark.parametrize(
+    ("tile", "bytes_without_barriers"),
+    [  # column "smem B" of the published table of its fp8 tiles
+        ((64, 64, 192, 160), 77_824),
+        ((96, 96, 192, 128), 104_448),
+        ((128, 128, 128, 224), 188_416),
+        ((192, 192, 128, 160), 208_896),
+        ((256, 256, 128, 128), 229_376),
+    ],
+)
+def test_so_are_those_of_its_tiles_of_fp8(tile, bytes_without_barriers):
+    shared = budget(schedule(*tile, dtype="e4m3", v_layout="rows")).shared
+    assert shared.total - amounts(shared)["barriers"] == bytes_without_barriers
 
 
 def test_output_takes_vs_space_unless_it_owns_some():

@@ -516,60 +516,35 @@ v.w = 1''',
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "code", "told"),
+    ("kind", "key", "value", "code", "message"),
     [
-        ("forward", {"output": "halves"}, "halves", 'is called "half" now'),
-        ("forward", {"output": "v_space"}, "vspace", 'is called "reuse_v" now'),
-        ("forward", {"maximum": "each"}, "eachmax", 'is called "online" now'),
-        ("forward", {"chunks": 4}, "", "is called num_splits now"),
-        ("backward", {"split": "keys"}, "", "is called partition now"),
-        ("decode", {"by": "run"}, "runs", 'is called "stream_k" now'),
-        ("decode", {"maximum": "unified"}, "unified", 'is called "fixed" now'),
-        ("combine", {"layout": "packed"}, "packed", 'is called "varlen" now'),
+        ("forward", "output", "halves", "halves", 'is called "half" now'),
+        ("forward", "output", "v_space", "vspace", 'is called "reuse_v" now'),
+        ("forward", "maximum", "each", "eachmax", 'is called "online" now'),
+        ("forward", "chunks", 4, "", "is called num_splits now"),
+        ("backward", "split", "keys", "", "is called partition now"),
+        ("decode", "by", "run", "runs", 'is called "stream_k" now'),
+        ("decode", "maximum", "unified", "unified", 'is called "fixed" now'),
+        ("combine", "layout", "packed", "packed", 'is called "varlen" now'),
+        ("forward", "p", "registers", "pshared", "P reaches the PV GEMM from registers; leave it"),
+        ("forward", "consumers", 2, "w2", "a consumer warpgroup takes 64 rows of block_m; leave"),
+        ("forward", "order", "single", "single", "stay and take many tiles; leave order"),
+        ("forward", "scales", "tensor", "stensor", 'is passed for each head; use "head"'),
+        ("backward", "kept", "kv", "keepkv", 'V is read from shared memory; use "k", or leave it'),
+        ("combine", "threads", 64, "t64", "takes rows in one way; leave it out"),
+        ("combine", "stages", 4, "s4", "takes rows in one way; leave it out"),
+        ("quantize", "rows", 64, "r64", "as many as suit the other keys; leave it out"),
     ],
 )
-def test_what_was_renamed_is_refused_by_its_old_name_with_the_new_one(kind, said, code, told):
+def test_what_schedules_once_had_is_refused_by_name_with_the_new_one_or_the_way_out(
+    kind, key, value, code, message
+):
     path = registry.schedules(kind)[0]
-    with pytest.raises(ScheduleError, match=told):
-        registry.read(path).but(**said)
+    in_a_slug = rf'"{code}" in it is called \w+ now'
+    if "is called" not in message:
+        message = in_a_slug = f"is gone: .*{message}"
+    with pytest.raises(ScheduleError, match=message):
+        registry.read(path).but(**{key: value})
     if code:
-        with pytest.raises(ScheduleError, match=rf'"{code}" in it is called \w+ now'):
+        with pytest.raises(ScheduleError, match=in_a_slug):
             registry.from_slug(f"{path.stem}_{code}")
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "code", "way_out"),
-    [
-        (
-            "forward",
-            {"p": "registers"},
-            "pshared",
-            "P reaches the PV GEMM from registers; leave it out",
-        ),
-        ("forward", {"consumers": 2}, "w2", "a consumer warpgroup takes 64 rows of block_m; leave"),
-        (
-            "forward",
-            {"order": "single"},
-            "single",
-            "thread blocks stay and take many tiles; leave order",
-        ),
-        ("forward", {"scales": "tensor"}, "stensor", 'is passed for each head; use "head"'),
-        (
-            "backward",
-            {"kept": "kv"},
-            "keepkv",
-            'V is read from shared memory; use "k", or leave it out',
-        ),
-        ("combine", {"threads": 64}, "t64", "takes rows in one way; leave it out"),
-        ("combine", {"stages": 4}, "s4", "takes rows in one way; leave it out"),
-        ("quantize", {"rows": 64}, "r64", "as many as suit the other keys; leave it out"),
-    ],
-)
-def test_what_schedules_once_had_is_refused_by_name_with_the_way_out(kind, said, code, way_out):
-    path = registry.schedules(kind)[0]
-    with pytest.raises(ScheduleError) as key:
-        registry.read(path).but(**said)
-    with pytest.raises(ScheduleError) as slug:
-        registry.from_slug(f"{path.stem}_{code}")
-    for refused in (key, slug):
-        assert "is gone: " in str(refused.value) and way_out in str(refused.value)
