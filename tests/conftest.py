@@ -96,6 +96,15 @@ def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp
     return cache(lambda slug: load_stub(slug, tmp_path_factory.mktemp("binary")))
 
 
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A vendored package for torch whose kernels compute on the CPU, for all tests that call it."""
+    from tests.vendor_gradients import DEMO, package  # torch, which takes seconds
+
+    with package(tmp_path_factory.mktemp("demo"), *DEMO) as module:
+        yield module
+
+
 # in CI clusters, V's space, a head dim of V's own, no producer; each takes a compiler 20 seconds
 OFTEN = (SPREAD[0], SPREAD[3], SPREAD[5])
 

@@ -1,6 +1,5 @@
 """Calls of vendored packages for torch under torch.autocast: what is cast, what is refused."""
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -23,29 +22,10 @@ from tests.test_autocast import (
     qkv,
     sdpa,
 )
-from tests.vendor_gradients import package
+from tests.vendor_gradients import EIGHT, package
 from tests.vendor_helpers import asked
 
-KERNELS = tuple(
-    f"{kind}_{dtype}_d32_causal_{tile}"
-    for dtype in ("bf16", "fp16")
-    for kind, tile in (
-        ("fwd", "m64n64"),
-        ("bwd", "m64n64"),
-        ("fwd", "m64n64_varlen"),
-        ("bwd", "m64n64_varlen"),
-        ("dec", "r8n64"),
-    )
-)
-EIGHT = "fwd_e4m3_d64_full_m256n64_s3"
 FORWARD = "fwd_fp16_d32_causal_m64n64"
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """A package whose kernels compute on the CPU as they would on a GPU."""
-    with package(tmp_path_factory.mktemp("demo"), *KERNELS, EIGHT) as found:
-        yield found
 
 
 def attention_decode(of: ModuleType) -> Call:

@@ -56,6 +56,9 @@ def test_both_formats_have_the_same_python():
         torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
         own = {path.rpartition("/")[2] for path in torchs if path.startswith("python/demo/")}
         own.remove("_ops.py")
+        public = torchs["python/demo/__init__.py"].partition("__all__ = ")[2].partition("]")[0]
+        assert '"attention_varlen"' in public
+        assert ('"attention"' in public and '"attention_decode"' in public) == (slugs != alone)
         assert torchs["python/demo/_ops.py"] == hub["_ops.py"]
         for name in own:
             assert torchs[f"python/demo/{name}"] == hub[f"torch-ext/demo/{name}"]

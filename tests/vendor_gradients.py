@@ -14,7 +14,7 @@ from torch import Tensor
 from fagen import registry
 from fagen.process import run
 from fagen.runtime.op import emulated
-from tests.vendor_helpers import vendored
+from tests.vendor_helpers import COMBINE, vendored
 
 _numbers = count()
 
@@ -96,3 +96,34 @@ def package(place: Path, *slugs: str) -> Iterator[ModuleType]:
         sys.path.remove(str(folder.parent))
         for module in [one for one in sys.modules if one.partition(".")[0] == name]:
             del sys.modules[module]
+
+
+# A kernel of each kind of call in fp16, and of its gradients, in any order and in one.
+DENSE, BY = "fwd_fp16_d64_causal_m64n64", "bwd_fp16_d64_causal_m64n64"
+VARLEN, PACKED_BY = f"{DENSE}_varlen", f"{BY}_varlen"
+BFLOAT, BFLOAT_BY = "fwd_bf16_d96v64_full_m128n96", "bwd_bf16_d96v64_full_m64n64"
+# whose gradients have no order here; whose gradients none computes
+VARYING = "fwd_bf16_d64_causal_m64n64", "fwd_bf16_d64_causal_m64n64_varlen"
+VARYING_BY = "bwd_bf16_d64_causal_m64n64", "bwd_bf16_d64_causal_m64n64_varlen"
+WITHOUT, WITHOUT_VARLEN = "fwd_fp16_d64_full_m128n128", "fwd_bf16_d64_full_m64n64_varlen"
+EIGHT, EIGHT_VARLEN = "fwd_e4m3_d64_full_m256n64_s3", "fwd_e4m3_d64_full_m64n64_varlen"
+# of calls that are cast: bf16 before fp16
+CAST = tuple(
+    f"{kind}_{dtype}_d32_causal_{tile}"
+    for dtype in ("bf16", "fp16")
+    for kind, tile in (
+        ("fwd", "m64n64"),
+        ("bwd", "m64n64"),
+        ("fwd", "m64n64_varlen"),
+        ("bwd", "m64n64_varlen"),
+        ("dec", "r8n64"),
+    )
+)
+# of the session's package
+DEMO = (
+    *CAST,
+    *(DENSE, BY, f"{BY}_det", VARLEN, PACKED_BY, f"{PACKED_BY}_det"),
+    *(BFLOAT, BFLOAT_BY, f"{BFLOAT_BY}_det", *VARYING, *VARYING_BY),
+    *(WITHOUT, WITHOUT_VARLEN, EIGHT, EIGHT_VARLEN, COMBINE),
+    *("dec_fp16_d64_causal_r8n128_c64", "dec_fp16_d64_causal_r16n128_c64"),
+)
