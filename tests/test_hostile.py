@@ -6,6 +6,7 @@ The same on a Hopper GPU, with the kernels themselves: tests/gpu/test_hostile.py
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
+from tests import tensors
 from tests.hostile import needle
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,9 +32,7 @@ def planned(**changes) -> Plan:
     return plan(Schedule.make(**keys | changes))
 
 
-def normal(*shape: int, dtype: str = "fp16", seed: int = 0) -> Tensor:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return values.to(DTYPES[dtype])
+normal = partial(tensors.normal, dtype=torch.float16)
 
 
 @pytest.fixture(params=MAXIMA.values(), ids=MAXIMA)
@@ -61,8 +61,8 @@ def held(of: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, units: float =
 def test_keys_of_minus_infinity_have_no_weight(maximum, dtype, mask):
     """All of the blocks that come first, so that row maxima are still what they began as."""
     of = planned(dtype=dtype, mask=mask, **maximum)
-    q, k, v = normal(1, 96, 2, 16, dtype=dtype).abs(), *(normal(1, 160, 2, 16, dtype=dtype),) * 2
-    k = k.clone()
+    q, k = (normal(1, rows, 2, 16, dtype=DTYPES[dtype]) for rows in (96, 160))
+    q, v = q.abs(), k.clone()
     k[:, 64:] = -math.inf
     out, lse = emulate(of, q, k, v, 0.25)
     exact, exact_lse = reference(q, k[:, :64], v[:, :64], mask="full", scale=0.25)
@@ -130,8 +130,7 @@ def test_in_bf16_a_row_max_may_be_stale_by_two_to_the_sixty_for_a_large_v():
 def test_promotion_keeps_sums_that_the_tensor_cores_cut_off_beside_a_large_one():
     """The first key's V is large, what follows is cut off beside it, and the last takes it away."""
     keys = 2048
-    generator = torch.Generator().manual_seed(0)
-    k = torch.randn(1, keys, 1, 16, generator=generator).half()
+    k = normal(1, keys, 1, 16)
     k[:, 0] = k[:, -1] = 1.0
     q, v = torch.full((1, 1, 1, 16), 0.25).half(), torch.ones(1, keys, 1, 16).half()
     v[:, 0], v[:, -1] = 6e4, -6e4
@@ -149,8 +148,6 @@ def test_promotion_changes_nothing_but_the_order_of_sums(maximum):
     q, k, v = normal(1, 70, 2, 16), normal(1, 200, 2, 16, seed=1), normal(1, 200, 2, 16, seed=2)
     for promote in (1, 3, 64):
         of = planned(dtype="fp16", block_n=16, promote=promote, **maximum)
-        for found, wanted in zip(
-            emulate(of, q, k, v, 0.5), emulate(plain, q, k, v, 0.5), strict=True
-        ):
-            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+        found, expected = (emulate(each, q, k, v, 0.5) for each in (of, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
         held(of, q, k, v, 0.5)
