@@ -2,19 +2,22 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan, plan
+from fagen.kinds.forward.verify.dense import shape_error
+from fagen.measure.inputs import cell_of, inputs
+from fagen.problem import Sizes
+from fagen.registry import plan_of
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -77,6 +80,9 @@ class Case:
             normal(self.seqlen_k, self.kv_heads, self.head_dim, self.spread),
             normal(self.seqlen_k, self.kv_heads, self.head_dim_v, 1.0),
         )
+
+
+SMALL = Case(head_dim=16, head_dim_v=16, block_n=16)
 
 
 @st.composite
@@ -173,48 +179,27 @@ def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(piecewise, at_once, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "row_sum"),
+    "form",
     [
-        *((dtype, head_dim, "threads") for dtype in DTYPES for head_dim in (64, 128)),
-        ("fp16", 64, "tensor"),
+        *(f"fwd_{dtype}_d{head_dim}_MASK_m64n64" for dtype in DTYPES for head_dim in (64, 128)),
+        "fwd_fp16_d64_MASK_m64n64_tensorsum_onlinemax",
     ],
 )
-def test_it_is_as_accurate_as_torch_in_the_same_dtype(
-    dtype: str, head_dim: int, row_sum: str, causal: bool
-) -> None:
+def test_it_is_as_accurate_as_torch_in_the_same_dtype(form: str, mask: str) -> None:
     """The rule for the kernel itself on a GPU."""
-    case = Case(
-        dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        row_sum=row_sum,
-        causal=causal,
-        block_n=64,
-        batch=2,
-        kv_heads=2,
-        group=2,
-        seqlen_q=200,
-        seqlen_k=300,
-        scale=head_dim**-0.5,
-    )
-    q, k, v = case.tensors()
-    out, lse = emulate(case.plan, q, k, v, case.scale)
-    exact, exact_lse = reference(q, k, v, mask="causal" if causal else "full", scale=case.scale)
-    mask = torch.ones(200, 300, dtype=torch.bool).tril(100) if causal else None
-    with sdpa_kernel(SDPBackend.MATH):
-        theirs = scaled_dot_product_attention(
-            *(t.transpose(1, 2) for t in (q, k, v)),
-            attn_mask=mask,
-            scale=case.scale,
-            enable_gqa=True,
-        ).transpose(1, 2)
-    largest = exact.abs().amax()
-    last_place = torch.finfo(q.dtype).eps * 2.0 ** math.floor(math.log2(largest))
-    allowed = 2 * (theirs - exact).abs().amax() + last_place
-    assert (out - exact).abs().amax() <= allowed
-    assert (lse - exact_lse).abs().amax() <= 1e-3
+    of = plan_of(form.replace("MASK", mask))
+    cell = cell_of(of, Sizes(2, 4, 2, 200, 300))
+    error = shape_error(cell, partial(emulate, of), *inputs(cell, seed=0, device="cpu"))
+    assert error.ok, error
+
+
+def column(rows: int, value: float = 0.0) -> Tensor:
+    """Vectors of one head that are a value in their first column and 0 beyond."""
+    x = torch.zeros(1, rows, 1, 16, dtype=torch.float16)
+    x[..., 0] = value
+    return x
 
 
 # ---- what the schedule decides ------------------------------------------------------------------
@@ -222,14 +207,10 @@ def test_it_is_as_accurate_as_torch_in_the_same_dtype(
 
 def test_the_last_keys_come_first() -> None:
     """A block that is met after a row's maximum has few digits left in fp16: here the first one."""
-    q = torch.zeros(1, 1, 1, 16, dtype=torch.float16)
-    q[..., 0] = 1
-    k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
+    q, k, v = column(1, 1), column(32), column(32)
     k[:, 16:, :, 0] = 15
-    v = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
     v[:, :16] = 1024
-    case = Case(head_dim=16, head_dim_v=16, block_n=16)
-    out = emulate(case.plan, q, k, v, 1.0)[0][0, 0, 0, 0].item()
+    out = emulate(SMALL.plan, q, k, v, 1.0)[0][0, 0, 0, 0].item()
     exact = 1024 / (1 + math.exp(15))
     subnormal = 1024 * torch.tensor(math.exp(-15)).half().item() / (1 + math.exp(-15))
     assert out == torch.tensor(subnormal).half().item()
@@ -239,13 +220,12 @@ def test_the_last_keys_come_first() -> None:
 @pytest.mark.parametrize("row_sum", ["threads", "tensor"])
 def test_p_is_rounded_for_the_pv_gemm_and_for_a_sum_that_is_part_of_it_only(row_sum: str) -> None:
     """With equal scores but one, p is a single number: threads add it up before it is rounded."""
-    q = torch.zeros(1, 1, 1, 16, dtype=torch.float16)
-    q[..., 0] = 1
+    q = column(1, 1)
     k = torch.full((1, 16, 1, 16), 0.3, dtype=torch.float16)
     k[:, 0] = 1
     v = torch.ones(1, 16, 1, 16, dtype=torch.float16)
     v[:, 0] = 0
-    case = Case(dtype="fp16", head_dim=16, head_dim_v=16, block_n=16, row_sum=row_sum)
+    case = replace(SMALL, row_sum=row_sum)
     out, lse = emulate(case.plan, q, k, v, 1.0)
     p = math.exp(k[0, 1, 0, 0].item() - 1)
     rounded = torch.tensor(p).half().item()
@@ -273,13 +253,11 @@ def test_who_adds_the_rows_up_matters_by_the_rounding_of_p_and_no_more() -> None
 
 def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> None:
     """p of the second block is 2 to the rise: the same sum, but rounded elsewhere."""
-    q = torch.zeros(1, 2, 1, 16, dtype=torch.float16)
-    q[..., 0] = 1
-    k = torch.zeros(1, 32, 1, 16, dtype=torch.float16)
+    q, k = column(2, 1), column(32)
     k[:, :16, :, 0] = torch.linspace(0, 3.0, 16).view(1, 16, 1)  # met second, up to 3 above
     v = torch.randn(1, 32, 1, 16, generator=torch.Generator().manual_seed(0)).half()
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="online")
-    lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=8.0)
+    eager = replace(SMALL, maximum="online")
+    lazy = replace(SMALL, threshold=8.0)
     a, b = (emulate(case.plan, q, k, v, 1.0) for case in (eager, lazy))
     torch.testing.assert_close(a[0], b[0], rtol=2e-3, atol=2e-3)
     assert not torch.equal(a[0], b[0])
@@ -291,9 +269,9 @@ def test_within_the_threshold_a_row_keeps_its_maximum_and_p_grows_past_one() -> 
 
 def test_the_threshold_is_held_row_by_row() -> None:
     """One row's rise does not move its neighbour's maximum."""
-    lazy = Case(head_dim=16, head_dim_v=16, block_n=16, threshold=4.0)
-    eager = Case(head_dim=16, head_dim_v=16, block_n=16, maximum="online")
-    q, k, v = Case(head_dim=16, head_dim_v=16, seqlen_q=2, seqlen_k=32).tensors()
+    lazy = replace(SMALL, threshold=4.0)
+    eager = replace(SMALL, maximum="online")
+    q, k, v = replace(SMALL, seqlen_q=2, seqlen_k=32).tensors()
     k[:, :16] = 1.5 * k[:, 16:]  # every row's maximum rises by half in its second block
     calm = emulate(lazy.plan, q, k, v, 0.25)
     q[:, 1] *= 20
