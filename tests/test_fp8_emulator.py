@@ -1,6 +1,7 @@
 """The emulated e4m3 kernel against fp64 over what its bytes stand for, and how bytes are made."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -76,25 +77,20 @@ def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.1
 # ---- the kernel ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_with_a_scale_per_head_only_the_rounding_of_p_is_lost(shape, mask, layout):
-    of = planned(mask=mask, v_layout=layout, scales="head")
-    held_against_fp64(of, made(of, shape))
+BY_HEAD = [dict(scales="head", v_layout=layout) for layout in ("rows", "columns")]
+BY_BLOCK = [
+    dict(scales="block", scale_rows=rows, v_scales=v_scales, **maximum)
+    for rows, v_scales, maximum in product(
+        (32, 64), ("column", "block"), ({}, dict(rescale_threshold=4.0), dict(maximum="lazy"))
+    )
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("rows", [32, 64])
-@pytest.mark.parametrize("v_scales", ["column", "block"])
-@pytest.mark.parametrize(
-    "maximum", [{}, dict(rescale_threshold=4.0), dict(maximum="lazy")], ids=str
-)
-def test_with_a_scale_per_block_only_the_rounding_of_p_is_lost(
-    shape, mask, rows, v_scales, maximum
-):
-    of = planned(mask=mask, scales="block", scale_rows=rows, v_scales=v_scales, **maximum)
+@pytest.mark.parametrize("form", [*BY_HEAD, *BY_BLOCK], ids=str)
+def test_whatever_shares_a_scale_only_the_rounding_of_p_is_lost(shape, mask, form):
+    of = planned(mask=mask, **form)
     held_against_fp64(of, made(of, shape))
 
 
@@ -115,11 +111,11 @@ def test_means_are_added_to_what_bytes_stand_for(mask, scales):
     assert not out[:, : 130 - seen].any()
 
 
-def held_against_fp64(of: Plan, tensors: list[Quantized]) -> None:
+def held_against_fp64(of: Plan, tensors: list[Quantized], lse_off: float = 2e-5) -> None:
     out, lse = attend(of, *tensors)
     expected, expected_lse = exact(of, *tensors)
-    # row sums are of p before it was rounded
-    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=2e-5)
+    # row sums are of p before it was rounded; minus infinity is that of rows without a key alone
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=lse_off)
     # an element of P is off by a sixteenth of itself at most, and by less than the least step
     largest = numbers(of, *tensors)[2].abs().amax()
     assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
@@ -219,16 +215,8 @@ def test_a_row_max_follows_scores_that_rise_and_fall_by_hundreds(
 ):
     """By more than exp2 holds: a lazy guess is infinite in some rows, and zero in others."""
     of = planned(mask=mask, maximum=maximum, **more)
-    tensors = steep(of, shape, levels)
-    out, lse = attend(of, *tensors)
-    expected, expected_lse = exact(of, *tensors)
-    seen = expected_lse.isfinite()
-    assert torch.equal(lse == -math.inf, ~seen)
     # scores are sums in fp32, as inexact as they are large
-    torch.testing.assert_close(lse.double()[seen], expected_lse[seen], rtol=1e-5, atol=1e-3)
-    largest = numbers(of, *tensors)[2].abs().amax()
-    assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
-    assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
+    held_against_fp64(of, steep(of, shape, levels), lse_off=1e-3)
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
