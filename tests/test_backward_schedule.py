@@ -158,49 +158,34 @@ FLASH_ATTENTION_3 = {
     (96, 64, 128): 156_672,
     (128, 64, 128): 197_632,
     (128, 80, 128): 231_424,
+    # of wide heads P lies in shared memory too, and dO and dS have one buffer
+    (192, 64, 96): 222_208,
+    (256, 64, 80): 201_728,
 }
-
-
-# of wide heads P lies in shared memory too, and dO and dS have one buffer
-FLASH_ATTENTION_3_WIDE = {(192, 64, 96): 222_208, (256, 64, 80): 201_728}
-
-
-def arrays_of(tile, do_stages, ds_stages, p):
-    """The arrays of a tile by our formulae, whether or not keys can say it."""
-    head_dim, block_m, block_n = tile
-    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, do_stages, ds_stages, 2)
-    sizes = dict(zip(SYMBOLS, numbers, strict=True))
-    return {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (p, 1))}
-
-
-def their_statistics(block_m):
-    """Bytes of two LSEs and deltas, each of whole 64 rows."""
-    return 2 * 2 * 4 * (-(-block_m // 64) * 64)
 
 
 @pytest.mark.parametrize("tile", FLASH_ATTENTION_3, ids=str)
 def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile):
-    _, block_m, _ = tile
-    found = arrays_of(tile, 2, 2, False)
-    ours = sum(found[name] for name in ("k", "v", "q", "do", "ds", "dq"))
-    assert ours + their_statistics(block_m) == FLASH_ATTENTION_3[tile]
-    assert found["statistics"] == 2 * 2 * 16 * block_m  # as tensor cores multiply them
-
-
-@pytest.mark.parametrize("tile", FLASH_ATTENTION_3_WIDE, ids=str)
-def test_so_do_its_wide_ones_though_no_schedule_says_them(tile):
-    """Each consumer has 64 keys, of which 96 and 80 are no multiples.
+    """Whether or not keys can say them: a consumer has 64 keys, of which 96 and 80 are no multiples.
 
     P lies in shared memory by gradients alone, with tiles of 64 x 64. And of 256 columns their dQ
     is added up from registers, by atomics, where ours always passes through shared memory.
     """
     head_dim, block_m, block_n = tile
-    found = arrays_of(tile, 1, 1, True)
-    staged = ("dq",) if head_dim == 192 else ()
-    ours = sum(found[name] for name in ("k", "v", "q", "do", "ds", "p", *staged))
-    assert ours + their_statistics(block_m) == FLASH_ATTENTION_3_WIDE[tile]
-    with pytest.raises(ScheduleError, match=f"tile.block_n = {block_n} must be .* steps of 64"):
-        registry.from_slug(f"bwd_fp16_d{head_dim}_full_m{block_m}n{block_n}")
+    wide = head_dim > 128
+    stages = 1 if wide else 2
+    numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, stages, stages, 2)
+    sizes = dict(zip(SYMBOLS, numbers, strict=True))
+    found = {row.name: row.amount for row in rows(sizes, 1, shared_formulae, (wide, 1))}
+    own = ({"p"} if wide else set()) | ({"dq"} if head_dim < 256 else set())
+    ours = sum(found[name] for name in {"k", "v", "q", "do", "ds"} | own)
+    their_statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)  # LSEs and deltas of whole 64 rows
+    assert ours + their_statistics == FLASH_ATTENTION_3[tile]
+    if wide:
+        with pytest.raises(ScheduleError, match=f"tile.block_n = {block_n} must be .* steps of 64"):
+            registry.from_slug(f"bwd_fp16_d{head_dim}_full_m{block_m}n{block_n}")
+    else:
+        assert found["statistics"] == 2 * 2 * 16 * block_m  # as tensor cores multiply them
 
 
 @pytest.mark.parametrize("tile", [(64, 128, 128), (128, 64, 128)], ids=str)

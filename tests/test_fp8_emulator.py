@@ -328,40 +328,29 @@ def test_rounding_is_to_the_nearest_then_to_even_and_stops_at_448():
     assert rounded[-1].isnan()
 
 
-@pytest.mark.parametrize(("scales", "rows", "blocks"), [("head", 0, 1), ("block", 32, 4)])
-def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales, rows, blocks):
-    x = normal(2, 100, 3, 48)
-    x[0, 0, 0, 0] = -40
+@pytest.mark.parametrize("scales", ["head", "tensor", "column", "block"])
+def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales):
+    x = normal(2, 100, 3, 48) * torch.tensor([1.0, 5.0, 0.1])[:, None]
+    x[0, 0, 0, 0] = -4000
+    rows = 32 if scales == "block" else 0
     found = rounded(x, scales, rows)
-    assert found.descale.shape == (2, 3, blocks) and found.descale.dtype == torch.float32
     assert found.values[0, 0, 0, 0].float() == -448
-    assert found.descale[0, 0, 0] == 40 / 448
-    spans = range(0, 100, rows or 100)
-    for at, top in enumerate(spans):
-        largest = x[:, top : top + (rows or 100)].abs().amax((1, 3))
-        torch.testing.assert_close(found.descale[..., at], largest / 448)
-    off = (found.real(rows) - x).abs()
-    assert (off <= x.abs() * 2**-4 * 1.0001 + found.descale.amax() * 2**-10).all()
+    largest = {
+        "head": x.abs().amax((1, 3))[..., None],
+        "tensor": x.abs().amax().expand(2, 3, 1),
+        "column": x.abs().amax(1),
+        "block": torch.stack([part.abs().amax((1, 3)) for part in x.split(32, 1)], -1),
+    }
+    torch.testing.assert_close(found.descale, largest[scales] / 448)
+    by_column = found.descale[:, None] if scales == "column" else None
+    real = found.real(rows) if by_column is None else found.values.float() * by_column
+    step = found.descale.amax() if by_column is None else by_column
+    assert ((real - x).abs() <= x.abs() * 2**-4 * 1.0001 + step * 2**-10).all()
 
 
-def test_the_largest_magnitude_of_a_column_becomes_448():
-    x = normal(2, 100, 3, 48)
-    x[0, 7, 2, 5] = -4000
-    found = rounded(x, "column")
-    assert found.descale.shape == (2, 3, 48)
-    assert found.values[0, 7, 2, 5].float() == -448
-    torch.testing.assert_close(found.descale, x.abs().amax(1) / 448)
-    off = (found.values.float() * found.descale[:, None] - x).abs()
-    assert (off <= x.abs() * 2**-4 * 1.0001 + found.descale[:, None] * 2**-10).all()
-    none = rounded(x[:, :0], "column")
+def test_columns_without_a_row_have_scales():
+    none = rounded(torch.zeros(2, 0, 3, 48), "column")
     assert none.descale.shape == (2, 3, 48) and (none.descale > 0).all()
-
-
-def test_a_tensors_scale_is_every_heads():
-    x = normal(2, 50, 3, 16) * torch.tensor([1.0, 5.0, 0.1])[:, None]
-    found = rounded(x, "tensor")
-    assert found.descale.shape == (2, 3, 1)
-    assert (found.descale == x.abs().amax() / 448).all()
 
 
 def test_zeros_have_a_small_descale_and_stay_zeros():
