@@ -166,7 +166,7 @@ FLASH_ATTENTION_3 = {
 
 @pytest.mark.parametrize("tile", FLASH_ATTENTION_3, ids=str)
 def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile):
-    """Whether or not keys can say them: a consumer has 64 keys, of which 96 and 80 are no multiples.
+    """Whether or not keys say them: a consumer has 64 keys, of which 96 and 80 are no multiples.
 
     P lies in shared memory by gradients alone, with tiles of 64 x 64. And of 256 columns their dQ
     is added up from registers, by atomics, where ours always passes through shared memory.

@@ -1,6 +1,5 @@
 """A schedule of combining: its keys and slug, what is refused, and what its Plan works out."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,14 +34,6 @@ def test_a_plan_fits_and_its_text_renders(schedule):
     assert (plan.shared_bytes + SM90.smem_reserved) * plan.full_blocks <= SM90.smem_per_sm
     assert plan.slug in kernel_text(plan)
     assert Schedule.from_slug(plan.slug) == schedule
-
-
-@pytest.mark.parametrize("slug", SPREAD)
-def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
-    # 4.8 TB/s for a microsecond, of which an SM has its share
-    needed = 4.8e12 * 1e-6 / SM90.sm_count
-    plan = planned(slug)
-    assert plan.bytes_in_flight >= needed
 
 
 def test_the_ledger_and_the_record_say_what_is_moved():

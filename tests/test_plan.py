@@ -213,4 +213,4 @@ def test_search_can_tell_wrong_from_too_large():
 def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
     slug, skips
 ):
-    assert plan(Schedule.from_slug(slug)).skips_masked_blocks is skips
+    assert registry.plan_of(slug).skips_masked_blocks is skips

@@ -29,11 +29,10 @@ from tests.strategies import fp8_schedules, quantizers, schedules
 
 FIRST = "fwd_fp16_d128_causal_m128n128"
 QUANTISER = "quant_fp16_d128_rot"
-# what some kernels define and do not use, which their templates are still to leave out
 
 
 def rendered(slug: str) -> Source:
-    return render(registry.plan(registry.from_slug(slug)))
+    return render(registry.plan_of(slug))
 
 
 @pytest.fixture(scope="module", params=[FIRST, QUANTISER])
@@ -113,9 +112,7 @@ def test_numbers_are_what_cpp_reads_as_floats(slug):
 
 def test_a_name_that_the_plan_lacks_is_an_error():
     with pytest.raises(UndefinedError, match="blok_n"):
-        environment().from_string("{{ plan.blok_n }}").render(
-            plan=registry.plan(registry.from_slug(FIRST))
-        )
+        environment().from_string("{{ plan.blok_n }}").render(plan=registry.plan_of(FIRST))
 
 
 def test_a_missing_formatter_is_said_with_the_command_that_installs_it(monkeypatch):

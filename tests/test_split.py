@@ -1,23 +1,23 @@
 """Split-KV of forward tiles: its schedules, what its plans launch, its emulation against fp64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fagen import registry
 from fagen.kinds.forward.cost import grid, seconds
 from fagen.kinds.forward.emulate import emulate
-from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
-from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
+from fagen.registry import plan_of
 from fagen.render import kernel_text
 from tests.cli_helpers import fagen
+from tests.schedule_helpers import but
 
 SLUGS = (
     "fwd_fp16_d128_causal_m128n128_split4",
@@ -27,25 +27,23 @@ SLUGS = (
     "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
     "fwd_bf16_d96_causal_m192n80_split7_onlinemax",
 )
-BASE = {"dtype": "fp16", "head_dim": 64, "mask": "causal", "block_m": 128, "block_n": 64}
 
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_its_schedule_reads_back_and_its_text_renders(slug):
-    schedule = Schedule.from_slug(slug)
-    assert schedule.slug == slug and schedule.grid.order == "persistent"
-    found = plan(schedule)
+    found = plan_of(slug)
+    assert found.schedule.slug == slug and found.schedule.grid.order == "persistent"
     assert found.splits and "o" not in {row.name for row in found.shared.rows}
     text = kernel_text(found)
-    assert f"kChunks = {schedule.split.num_splits};" in text
+    assert f"kChunks = {found.num_splits};" in text
     assert "atomic" not in text.replace("std::atomic", "").replace("#include <atomic>", "")
     assert "cudaMemset" not in text
 
 
 def test_one_chunk_is_no_split():
-    one, usual = Schedule.make(**BASE, num_splits=1), Schedule.make(**BASE)
-    assert one == usual and one.slug == usual.slug and not plan(one).splits
-    assert [kernel.kernel for kernel in plan(one).launches.kernels] == ["attention_forward"]
+    one = plan_of(but("fwd_fp16_d64_causal_m128n64", {"num_splits": 1}).slug)
+    assert not one.splits
+    assert [kernel.kernel for kernel in one.launches.kernels] == ["attention_forward"]
 
 
 @given(
@@ -59,7 +57,7 @@ def test_one_chunk_is_no_split():
 def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     batch, group, kv_heads, queries, keys, slug
 ):
-    of = plan(Schedule.from_slug(slug))
+    of = plan_of(slug)
     heads = group * kv_heads
     sizes = dict(batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys)
     launches = of.launches
@@ -86,20 +84,16 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
 )
 def test_its_emulation_keeps_the_rule_of_the_proof(slug, queries, keys, heads, seed):
     """Against fp64, beside torch's own rounding; rows without a key are 0 and minus infinity."""
-    of = plan(Schedule.from_slug(slug))
+    of = plan_of(slug)
     cell = cell_of(of, Sizes(1, *heads, queries, keys))
-
-    def kernel(q, k, v, scale):
-        return emulate(of, q, k, v, scale)
-
-    error = shape_error(cell, kernel, *inputs(cell, seed=seed, device="cpu"))
+    error = shape_error(cell, partial(emulate, of), *inputs(cell, seed=seed, device="cpu"))
     assert error.ok, error
 
 
 @pytest.mark.parametrize("slug", SLUGS[:2])
 def test_a_chunk_far_above_the_others_takes_all_weight(slug):
     """Scores that rise from chunk to chunk, by more than fp32's exponents hold."""
-    of = plan(Schedule.from_slug(slug))
+    of = plan_of(slug)
     torch.manual_seed(0)
     dtype, keys = getattr(torch, of.dtype.torch), 12 * of.block_n
     q = torch.ones(1, 7, 2, of.head_dim, dtype=dtype)
@@ -116,7 +110,7 @@ def test_a_chunk_far_above_the_others_takes_all_weight(slug):
 
 def test_the_bits_of_a_sequence_are_its_own():
     """Its chunks follow from its own length, so neighbours and other heads change nothing."""
-    of = plan(Schedule.from_slug(SLUGS[0]))
+    of = plan_of(SLUGS[0])
     torch.manual_seed(0)
     q = torch.randn(3, 20, 4, 128).half()
     k, v = torch.randn(2, 3, 1_000, 2, 128).half()
@@ -129,7 +123,7 @@ def test_the_bits_of_a_sequence_are_its_own():
 def test_a_few_tiles_are_predicted_to_gain_by_chunks():
     sizes = Sizes(1, 32, 8, 128, 100_000)
     usual, split = (
-        seconds(registry.from_slug(slug).values(), sizes)
+        seconds(plan_of(slug).schedule.values(), sizes)
         for slug in ("fwd_fp16_d128_causal_m128n128", "fwd_fp16_d128_causal_m128n128_split4")
     )
     assert 3 < usual / split < 4.2  # 32 tiles, 128 chunks of them, 132 SMs
