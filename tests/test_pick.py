@@ -174,6 +174,9 @@ def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
         ({"dtype": torch.float32}, "no kernel computes float32.*; one takes fp16, bf16, e4m3"),
         ({"dtype": "e4m3", "scale_rows": 48}, "scale_rows is 48; it must be one of 0, 32, 64, 128"),
         ({"dtype": "e4m3", "out_dtype": "fp32"}, "out_dtype is 'fp32'"),
+        ({"kind": "decode", "lengths": "varlen"}, "decoding reads each sequence's length anyway"),
+        ({"lengths": "ragged"}, "lengths is 'ragged'; it must be one of equal, varlen"),
+        ({"kind": "backward", "dtype": "e4m3"}, "backward pass; fp16 and bf16 have gradients"),
     ],
 )
 def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None:
@@ -253,16 +256,3 @@ def prepared(**of: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fagen.UntunedWarning)
         return fagen.prepare_varlen(**of, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"kind": "decode", "lengths": "varlen"}, "decoding reads each sequence's length anyway"),
-        ({"lengths": "ragged"}, "lengths is 'ragged'; it must be one of equal, varlen"),
-        ({"kind": "backward", "dtype": "e4m3"}, "backward pass; fp16 and bf16 have gradients"),
-    ],
-)
-def test_what_is_no_call_is_not_picked(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ScheduleError, match=said):
-        fagen.pick(**{"dtype": "fp16", "head_dim": 64} | more)

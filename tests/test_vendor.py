@@ -1,8 +1,11 @@
 """A vendored folder of plain source: its texts, as a C and a C++ compiler take them."""
 
+import ast
 import json
 import re
+import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,9 @@ from fagen.process import run
 from fagen.render import formatted
 from fagen.toolchain import find_cutlass, find_gxx
 from fagen.vendor import closure, source
+from tests.test_vendor_jax import KERNELS as OF_JAX
+from tests.vendor_helpers import KERNELS as OF_TORCH
+from tests.vendor_helpers import vendored
 
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror"]
 C = ["gcc", "-std=c99", *WARNINGS]
@@ -176,3 +182,33 @@ def test_the_test_program_is_cpp_for_every_kind(folder):
     assert (
         formatted(texts(*KERNELS)["tests/demo_test.cpp"]) == texts(*KERNELS)["tests/demo_test.cpp"]
     )
+
+
+# ---- packages of every format -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "slugs", "needs"),
+    [
+        ("torch", OF_TORCH, {"torch", "setuptools", "compile_kernels"}),
+        ("hf-kernel", OF_TORCH, {"torch", "compile_kernels"}),
+        ("jax", OF_JAX, {"jax", "numpy"}),
+    ],
+)
+def test_its_python_is_tidy_and_needs_nothing_of_fagen(form, slugs, needs, tmp_path):
+    vendored("demo", form, tmp_path, *slugs)
+    imported = set()
+    for path in tmp_path.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    assert needs <= imported - sys.stdlib_module_names <= needs | {"demo"}
+    if not find_spec("ruff"):
+        pytest.skip("ruff, of the extra dev, is not installed")
+    usual = ["--isolated", "--no-cache", "--target-version=py39", "--line-length=100"]
+    rules = ["check", "--select=E,F,I,UP,W,B", "--ignore=E501"]
+    for words in (rules, ["format", "--diff"]) if form == "jax" else (rules,):
+        answer = run([sys.executable, "-m", "ruff", *words, *usual, str(tmp_path)])
+        assert answer.returncode == 0, answer.stdout

@@ -19,7 +19,6 @@ import pytest
 
 import fagen
 from fagen import registry, vendor
-from fagen.errors import ScheduleError
 from fagen.process import run
 from fagen.vendor import jax_package
 from tests.cli_helpers import ROOT, SLUG
@@ -51,45 +50,24 @@ def demo(*slugs: str, **options: bool) -> vendor.Manifest:
 
 
 @cache
-def texts(*slugs: str) -> dict[str, str]:
-    return jax_package.texts(vendor.folder_of(demo(*(slugs or KERNELS))))
+def texts() -> dict[str, str]:
+    return jax_package.texts(vendor.folder_of(demo(*KERNELS)))
 
 
-PYTHONS = ("__init__", "_attention", "_call", "_decode", "_pick", "_varlen", "kernels")
+def function(slug: str) -> ast.FunctionDef:
+    """A kernel's function."""
+    body = ast.parse(texts()["jax/demo/kernels.py"]).body
+    (one,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == slug)
+    return one
 
 
 # ---- its texts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", PYTHONS)
-def test_its_python_needs_jax_and_nothing_of_fagen(module):
-    brought = set()
-    for node in ast.walk(ast.parse(texts()[f"jax/demo/{module}.py"])):
-        if isinstance(node, ast.Import):
-            brought |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            brought.add(str(node.module).split(".")[0])
-    assert brought - sys.stdlib_module_names <= {"demo", "jax", "numpy"}
-
-
-@pytest.mark.parametrize("module", PYTHONS)
-def test_its_python_is_laid_out_as_ours(module, tmp_path):
-    if not find_spec("ruff"):
-        pytest.skip("ruff, of the extra dev, is not installed")
-    path = tmp_path / "module.py"
-    path.write_text(texts()[f"jax/demo/{module}.py"])
-    answer = run([sys.executable, "-m", "ruff", "format", "--line-length=100", "--diff", str(path)])
-    assert answer.returncode == 0, answer.stdout
-    answer = run([sys.executable, "-m", "ruff", "check", "--select=F,W,B,UP", str(path)])
-    assert answer.returncode == 0, answer.stdout
-
-
 @pytest.mark.parametrize("slug", KERNELS)
 def test_a_kernels_function_takes_what_its_signature_says(slug):
-    tree = ast.parse(texts()["jax/demo/kernels.py"])
-    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == slug)
-    signature = registry.plan_of(slug).signature
-    names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+    signature, args = registry.plan_of(slug).signature, function(slug).args
+    names = [argument.arg for argument in (*args.args, *args.kwonlyargs)]
     returns = [f"return_{tensor.name}" for tensor in signature.omittable]
     assert names == [argument.name for argument in signature.arguments] + returns
 
@@ -100,9 +78,7 @@ def test_a_workspace_is_as_large_as_the_kernels_plan_says(slug):
     (size,) = (n for n in call.body if isinstance(n, ast.ClassDef) and n.name == "Size")
     there = {"dataclass": dataclass}
     exec(ast.unparse(size), there)
-    tree = ast.parse(texts()["jax/demo/kernels.py"])
-    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == slug)
-    calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+    calls = [n for n in ast.walk(function(slug)) if isinstance(n, ast.Call)]
     asked = [n for n in calls if ast.unparse(n.func) == "call.workspace"]
     plan = registry.plan_of(slug)
     assert len(asked) == plan.launches.needs_workspace
@@ -113,29 +89,23 @@ def test_a_workspace_is_as_large_as_the_kernels_plan_says(slug):
         assert -(-math.prod(factors) // per) == plan.launches.workspace.at(sizes)
 
 
+def test_a_kernel_is_differentiated_by_the_one_of_its_problem():
+    text = {slug: ast.unparse(function(slug)) for slug in KERNELS}
+    backward, packed = (slug for slug in KERNELS if slug.startswith("bwd"))
+    for slug in KERNELS:
+        by = [one for one in (backward, packed) if f"call.differentiated({one}, " in text[slug]]
+        of = {"fwd_fp16_d128_causal_m128n128": backward, KERNELS[12]: packed}
+        assert by == [of[slug]] if slug in of else "call.differentiated" not in text[slug]
+    assert "fagen vendor adds bwd_bf16_d64_full_m128n128, in a manifest" in text[KERNELS[1]]
+    assert "second derivatives are not supported" in text[backward]
+
+
 def test_what_is_pinned_is_in_the_package_by_its_name(tmp_path):
     path = tmp_path / "vendor.toml"
     path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\nfast = "{SLUG}"\n')
     found = jax_package.texts(vendor.folder_of(vendor.read(path)))
     assert f"from mine.kernels import {SLUG} as fast" in found["jax/mine/__init__.py"]
     assert f"mine.fast(…)  # mine.kernels.{SLUG}" in found["README.md"]
-
-
-@pytest.mark.parametrize("name", ["jax", "json", "lambda", "class", "numpy", "typing"])
-def test_a_package_has_no_name_of_pythons(name):
-    with pytest.raises(ScheduleError, match="choose another"):
-        vendor.asked(name, [registry.from_slug(SLUG)], "jax")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["attention", "attention_decode", "attention_varlen", "pick_decode", "kernels", "yield"],
-)
-def test_a_kernel_has_no_name_of_the_packages(name, tmp_path):
-    path = tmp_path / "vendor.toml"
-    path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\n{name} = "{SLUG}"\n')
-    with pytest.raises(ScheduleError, match=f"vendor.toml:4: kernels.{name} "):
-        vendor.read(path)
 
 
 # ---- with JAX -----------------------------------------------------------------------------------
@@ -187,17 +157,19 @@ inline const char* cudaGetErrorString(cudaError_t) { return "never"; }
 """
 
 
-def on_a_cpu(python: str, place: Path, *slugs: str) -> Path:
-    """A folder with the package of these kernels, which are loops on the CPU."""
+@pytest.fixture(scope="session")
+def on_a_cpu(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package of all kernels, which are loops on the CPU."""
     if not CUDA.exists():
         pytest.skip("the CUDA headers are not there")
-    for path, text in texts(*slugs).items():
+    place = tmp_path_factory.mktemp("cpu")
+    for path, text in texts().items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
     (place / "prelude.h").write_text(PRELUDE)
     include = ran(python, "-c", "import jax; print(jax.ffi.include_dir())", place=place).strip()
     sources = ["jax/demo_jax.cpp", "-xc++", "src/demo.c"]
-    for slug in slugs:
+    for slug in KERNELS:
         (place / f"{slug}.cpp").write_text(kernel(slug))
         sources.append(f"{slug}.cpp")
     words = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-I.", "-Iinclude", "-Wall", "-Werror"]
@@ -211,14 +183,34 @@ def on_a_cpu(python: str, place: Path, *slugs: str) -> Path:
     return place / "jax"
 
 
-ON_TWO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+@pytest.mark.parametrize(
+    ("what", "rights"), [pytest.param("calls", 9, marks=pytest.mark.long), ("gradients", 8)]
+)
+def test_calls_and_gradients_are_right_through_the_ffi_on_a_cpu(what, rights, python, on_a_cpu):
+    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    output = ran(python, ROOT / "tests/jax_calls.py", what, place=on_a_cpu, **two)
+    assert output.count(": right on cpu") == rights
 
 
-@pytest.mark.long
-def test_calls_are_right_through_the_ffi_on_a_cpu(python, tmp_path):
-    place = on_a_cpu(python, tmp_path, *KERNELS)
-    told = ran(python, ROOT / "tests/jax_calls.py", place=place, **ON_TWO)
-    assert told.count(": right on cpu") == 9
+PAGE = """\
+import sys
+import demo
+import jax.numpy as jnp
+
+sys.modules["my_attention"] = demo
+q, k, v = (jnp.ones((1, 20, heads, 128), jnp.float16) for heads in (4, 2, 2))
+{snippet}
+print(dq.shape, dk.shape, dv.shape)
+"""
+
+
+def test_what_the_page_shows_differentiates(python, on_a_cpu):
+    page = (ROOT / "docs/vendor.md").read_text("utf-8")
+    section = page.partition("\n## Gradients\n")[2].partition("\n## ")[0]
+    snippet = section.partition("```python\n")[2].partition("```")[0]
+    program = PAGE.format(snippet=snippet)
+    output = ran(python, "-c", program, place=on_a_cpu, JAX_PLATFORMS="cpu")
+    assert output == "(1, 20, 4, 128) (1, 20, 2, 128) (1, 20, 2, 128)\n"
 
 
 # ---- built for real -----------------------------------------------------------------------------

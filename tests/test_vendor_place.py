@@ -15,6 +15,7 @@ from fagen.process import run
 from fagen.render import written
 from fagen.vendor import contents
 from fagen.vendor.place import MANIFEST, bring, is_inside
+from fagen.vendor.table import VARLEN
 from tests.cli_helpers import QUANTIZER, ROOT, SLUG, fagen
 
 OTHER = "fwd_bf16_d64_full_m128n128"
@@ -239,6 +240,24 @@ def there(folder: str, section: str) -> list[str]:
     return paths
 
 
+# Names of packages for JAX, of kernels, and of kernels of those.
+NAMES = [
+    (('name = "demo"\nformat = "source"', f'name = "{name}"\nformat = "jax"'), "choose another")
+    for name in ("jax", "json", "lambda", "class", "numpy", "typing")
+]
+TAKEN = ("pick", "forward", *VARLEN, "pick_varlen", "pick_backward_varlen")
+CALLS = ("attention", "attention_varlen", "attention_decode", "pick_decode", "kernels", "yield")
+NAMES += [
+    (("causal =", f"{name} ="), "would be the name of another function")
+    for name in (*TAKEN, *CALLS[:2])
+]
+NAMES += [
+    (('"source"\nwith_cutlass = false\n\n[kernels]\ncausal', f'"jax"\n[kernels]\n{name}'),
+     f"vendor.toml:4: kernels.{name} ")
+    for name in CALLS
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -268,15 +287,13 @@ def there(folder: str, section: str) -> list[str]:
         (('"source"', '"sauce"'), 'did you mean "source"?'),
         (("false", '"no"'), "is not true or false"),
         (("causal =", '"a;b" ='), "is no name"),
-        (("causal =", "pick ="), "another function"),
-        (("causal =", "forward ="), "another function"),
-        (("causal =", "attention ="), "another function"),
         (("causal =", "import ="), "a word of Python"),
         (("causal =", "fwd_fp16_d64_full_m128n128 ="), "is the name of another kernel"),
         (('name = "demo"', 'name = "lambda"'), "a word of Python"),
         (('name = "demo"', 'name = "json"'), "choose another"),
         (('name = "demo"', 'name = "torch"'), "choose another"),
         (("causal =", "x_workspace ="), "another function"),
+        *NAMES,
         ((f'"{SLUG}"', '"/etc/passwd.toml"'), "neither a slug nor"),
         ((f'"{SLUG}"', '"../wide.toml"'), "neither a slug nor"),
         ((f'"{SLUG}"', '"a/./../../wide.toml"'), "neither a slug nor"),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fagen
-from fagen import registry, vendor
+from fagen import registry
 from fagen.dispatch import tables
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
 from fagen.dispatch.select import flattened, serve
@@ -679,16 +679,6 @@ def test_what_serves_which_sizes_is_what_stands_in_at_them() -> None:
                 and tiles >= step.tiles
             )
             assert first == kind.sized(schedule, sizes), sizes
-
-
-@pytest.mark.parametrize(
-    "name", [*VARLEN, "pick_varlen", "pick_backward_varlen", "attention_varlen"]
-)
-def test_a_kernel_has_no_name_of_what_chooses(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "vendor.toml"
-    path.write_text(f'name = "mine"\n[kernels]\n{name} = "{Packed.own[0]}"\n')
-    with pytest.raises(fagen.ScheduleError, match="would be the name of another function"):
-        vendor.read(path)
 
 
 # ---- a call in Python ---------------------------------------------------------------------------

@@ -77,8 +77,8 @@ def test_calls_from_jax_are_right(hopper, tmp_path):
     ran(sys.executable, *words, place=tmp_path / "clean")
     # torch holds memory of this card as well
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    for calls, rights in (("jax_calls", 9), ("jax_gradients", 8)):
-        told = ran(sys.executable, ROOT / f"tests/{calls}.py", place=site, **own)
+    for calls, rights in (("calls", 9), ("gradients", 8)):
+        told = ran(sys.executable, ROOT / "tests/jax_calls.py", calls, place=site, **own)
         assert told.count(": right on gpu") == rights, told
 
 

@@ -1,6 +1,6 @@
 """Gradients of vendored folders on a Hopper GPU: by C, and by packages for torch and `kernels`.
 
-Those for JAX are in test_vendor_gpu.py, by tests/jax_gradients.py.
+Those for JAX are in test_vendor_gpu.py, by tests/jax_calls.py.
 """
 
 import ctypes
