@@ -7,6 +7,10 @@ from fagen.registry import ENTRIES, from_slug
 
 KINDS = tuple(ENTRIES)
 PLAIN = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128)
+PLAIN_FORWARD = "fwd_fp16_d128_causal_m128n128"
+E4M3 = "fwd_e4m3_d128_full_m128n128"
+QUANTIZER = "quant_fp16_d128"
+ONLINE = {"maximum": "online"}
 TEXT = """\
 [attention]
 head_dim = 128

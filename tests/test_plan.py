@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fagen import registry
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
-from tests.strategies import schedules
+from tests.strategies import fp8_schedules, schedules
 
 FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="reuse_v")
 
@@ -101,20 +102,30 @@ def test_without_a_producer_no_warp_has_registers_of_its_own():
     assert "setmaxnreg" not in worked.ledger
 
 
+@pytest.mark.parametrize("kind", [schedules(), fp8_schedules()], ids=["16 bits", "e4m3"])
 @settings(deadline=None)
-@given(schedules())
-def test_a_plan_exists_only_if_everything_fits(schedule):
+@given(data=st.data())
+def test_a_plan_exists_only_if_everything_fits(kind, data):
     try:
-        worked = plan(schedule)
+        worked = plan(data.draw(kind))
     except OverBudget:
         return
     assert worked.shared.fits and worked.registers.fits and worked.register_file.fits
     assert worked.shared_bytes == sum(row.amount for row in worked.shared.rows) <= 232_448
     assert worked.s_accumulators + worked.pv_accumulators < worked.registers.limit
     assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
-    assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded >= worked.head_dim_v
+    assert worked.o_slab * worked.o_slabs == worked.head_dim_v_padded >= worked.head_dim_v
     launched = worked.threads * -(-worked.launch_registers // 8) * 8
     assert launched <= 65_536
+    if not worked.fp8:
+        assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded
+        return
+    assert worked.p_registers * 4 == worked.s_accumulators
+    assert worked.head_dim_v_padded % worked.v_rows_slab == 0
+    assert worked.v_slab * worked.v_slabs == worked.block_n == 32 * worked.pv_steps
+    if worked.scales_by_block:
+        assert worked.block_n % worked.group_keys == worked.scale_rows % worked.group_keys == 0
+        assert worked.group_keys >= 32  # whole steps of the second GEMM
 
 
 def test_a_plan_cannot_be_changed():

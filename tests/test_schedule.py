@@ -15,11 +15,11 @@ from fagen.paths import locate
 from tests import backward_helpers as backward
 from tests import combine_helpers as combine
 from tests import decode_helpers as decode
-from tests.schedule_helpers import KINDS, PLAIN, TEXT, but
+from tests.schedule_helpers import E4M3, KINDS, ONLINE, PLAIN, PLAIN_FORWARD, QUANTIZER, TEXT, but
 from tests.strategies import fp8_schedules, quantizers, schedules
 
 ROWS_BY_BLOCK = {"dtype": "e4m3", "v_layout": "rows", "scales": "block", "scale_rows": 64}
-ONLINE, FOUR, EIGHT = {"maximum": "online"}, {"rescale_threshold": 4}, {"rescale_threshold": 8}
+FOUR, EIGHT = {"rescale_threshold": 4}, {"rescale_threshold": 8}
 EVERY = schedules() | fp8_schedules() | quantizers()
 
 
@@ -76,11 +76,8 @@ def test_a_schedule_cannot_be_changed():
 # ---- slugs --------------------------------------------------------------------------------------
 
 
-PLAIN_SLUG = "fwd_fp16_d128_causal_m128n128"
-E4M3 = "fwd_e4m3_d128_full_m128n128"
-QUANTISER = "quant_fp16_d128"
 SAID = {  # what keys are changed to, and the slug that says so, or how it ends
-    PLAIN_SLUG: [
+    PLAIN_FORWARD: [
         ({}, ""),
         ({"dtype": "bf16", "mask": "full"}, "fwd_bf16_d128_full_m128n128"),
         ({"head_dim": 192, "head_dim_v": 128}, "fwd_fp16_d192v128_causal_m128n128"),
@@ -121,7 +118,7 @@ SAID = {  # what keys are changed to, and the slug that says so, or how it ends
         ({"scales": "block", "v_scales": "block"}, "_sblock_vsblock"),
         ({"v_scales": "column"}, ""),
     ],
-    QUANTISER: [
+    QUANTIZER: [
         ({}, ""),
         ({"dtype": "bf16", "head_dim": 48}, "quant_bf16_d48"),
         ({"rotate": True}, "_rot"),
@@ -232,7 +229,7 @@ def test_what_no_schedule_is_called_is_refused(slug):
 @pytest.mark.parametrize("kind", set(KINDS) - {"forward"})
 def test_a_slug_of_one_kind_is_none_of_another(kind):
     with pytest.raises(ScheduleError):
-        registry.kind(kind).schedule.from_slug(PLAIN_SLUG)
+        registry.kind(kind).schedule.from_slug(PLAIN_FORWARD)
 
 
 @given(st.from_regex(r"fwd_fp16_d64_full_m64n64(_[a-z]{1,3}[0-9p]{0,3}){0,3}", fullmatch=True))

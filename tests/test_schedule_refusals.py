@@ -10,7 +10,7 @@ from fagen.dispatch.pick import pick
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.toml_lines import near_word, read_toml
-from tests.schedule_helpers import KINDS, PLAIN, TEXT, but
+from tests.schedule_helpers import E4M3, KINDS, ONLINE, PLAIN, PLAIN_FORWARD, QUANTIZER, TEXT, but
 
 QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
 
@@ -139,12 +139,8 @@ def test_all_faults_are_listed_at_once_each_with_its_line(kind):
         assert message.startswith(parts[0]) and all(part in message for part in parts), message
 
 
-PLAIN_SLUG = "fwd_fp16_d128_causal_m128n128"
 PAIR = "fwd_fp16_d64_full_m128n128_c2"
 SPLIT = "fwd_fp16_d64_causal_m128n64_split4"
-E4M3 = "fwd_e4m3_d128_full_m128n128"
-QUANTISER_SLUG = "quant_fp16_d128"
-ONLINE = {"maximum": "online"}
 
 
 def offset(p: float, threshold: float) -> dict[str, float]:
@@ -152,7 +148,7 @@ def offset(p: float, threshold: float) -> dict[str, float]:
 
 
 REFUSED = {  # what keys are changed to, and what is said of it
-    PLAIN_SLUG: [
+    PLAIN_FORWARD: [
         ({"scale_rows": 96}, "32 or 64 or 128"),
         ({"scale_rows": "64"}, r"did you mean 64\?"),
         ({"p_offset": 8.125}, "from 0 to 8"),
@@ -244,7 +240,7 @@ REFUSED = {  # what keys are changed to, and what is said of it
             )
         ),
     ],
-    QUANTISER_SLUG: [
+    QUANTIZER: [
         ({"scales": "head", "scale_rows": 64}, "scale_rows has no meaning"),
         ({"scales": "row"}, '"head" or "tensor" or "block"'),
         ({"scale_rows": 48}, "32 or 64 or 128"),
