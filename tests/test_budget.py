@@ -16,19 +16,19 @@ from fagen.kinds.quantize.rules import HALVES_STEP
 from tests.schedule_helpers import amounts
 from tests.strategies import columns, fp8_schedules, schedules
 
-# FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256, and P from registers:
-# head_dim, head_dim_v, block_m, block_n
-TILES = [
-    (64, 64, 192, 128),
-    (64, 256, 128, 96),
-    (128, 128, 128, 176),
-    (128, 128, 128, 128),
-    (192, 192, 128, 112),
-    (192, 128, 128, 128),
-    (192, 192, 128, 96),
-    (256, 256, 128, 80),
-    (256, 256, 128, 64),
-]
+# FlashAttention-3's tiles for 16-bit inputs with head_dim_v <= 256, and P from registers, by
+# head_dim, head_dim_v, block_m, block_n; columns "smem B" and "S+P+O" of the published table
+TILES = {
+    (64, 64, 192, 128): (90_112, (64, 32, 32)),
+    (64, 256, 128, 96): None,
+    (128, 128, 128, 176): (212_992, (88, 44, 64)),
+    (128, 128, 128, 128): (163_840, (64, 32, 64)),
+    (192, 192, 128, 112): (221_184, (56, 28, 96)),
+    (192, 128, 128, 128): (212_992, (64, 32, 64)),
+    (192, 192, 128, 96): None,
+    (256, 256, 128, 80): (229_376, (40, 20, 128)),
+    (256, 256, 128, 64): None,
+}
 
 
 def schedule(head_dim, head_dim_v, block_m, block_n, **more):
@@ -37,9 +37,14 @@ def schedule(head_dim, head_dim_v, block_m, block_n, **more):
     return Schedule.make(**keys | more)
 
 
-@pytest.mark.parametrize("tile", TILES)
-def test_every_tile_of_flash_attention_3_fits(tile):
-    assert not budget(schedule(*tile)).over()
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_of_flash_attention_3_fits_with_the_sums_that_are_published(tile):
+    cost = budget(schedule(*tile))
+    assert not cost.over()
+    if TILES[tile]:
+        shared, registers = amounts(cost.shared), amounts(cost.registers)
+        sums = registers["s"], registers["p"], registers["o"]
+        assert (cost.shared.total - shared["barriers"], sums) == TILES[tile]
 
 
 @pytest.mark.parametrize(
@@ -54,24 +59,6 @@ def test_every_tile_of_flash_attention_3_fits(tile):
 def test_one_step_past_a_known_limit_does_not_fit(tile, ledgers):
     over = budget(schedule(*tile)).over()
     assert [ledger.name.split(" of ")[0] for ledger in over] == ledgers
-
-
-@pytest.mark.parametrize(
-    ("tile", "bytes_without_barriers", "accumulators"),
-    [  # columns "smem B" and "S+P+O" of the published table
-        ((64, 64, 192, 128), 90_112, (64, 32, 32)),
-        ((128, 128, 128, 176), 212_992, (88, 44, 64)),
-        ((128, 128, 128, 128), 163_840, (64, 32, 64)),
-        ((192, 192, 128, 112), 221_184, (56, 28, 96)),
-        ((192, 128, 128, 128), 212_992, (64, 32, 64)),
-        ((256, 256, 128, 80), 229_376, (40, 20, 128)),
-    ],
-)
-def test_sums_are_those_published_for_flash_attention_3(tile, bytes_without_barriers, accumulators):
-    cost = budget(schedule(*tile))
-    shared, registers = amounts(cost.shared), amounts(cost.registers)
-    assert cost.shared.total - shared["barriers"] == bytes_without_barriers
-    assert (registers["s"], registers["p"], registers["o"]) == accumulators
 
 
 @pytest.mark.parametrize(
