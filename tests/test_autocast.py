@@ -54,6 +54,23 @@ CALLS: dict[str, Call] = TRAINED | {
     ),
     "attention_fp8": fagen.attention_fp8,
 }
+# those of a vendored package for torch
+PACKAGED: dict[str, Callable[[Any], Call]] = {
+    "a package's attention": lambda of: of.attention,
+    "a package's attention_varlen": lambda of: packed(of.attention_varlen),
+    "a package's attention_decode": lambda of: (
+        lambda q, k, v, **how: of.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
+    ),
+}
+PACKAGED_TRAINED = [*PACKAGED][:2]
+
+
+@pytest.fixture(params=[*CALLS, *PACKAGED])
+def call(request):
+    """A call, by its name."""
+    if request.param in CALLS:
+        return CALLS[request.param]
+    return PACKAGED[request.param](request.getfixturevalue("demo"))
 
 
 def qkv(*dtypes: torch.dtype) -> list[Tensor]:
@@ -87,7 +104,6 @@ def of_a_gpu(dtype: torch.dtype) -> Iterator[None]:
 
 @pytest.mark.parametrize("to", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("dtypes", OTHERS, ids=str)
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_what_would_be_refused_is_cast(call, dtypes, to):
     tensors = qkv(*dtypes)
     with torch.autocast("cpu", to):
@@ -96,18 +112,27 @@ def test_what_would_be_refused_is_cast(call, dtypes, to):
     assert torch.equal(out, call(*(x.to(to) for x in tensors), causal=True))
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_varlen"])
-def test_other_arguments_stay_as_they_were(name):
-    schedule = f"fwd_bf16_d32_causal_m64n64{'_varlen' if name == 'attention_varlen' else ''}"
-    how = dict(causal=True, scale=0.3, return_lse=True, schedule=schedule)
-    tensors = qkv(BF16, FP32, BF16)
+@pytest.mark.parametrize(
+    ("call", "schedule"),
+    [
+        ("attention", {"schedule": "fwd_bf16_d32_causal_m64n64"}),
+        ("attention_varlen", {"schedule": "fwd_bf16_d32_causal_m64n64_varlen"}),
+        *((name, {}) for name in PACKAGED),
+    ],
+    indirect=["call"],
+)
+@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
+def test_other_arguments_stay_as_they_were(call, schedule, dtypes):
+    how, tensors = dict(causal=True, scale=0.3, **schedule), qkv(*dtypes)
     with torch.autocast("cpu", BF16):
-        found = CALLS[name](*tensors, **how)
-    assert all(map(torch.equal, found, CALLS[name](*(x.to(BF16) for x in tensors), **how)))
+        out, lse = call(*tensors, **how, return_lse=True)
+        assert torch.equal(call(*tensors, **how), out)
+    right = call(*(x.to(BF16) for x in tensors), **how, return_lse=True)
+    assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
 
 
 @pytest.mark.parametrize("dtypes", OTHERS, ids=str)
-@pytest.mark.parametrize("call", TRAINED.values(), ids=TRAINED)
+@pytest.mark.parametrize("call", [*TRAINED, *PACKAGED_TRAINED], indirect=True)
 def test_gradients_come_back_in_the_dtypes_of_their_tensors(call, dtypes):
     tensors = [x.requires_grad_() for x in qkv(*dtypes)]
     with torch.autocast("cpu", BF16):
@@ -158,13 +183,13 @@ def prepare() -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
-    ("name", "dtypes"),
-    [("attention", dtypes) for dtypes in OTHERS] + [(name, OTHERS[2]) for name in [*TRAINED][1:]],
+    ("call", "dtypes"),
+    [(name, dtypes) for name in ("attention", *PACKAGED_TRAINED) for dtypes in OTHERS]
+    + [(name, OTHERS[2]) for name in [*TRAINED][1:]],
+    indirect=["call"],
     ids=str,
 )
-def test_compiled_it_is_one_graph(fresh_dynamo, name, dtypes, inside):
-    call = TRAINED[name]
-
+def test_compiled_it_is_one_graph(fresh_dynamo, call, dtypes, inside):
     def loss(*tensors):
         out = call(*tensors, causal=True)
         return out.float().square().sum()
@@ -185,14 +210,20 @@ def test_compiled_it_is_one_graph(fresh_dynamo, name, dtypes, inside):
         assert torch.equal(x.grad, fine.grad.to(x.dtype))
 
 
-@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_decode"])
-def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo, name):
+@pytest.mark.parametrize(
+    ("call", "dynamic"),
+    [(name, None) for name in ("attention", "attention_varlen", "attention_decode")]
+    + [(name, True) for name in PACKAGED],
+    indirect=["call"],
+)
+def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo, call, dynamic):
     prepare()
-    call, tensors = CALLS[name], qkv(FP32, BF16, BF16)
+    tensors = qkv(FP32, BF16, BF16)
     for more in ({}, {"return_lse": True}):
         compiled = torch.compile(
             lambda *given, more=more: call(*given, causal=True, **more),
             fullgraph=True,
+            dynamic=dynamic,
             backend="aot_eager",
         )
         with torch.autocast("cpu", BF16):
@@ -204,24 +235,28 @@ def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo, name):
 class Model(torch.nn.Module):
     """Attention under an autocast of its own."""
 
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.autocast("cpu", BF16):
-            out: Any = fagen.attention(q, k, v, causal=True)
+            out: Any = self.call(q, k, v, causal=True)
         return out
 
 
+@pytest.mark.parametrize("call", ["attention", "a package's attention"], indirect=True)
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_the_casts_stand_in_the_program(fresh_dynamo, strict):
+def test_exported_the_casts_stand_in_the_program(fresh_dynamo, call, strict):
     prepare()
-    tensors = qkv(FP32, FP32, BF16)
-    exported = torch.export.export(Model(), tuple(tensors), strict=strict)
-    assert torch.equal(exported.module()(*tensors), Model()(*tensors))
+    model, tensors = Model(call), qkv(FP32, FP32, BF16)
+    exported = torch.export.export(model, tuple(tensors), strict=strict)
+    assert torch.equal(exported.module()(*tensors), model(*tensors))
 
 
 # ---- what is not --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_three_of_one_dtype_of_16_bits_are_taken_as_they_are(call):
     tensors = qkv(FP16, FP16, FP16)
     with torch.autocast("cpu", BF16):
@@ -229,18 +264,16 @@ def test_three_of_one_dtype_of_16_bits_are_taken_as_they_are(call):
     assert out.dtype == FP16 and torch.equal(out, call(*tensors, causal=True))
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_outside_of_it_fp32_is_refused_and_it_is_named(call):
     tensors = qkv(FP32, FP32, FP32)
     said = "converts? it, and so does torch.autocast around the call$"
     for elsewhere in (torch.autocast("cpu", BF16, enabled=False), of_a_gpu(BF16)):
-        with elsewhere, pytest.raises(ValueError, match=f"q is float32; .*{said}"):
+        with elsewhere, pytest.raises(ValueError, match=rf"q is (torch\.)?float32; .*{said}"):
             call(*tensors, causal=True)
     with pytest.raises(ValueError, match=r"k[is ]* .*converts it"):
         call(*qkv(BF16, FP32, BF16), causal=True)
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_what_it_does_not_cast_is_refused_as_ever(call):
     for dtypes in ((FP64,) * 3, (FP64, BF16, BF16), (BF16, BF16, FP64)):
         with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=r"bfloat16|float16") as r:

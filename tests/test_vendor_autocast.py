@@ -1,11 +1,13 @@
-"""Calls of vendored packages for torch under torch.autocast: what is cast, what is refused."""
+"""What vendored packages for torch cast under torch.autocast, where not as the library itself does.
+
+What both do is in test_autocast.py.
+"""
 
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen import vendor
@@ -15,12 +17,10 @@ from tests.test_autocast import (
     FP32,
     FP64,
     LENGTHS,
-    OTHERS,
     Call,
     of_a_gpu,
     packed,
     qkv,
-    sdpa,
 )
 from tests.vendor_gradients import EIGHT, package
 from tests.vendor_helpers import asked
@@ -32,11 +32,11 @@ def attention_decode(of: ModuleType) -> Call:
     return lambda q, k, v, **how: of.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
 
 
-TRAINED = {
+CALLS = {
     "attention": lambda of: of.attention,
     "attention_varlen": lambda of: packed(of.attention_varlen),
+    "attention_decode": attention_decode,
 }
-CALLS = TRAINED | {"attention_decode": attention_decode}
 
 
 @pytest.fixture(params=CALLS)
@@ -44,41 +44,7 @@ def call(request: pytest.FixtureRequest, demo: ModuleType) -> Call:
     return CALLS[request.param](demo)
 
 
-@pytest.fixture(params=TRAINED)
-def trained(request: pytest.FixtureRequest, demo: ModuleType) -> Call:
-    """A call that has gradients."""
-    return CALLS[request.param](demo)
-
-
 # ---- what is cast -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("to", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
-def test_what_no_kernel_takes_is_cast(
-    call: Call, dtypes: tuple[torch.dtype, ...], to: torch.dtype
-) -> None:
-    tensors = qkv(*dtypes)
-    with torch.autocast("cpu", to):
-        out, lse = call(*tensors, causal=True, scale=0.3, return_lse=True)
-        assert out.dtype == to == sdpa(*tensors).dtype
-        assert torch.equal(call(*tensors, causal=True, scale=0.3), out)
-    right = call(*(x.to(to) for x in tensors), causal=True, scale=0.3, return_lse=True)
-    assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
-
-
-@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
-def test_gradients_come_back_in_the_dtypes_of_their_tensors(
-    trained: Call, dtypes: tuple[torch.dtype, ...]
-) -> None:
-    tensors = [x.requires_grad_() for x in qkv(*dtypes)]
-    with torch.autocast("cpu", BF16):
-        trained(*tensors, causal=True).float().square().sum().backward()
-    wanted = [x.detach().to(BF16).requires_grad_() for x in tensors]
-    trained(*wanted, causal=True).float().square().sum().backward()
-    for x, fine in zip(tensors, wanted, strict=True):
-        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
-        assert torch.equal(x.grad, fine.grad.to(x.dtype))
 
 
 def test_a_folder_without_gradients_casts_too(tmp_path: Any) -> None:
@@ -101,62 +67,6 @@ def test_a_folder_of_e4m3_alone_has_nothing_to_cast() -> None:
     assert "python/demo/_attention.py" in python and "python/demo/_autocast.py" not in python
     assert not [path for path in python if "autocast" in python[path]]
     assert "autocast" not in texts["README.md"]
-
-
-# ---- traced -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("dtypes", OTHERS, ids=str)
-def test_compiled_it_is_one_graph(
-    fresh_dynamo: None, trained: Call, dtypes: tuple[torch.dtype, ...], inside: bool
-) -> None:
-    def loss(*tensors: Tensor) -> Tensor:
-        out: Tensor = trained(*tensors, causal=True)
-        return out.float().square().sum()
-
-    def around(*tensors: Tensor) -> Tensor:
-        with torch.autocast("cpu", BF16):
-            return loss(*tensors)
-
-    compiled = torch.compile(around if inside else loss, fullgraph=True, backend="aot_eager")
-    ours = [x.requires_grad_() for x in qkv(*dtypes)]
-    with torch.autocast("cpu", BF16, enabled=not inside):
-        compiled(*ours).backward()
-    theirs = [x.detach().to(BF16).requires_grad_() for x in ours]
-    loss(*theirs).backward()
-    for x, fine in zip(ours, theirs, strict=True):
-        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
-        assert torch.equal(x.grad, fine.grad.to(x.dtype))
-
-
-def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo: None, call: Call) -> None:
-    tensors = qkv(FP32, BF16, BF16)
-    compiled = torch.compile(
-        lambda *given: call(*given, causal=True, return_lse=True),
-        fullgraph=True,
-        dynamic=True,
-        backend="aot_eager",
-    )
-    with torch.autocast("cpu", BF16):
-        found = compiled(*tensors)
-    right = call(*(x.to(BF16) for x in tensors), causal=True, return_lse=True)
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_exported_the_casts_stand_in_the_program(
-    fresh_dynamo: None, demo: ModuleType, strict: bool
-) -> None:
-    class Model(torch.nn.Module):
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with torch.autocast("cpu", BF16):
-                out: Tensor = demo.attention(q, k, v, causal=True)
-            return out
-
-    tensors = qkv(FP32, FP32, BF16)
-    exported = torch.export.export(Model(), tuple(tensors), strict=strict)
-    assert torch.equal(exported.module()(*tensors), Model()(*tensors))
 
 
 # ---- what is not --------------------------------------------------------------------------------
