@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fagen.e4m3 import Quantized, by_columns, rounded
 from fagen.kinds.forward.plan import Plan
+from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.checks import checked
 from fagen.schedule import Schedule
@@ -73,8 +74,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls on CPU tensors go by ops that are loaded, where there are some, as on a GPU."""
 
     def ready(schedules: Sequence[Schedule], *_: Any, **__: Any) -> op.Kernel:
-        slug = schedules[0].slug
-        return op.kernel_of(slug, "cuda" if hasattr(torch.ops.fagen, slug) else "cpu")
+        of = plan_of(schedules[0].slug)
+        return op.kernel_of(of, "cuda" if hasattr(torch.ops.fagen, of.slug) else "cpu")
 
     monkeypatch.setattr(op, "ready", ready)
 

@@ -146,6 +146,7 @@ def stub_binary(planned: Plan, folder: Path) -> Binary:
         source_hash=HASH,
         hashes=Hashes(HASH, HASH, HASH),
         made_with={},
+        plan=planned,
     )
 
 

@@ -125,7 +125,7 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(layout, s
         kernel = ATTENTION.find(ATTENTION.ready(key), slug=key.schedule)
         emulated = op.emulated(kernel.slug)
         op.run_once(
-            kernel.slug, key.device, lambda call=emulated, **given: outs.append(call(**given))
+            kernel.plan, key.device, lambda call=emulated, **given: outs.append(call(**given))
         )
     assert [out.shape for out, _ in outs] == [(1, 1, 1, 32)] * 2
 

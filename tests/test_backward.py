@@ -206,7 +206,7 @@ def test_speeds_are_flops_by_time_beside_cudnns_where_it_does_not_refuse(monkeyp
     monkeypatch.setattr(peers.op, "load", lambda binary: partial(compute, plan))
     monkeypatch.setitem(peers.GRADIENTS, "cudnn", cudnn)
     said: list[str] = []
-    binary = SimpleNamespace(slug=plan.slug)
+    binary = SimpleNamespace(slug=plan.slug, plan=plan)
     speeds = verification.VERIFICATION.speeds(plan, binary, said.append)  # type: ignore[arg-type]
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     for speed in speeds:

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,11 @@ from tests.aten import passes_on_a_cpu
 SLUG = "bwd_fp16_d64_{}_m128n128"
 SCALE = 0.125
 REFUSING = peers.peer("cudnn")  # on a CPU, as it is
+
+
+def binary_of(slug: str) -> Any:
+    """What is read of a Binary that is not loaded."""
+    return SimpleNamespace(slug=slug, plan=plan_of(slug))
 
 
 def cell(mask: str, *lengths: int, heads: int = 2, kv_heads: int = 1) -> Cell:
@@ -116,7 +122,7 @@ def raced(monkeypatch, torch_on_a_cpu):
     )
 
     def run(case: Cell, *names: str):
-        ours = peers.ours(SimpleNamespace(slug=SLUG.format(case.problem.mask)))
+        ours = peers.ours(binary_of(SLUG.format(case.problem.mask)))
         others = [peers.peer(name) for name in names]
         return cells.race(case, [ours, *others], regimes=[BURST], progress=None)
 
@@ -174,7 +180,7 @@ def test_a_kernel_is_called_what_its_schedule_says(monkeypatch):
     monkeypatch.setattr(peers.op, "load", lambda binary: None)
     usual = SLUG.format("full")
     for slug, name in ((usual, "fagen"), (f"{usual}_det", DETERMINISTIC)):
-        assert peers.ours(SimpleNamespace(slug=slug)).name == name
+        assert peers.ours(binary_of(slug)).name == name
         assert cell_of(plan_of(slug), Sizes(1, 2, 1, 9, 9)) == cell("full", 9, 9)
 
 

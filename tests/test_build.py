@@ -119,8 +119,8 @@ from fagen.render import Hashes, Source
 from fagen.toolchain import Toolchain
 from pathlib import PosixPath
 tools = {tools!r}
-source = Source("fwd_x", {log!r}, "", "0" * 64, "0" * 64)
 planned = plan(from_slug("fwd_fp16_d128_full_m128n128"))
+source = Source("fwd_x", {log!r}, "", "0" * 64, "0" * 64, planned)
 print(build(source, planned, binding=False, toolchain=tools).cached, flush=True)
 """
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 import fagen
+from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.op import emulated
 from tests.op_helpers import SLUG, loaded, qkv, refusal
@@ -64,7 +65,7 @@ def leaves_of(tensors, which):
 
 def test_it_is_what_the_op_gives(attend, stub_op):
     one = stub_op(SLUG)
-    kernel = op.kernel_of(SLUG, "cuda")
+    kernel = op.kernel_of(plan_of(SLUG), "cuda")
     assert kernel.direct is not kernel.alone is op.alone(one.op)
     out, lse = one.op(*qkv(), 0.1)
     assert torch.equal(attend(*qkv()), out)

@@ -33,7 +33,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(op, "build", build)
     monkeypatch.setattr(op, "load", load)
-    monkeypatch.setattr(op, "kernel_of", lambda slug, _: op.Kernel(slug, *[print] * 4, 1.0, ""))
+    monkeypatch.setattr(op, "kernel_of", lambda of, _: op.Kernel(of.slug, *[print] * 4, 1.0, ""))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)

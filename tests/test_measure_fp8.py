@@ -250,7 +250,7 @@ CASE = Cell(Problem("e4m3", 64, 64, "full"), Sizes(1, 2, 2, 64, 64))
 
 
 def kernel_of(slug):
-    return ours(SimpleNamespace(slug=slug))
+    return ours(SimpleNamespace(slug=slug, plan=worked(slug)))
 
 
 def test_transposed_v_is_charged_with_what_it_costs_beyond_plain_quantisation(clocks):

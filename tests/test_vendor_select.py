@@ -82,7 +82,7 @@ def _assigned(signature: Signature) -> str:
 
 def kernels_of(schedules: Iterable[Any]) -> tuple[Kernel, ...]:
     """Kernels whose sources are empty."""
-    nothing = Source("", "", "", "", "")
+    nothing = Source("", "", "", "", "", None)
     return tuple(Kernel("", one, registry.plan(one), nothing, None) for one in schedules)
 
 

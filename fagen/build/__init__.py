@@ -92,6 +92,7 @@ class Binary:
     source_hash: str
     hashes: Hashes  # as in Source
     made_with: Mapping[str, str]
+    plan: Plan
 
 
 def build(
@@ -160,6 +161,7 @@ def build(
         source_hash=source.hash,
         hashes=source.hashes,
         made_with={**record.made_with, **({"torch": torch.version} if torch else {})},
+        plan=plan,
     )
 
 

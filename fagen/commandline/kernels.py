@@ -1,6 +1,6 @@
 """Commands that take schedules through the flow: from a check to runs and speeds on a GPU."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,12 @@ def generate(
         answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
-        answer(as_json, [asdict(s) for s in sources], map(str.rstrip, texts), wrong)
+        answer(as_json, [_record(s) for s in sources], map(str.rstrip, texts), wrong)
+
+
+def _record(made: Any) -> dict[str, Any]:
+    """All of a Source or a Binary but its Plan, for JSON: `fagen check --json` has that."""
+    return {key: x for key, x in asdict(replace(made, plan=None)).items() if key != "plan"}
 
 
 @click.command()
@@ -137,7 +142,7 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json:
         named,
         flow.maker(readable, binding=binding, progress=say),
     )
-    records = [asdict(binary) for _, binary in kernels]
+    records = [_record(binary) for _, binary in kernels]
     answer(as_json, records, (report.built(*one) for one in kernels), wrong)
 
 

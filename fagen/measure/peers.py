@@ -41,7 +41,6 @@ from fagen.measure.rows import DETERMINISTIC, PREARRANGED, QUANTISE
 from fagen.measure.timing import Call
 from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Problem
-from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.quantize import quantize
 from fagen.vocab import MASKS, PASSES
@@ -79,8 +78,7 @@ def ours(binary: Binary) -> Implementation:
     quantise V that way instead of row-major.
     """
     kernel = op.load(binary)
-    plan = plan_of(binary.slug)
-
+    plan = binary.plan
     contender = contender_of(plan)
 
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:

@@ -48,6 +48,7 @@ class Source:
     binding: str  # <slug>_torch.cpp
     hash: str
     hashes: Hashes
+    plan: Plan  # that it is of
 
 
 def render(plan: Plan) -> Source:
@@ -59,6 +60,7 @@ def render(plan: Plan) -> Source:
         binding=outputs.stamped(formatted(_template(BINDING, plan))),
         hash=token_hash(text),
         hashes=hashes_of(text, plan.slug),
+        plan=plan,
     )
 
 

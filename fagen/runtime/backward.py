@@ -28,6 +28,7 @@ from torch.compiler import is_dynamo_compiling
 from fagen.arch import SM90
 from fagen.build.autograd import build_autograd
 from fagen.errors import FagenError, ScheduleError
+from fagen.kind import Plan
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -350,14 +351,13 @@ def _register(of: tuple[str, str]) -> str:
 
 
 def _define(slug: str) -> str:
-    name, signature = f"{slug}_with_grad", plan_of(slug).signature
+    name, of = f"{slug}_with_grad", plan_of(slug)
+    signature = of.signature
     asked = f"{signature.asked_in_order}, *, bool deterministic=False"
     _ops.define(f"{name}({asked}) -> {signature.returns}")
-    fake = _as_registered(op.fakes(plan_of(slug))[""])
+    fake = _as_registered(op.fakes(of)[""])
     torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
-    torch.library.register_autograd(
-        f"fagen::{name}", _backward(slug), setup_context=_keep, lib=_ops
-    )
+    torch.library.register_autograd(f"fagen::{name}", _backward(of), setup_context=_keep, lib=_ops)
     return name
 
 
@@ -388,9 +388,9 @@ def _keep(
     ctx.set_materialize_grads(False)
 
 
-def _backward(slug: str) -> op.Op:
+def _backward(of: Plan) -> op.Op:
     """What takes back a forward kernel's op."""
-    names = tuple(one.name for one in plan_of(slug).signature.positional)
+    slug, names = of.slug, tuple(one.name for one in of.signature.positional)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, out, lse = ctx.saved_tensors

@@ -20,6 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from fagen.dispatch.pick import search_command
 from fagen.dispatch.select import Buildable, Rows, buildable, select, sized_slug
 from fagen.errors import DeviceError, UntunedWarning
+from fagen.kind import Plan
 from fagen.problem import Problem
 from fagen.registry import committed_file, given
 from fagen.runtime import op
@@ -198,7 +199,7 @@ class Door:
         is_new = slug not in ready.kernels
         kernel = self.find(ready, slug=slug, progress=progress)
         if is_new and key.device.type == "cuda":
-            op.run_once(kernel.slug, key.device)
+            op.run_once(cast(Plan, kernel.plan), key.device)
         return kernel
 
 
@@ -279,7 +280,8 @@ def _rows_of(door: str, of: tuple[Any, ...]) -> Any:
 def _named(door: str, of: tuple[Any, ...], slug: str | None) -> Named:
     """Ready a kernel, and tell of it by name."""
     key = DOORS[door].key_of(*of)
-    return op.named(DOORS[door].find(DOORS[door].ready(key), slug=slug).slug, key.device.type)
+    kernel = DOORS[door].find(DOORS[door].ready(key), slug=slug)
+    return op.named(cast(Plan, kernel.plan), key.device.type)
 
 
 @untraced

@@ -96,21 +96,14 @@ class Kernel:
     direct: Op
     scale: float
     gradients_by: str
+    plan: Plan | None = None  # None where torch.compile has told of it by name alone
     # of a call's sizes the node of gradients, by whether these have one order; None is of any sizes
     numbers: dict[bool, int] | None = None
 
     def of_sizes(self) -> "Kernel":
         """Return the same for calls of some sizes, whose nodes it can keep."""
-        return Kernel(
-            self.slug,
-            self.op,
-            self.alone,
-            self.below,
-            self.direct,
-            self.scale,
-            self.gradients_by,
-            {},
-        )
+        ways = self.op, self.alone, self.below, self.direct
+        return Kernel(self.slug, *ways, self.scale, self.gradients_by, self.plan, {})
 
     def results(self, *arguments: Any) -> Any:
         """Return all outputs, the sooner way if that will do."""
@@ -137,7 +130,7 @@ def ready(
     ToolchainError and BuildError where it cannot be built.
     """
     if device.type == "cpu":
-        return kernel_of(schedules[0].slug, "cpu")
+        return kernel_of(plan(schedules[0]), "cpu")
     if device.type != "cuda":
         raise DeviceError(
             f"tensors are on {device}; a kernel runs on a Hopper GPU, or on a CPU emulated"
@@ -165,7 +158,7 @@ def _build(
         )
     planned = plan(schedule)
     load(build(render(planned), planned, binding=True, progress=progress))
-    return kernel_of(schedule.slug, "cuda")
+    return kernel_of(planned, "cuda")
 
 
 # on each device a first call has work to do
@@ -177,9 +170,9 @@ def forget() -> None:
     _built.clear()
 
 
-def run_once(slug: str, device: torch.device, op: Op | None = None) -> None:
+def run_once(of: Plan, device: torch.device, op: Op | None = None) -> None:
     """Run a kernel with all sizes 1, so that whatever it has to do once is done."""
-    signature = plan_of(slug).signature
+    signature = of.signature
     sizes = dict.fromkeys((size.name for size in signature.sizes), 1)
     arguments: dict[str, Any] = {scalar.name: 1 for scalar in signature.numbers}
     for tensor in signature.inputs:
@@ -188,7 +181,7 @@ def run_once(slug: str, device: torch.device, op: Op | None = None) -> None:
             dtype = getattr(torch, tensor.dtype.torch)
             arguments[tensor.name] = torch.zeros(shape, device=device).to(dtype)
     with torch.no_grad():
-        (op or getattr(torch.ops.fagen, slug).default)(**arguments)
+        (op or getattr(torch.ops.fagen, of.slug).default)(**arguments)
 
 
 def refuse_other_than_hopper(device: torch.device) -> None:
@@ -213,28 +206,29 @@ def load(binary: Binary) -> Op:
     Raises FagenError where this process has another source under the slug, BuildError where there
     is no binding or it does not load.
     """
-    source, op = _loaded.get(binary.slug) or _loaded.made(binary.slug, binary)
-    if source != binary.source_hash:
+    loaded, op = _loaded.get(binary.slug) or _loaded.made(binary.slug, binary)
+    if loaded.source_hash != binary.source_hash:
         raise FagenError(
-            f"{binary.slug}: this process has loaded source {source[:12]} under that name, so "
+            f"{binary.slug}: this process has loaded source {loaded.source_hash[:12]} under that "
+            "name, so "
             f"{binary.source_hash[:12]} cannot be another op: use a new process, or "
             "runtime.c_interface.bind, which registers nothing"
         )
     return op
 
 
-def _load(_: str, binary: Binary) -> tuple[str, Op]:
-    return binary.source_hash, _register(binary)
+def _load(_: str, binary: Binary) -> tuple[Binary, Op]:
+    return binary, _register(binary)
 
 
-_loaded: Once[str, tuple[str, Op]] = Once(_load, REGISTERING)  # slug → hash of its source, op
+_loaded: Once[str, tuple[Binary, Op]] = Once(_load, REGISTERING)  # by slugs, with their ops
 
 
 def alone(op: Op) -> Op:
     """Return what gives the first output only: of a loaded kernel an op that costs less."""
     slug = getattr(op, "__name__", "").partition(".")[0]
     is_loaded = slug in _loaded and _loaded[slug][1] is op
-    ends = named(slug, "cuda").ends if is_loaded else ""
+    ends = named(_loaded[slug][0].plan, "cuda").ends if is_loaded else ""
     return getattr(torch.ops.fagen, f"{slug}{ends}").default if ends else _first_of(op)
 
 
@@ -246,34 +240,33 @@ def _first_of(op: Op) -> Op:
     return first
 
 
-def kernel_of(slug: str, place: str) -> Kernel:
+def kernel_of(of: Plan, place: str) -> Kernel:
     """Return the ways into a kernel on devices of a type: loaded, or on CPUs emulated."""
-    name = named(slug, place)
-    kernel = traced_kernel(name)
+    name = named(of, place)
+    kernel = replace(traced_kernel(name), plan=of)
     if place == "cpu":
         return kernel
-    below = _called_below(slug), _called_below(f"{slug}{name.ends}")
-    if _names_some(slug):
+    below = _called_below(of.slug), _called_below(f"{of.slug}{name.ends}")
+    if _names_some(of):
         below = _by_place(below[0], name), _by_place(below[1], name)
     return replace(kernel, below=below[0], direct=below[1])
 
 
-def _names_some(slug: str) -> bool:
+def _names_some(of: Plan) -> bool:
     """Whether an op must be given some arguments by name, also where torch lets it be otherwise."""
-    return "*" in plan_of(slug).signature.asked_by_place
+    return "*" in of.signature.asked_by_place
 
 
-def named(slug: str, place: str) -> Named:
+def named(of: Plan, place: str) -> Named:
     """Tell of a ready kernel by name, on devices of a type."""
-    plan = plan_of(slug)
-    signature, scale = plan.signature, getattr(plan, "head_dim", 1) ** -0.5
+    slug, signature, scale = of.slug, of.signature, getattr(of, "head_dim", 1) ** -0.5
     placed = len(signature.positional)
     by_name = tuple(one.name for one in signature.arguments[placed:])
     if place == "cpu":
-        emulated(slug)
+        emulated(of)
         refusal = f"fagen::{slug}: {signature.gradient_refused}"
         name = slug, f"{slug}_emulated", "", refusal
-        by_name = by_name if _names_some(slug) else ()
+        by_name = by_name if _names_some(of) else ()
     else:
         ends = [f"_without_{tensor.name}" for tensor in signature.omittable]
         name = slug, slug, "".join(ends[:1]), ""
@@ -335,9 +328,8 @@ def _register(binary: Binary) -> Op:
             tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
             raise
 
-    of = plan_of(binary.slug)
-    emulated(binary.slug)  # what the op calls on CPU tensors
-    for end, fake in fakes(of).items():
+    emulated(binary.plan)  # what the op calls on CPU tensors
+    for end, fake in fakes(binary.plan).items():
         for name in (f"{binary.slug}{end}", f"{binary.slug}{end}_no_grad"):
             torch.library.register_fake(f"fagen::{name}", partial(telling, fake), lib=_ops)
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
@@ -380,17 +372,18 @@ def _single(made: tuple[Tensor, ...]) -> Any:
 # ---- emulated ops --------------------------------------------------------------------------------
 
 
-def emulated(slug: str) -> Op:
-    """Return torch.ops.fagen.<slug>_emulated, the Plan computed in torch on CPU tensors.
+def emulated(of: Plan | str) -> Op:
+    """Return torch.ops.fagen.<slug>_emulated, a Plan computed in torch on CPU tensors.
 
     It takes and returns what the kernel's op does, all by place where torch lets it.
-    Raises ScheduleError where it is no slug.
+    Raises ScheduleError for a word that is no slug.
     """
-    return _emulated.get(slug) or _emulated.made(slug)
+    slug = of if isinstance(of, str) else of.slug
+    return _emulated.get(slug) or _emulated.made(slug, of)
 
 
-def _emulate(slug: str) -> Op:
-    of = plan_of(slug)
+def _emulate(slug: str, of: Plan | str) -> Op:
+    of = plan_of(of) if isinstance(of, str) else of
     compute = load_named(kind(of.kind).emulate)
     name = f"{slug}_emulated"
 

@@ -20,7 +20,6 @@ from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
 from fagen.dispatch.tables import chunks_of
 from fagen.kind import Step
 from fagen.problem import Problem
-from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.vendor.gradients import problem_of
 from fagen.vocab import (
@@ -240,7 +239,7 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     """
     rows, there = flattened(problem, ""), [schedule.slug for schedule in schedules]
     few = {row.slug for row in rows if row.for_few_tiles}
-    usual = min(there, key=lambda slug: ("num_splits" in from_slug(slug).settings(), slug in few))
+    usual = min(schedules, key=lambda one: ("num_splits" in one.settings(), one.slug in few)).slug
     if len(there) > 1 and not (len(rows) == 1 and rows[0].slug):
         default = buildable(problem).schedules[0].slug
         usual = default if default in there else usual

@@ -196,7 +196,7 @@ def test_the_largest_workspace_is_counted_in_64_bits(stub: StubOp) -> None:
 def test_it_loads_and_torch_finds_nothing_wrong(any_toy: StubOp) -> None:
     named = toy.arguments(any_toy.plan)
     with torch.no_grad():
-        run_once(any_toy.slug, torch.device("cpu"), any_toy.op)
+        run_once(any_toy.plan, torch.device("cpu"), any_toy.op)
     torch.library.opcheck(any_toy.op, (), named)
     torch.library.opcheck(any_toy.op, (), toy.arguments(any_toy.plan, 1, 0, 3))
     torch.library.opcheck(any_toy.op, (), {**named, "factor": torch.ones(2, 3)})
