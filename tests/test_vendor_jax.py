@@ -23,6 +23,7 @@ from fagen.process import run
 from fagen.vendor import jax_package
 from tests.cli_helpers import ROOT, SLUG
 from tests.test_vendor_program import kernel
+from tests.vendor_helpers import of_page
 
 KERNELS = (
     "fwd_fp16_d128_causal_m128n128",
@@ -205,10 +206,7 @@ print(dq.shape, dk.shape, dv.shape)
 
 
 def test_what_the_page_shows_differentiates(python, on_a_cpu):
-    page = (ROOT / "docs/vendor.md").read_text("utf-8")
-    section = page.partition("\n## Gradients\n")[2].partition("\n## ")[0]
-    snippet = section.partition("```python\n")[2].partition("```")[0]
-    program = PAGE.format(snippet=snippet)
+    program = PAGE.format(snippet=of_page("Gradients", "python"))
     output = ran(python, "-c", program, place=on_a_cpu, JAX_PLATFORMS="cpu")
     assert output == "(1, 20, 4, 128) (1, 20, 2, 128) (1, 20, 2, 128)\n"
 

@@ -24,7 +24,6 @@ from fagen.vendor import gradients
 from fagen.vendor.contents import Folder
 from tests import vendor_gradients
 from tests.attention_helpers import qkv
-from tests.cli_helpers import ROOT
 from tests.tensors import normal
 from tests.test_deterministic import leaves, torch_asks
 from tests.varlen_helpers import exact, packed, packed8
@@ -43,7 +42,7 @@ from tests.vendor_gradients import (
     WITHOUT_VARLEN,
     package,
 )
-from tests.vendor_helpers import COMBINE, asked, vendored
+from tests.vendor_helpers import COMBINE, asked, of_page, vendored
 
 SCALE = 0.2
 LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))
@@ -636,9 +635,7 @@ def test_what_a_kernel_takes_is_told_by_its_signature():
 
 
 def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
-    page = (ROOT / "docs/vendor.md").read_text("utf-8")
-    section = page.partition("\n## Gradients\n")[2].partition("\n## ")[0]
-    manifest = section.partition("```toml\n")[2].partition("```")[0]
+    manifest = of_page("Gradients", "toml")
     others = manifest.partition("# or ")[2].partition("\n")[0]
     for form in ("torch", *re.findall(r'"([\w-]+)"', others)):
         (tmp_path / "vendor.toml").write_text(manifest.replace('"torch"', f'"{form}"'))
@@ -646,7 +643,7 @@ def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
         assert found.format == form and len(found.differentiable) == 1 and not found.lacking
     slugs = [kernel.slug for kernel in found.kernels]
     vendored("my_attention", "source", tmp_path / "c", *slugs)
-    body = section.partition("```cpp\n")[2].partition("```")[0]
+    body = of_page("Gradients", "cpp")
     head = "#include <my_attention.h>\nint64_t called(void* stream) {"
     text = f"{head} struct FagenBackwardArgs args = {{}};\n{body}return bytes + status; }}\n"
     (tmp_path / "use.cpp").write_text(text)
@@ -657,15 +654,12 @@ def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
     k, v = (torch.randn(1, 20, 2, 128).half().requires_grad_() for _ in range(2))
     with package(tmp_path / "made", *slugs) as made:
         monkeypatch.setitem(sys.modules, "my_attention", made)
-        program = section.partition("```py\n")[2].partition("```")[0]
-        exec(program, {"q": q, "k": k, "v": v})
+        exec(of_page("Gradients", "py"), {"q": q, "k": k, "v": v})
     assert all(tensor.grad is not None and tensor.grad.any() for tensor in (q, k, v))
 
 
 def test_what_the_page_shows_of_varlen_sequences_compiles(tmp_path: Path) -> None:
-    page = (ROOT / "docs/vendor.md").read_text("utf-8")
-    section = page.partition("\n## Varlen\n")[2].partition("\n## ")[0]
-    body = section.partition("```cpp\n")[2].partition("```")[0]
+    body = of_page("Varlen", "cpp")
     vendored("my_attention", "source", tmp_path / "c", VARLEN, PACKED_BY)
     head = "#include <my_attention.h>\nint64_t called(void* stream) {\n"
     head += "struct MyAttentionProblem problem = {};\nstruct FagenForwardVarlenArgs args = {};\n"

@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +81,24 @@ def test_a_manifest_gives_kernels_names_in_python(tmp_path):
     assert again.kept == ("python/demo/_fakes.py",) and "setup.py" in again.unchanged
     assert f"src/{COMBINE}_torch.cpp" in again.new
     assert {f"src/{KERNELS[0]}_torch.cpp", "python/demo/_attention.py"} <= {*again.removed}
+
+
+def test_build_toml_names_every_source():
+    found = vendor.FORMATS["hf-kernel"](vendor.folder_of(asked("my_demo", "hf-kernel", *KERNELS)))
+    build = tomllib.loads(found["build.toml"])
+    assert build["general"]["name"] == "my-demo" and build["torch"]["stable-abi"]["cuda"] == "2.10"
+    kernel = build["kernel"]["my_demo"]
+    assert kernel["depends"] == ["torch", "cutlass_4_0"]
+    assert kernel["src"] == [f"src/{slug}.cu" for slug in KERNELS]
+    assert "--expt-relaxed-constexpr" in kernel["cuda-flags"]
+    bindings = [f"src/{slug}_torch.cpp" for slug in KERNELS]
+    assert build["torch"]["src"] == ["torch-ext/torch_binding.cpp", *bindings]
+    assert {*kernel["src"], *build["torch"]["src"]} <= set(found)
+    with_headers = asked("my_demo", "hf-kernel", *KERNELS, with_cutlass=True)
+    found = vendor.FORMATS["hf-kernel"](vendor.folder_of(with_headers))
+    kernel = tomllib.loads(found["build.toml"])["kernel"]["my_demo"]
+    assert kernel["depends"] == ["torch"] and kernel["include"] == ["third_party/cutlass/include"]
+    assert "third_party/cutlass/LICENSE.txt" in found
 
 
 # ---- what a build finds -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from fagen import registry, vendor
 from fagen.kinds.backward.signature import INSTEAD, NO_GRADIENT
 from fagen.process import run
 from fagen.vendor.place import Written
+from tests.cli_helpers import ROOT
 
 KERNELS = [
     "fwd_fp16_d128_causal_m128n128",
@@ -54,6 +55,13 @@ def installed(folder: Path, site: Path, *options: str) -> None:
     words = ["install", "--no-deps", "--disable-pip-version-check", "--target", site, *options]
     path = walled(site.with_name("wall"))
     python("-m", "pip", *words, folder, cwd=site.parent, PYTHONPATH=path)
+
+
+def of_page(section: str, language: str) -> str:
+    """The first program in a language that a section of the page on vendoring shows."""
+    page = (ROOT / "docs/vendor.md").read_text("utf-8")
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return text.partition(f"```{language}\n")[2].partition("```")[0]
 
 
 def hugging_face(config: pytest.Config) -> Path:
