@@ -33,7 +33,7 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.argument_types import flag, refuse_tangents
-from fagen.runtime.call import CallKey, Door, Sizes, traced, untraced
+from fagen.runtime.call import CallKey, Door, Ready, Sizes, traced, untraced
 from fagen.runtime.op import Kernel, Named, Once
 from fagen.vocab import BACKWARD
 
@@ -143,23 +143,27 @@ def kernel_of_gradients(
     what readying a kernel raises.
     """
     door, shape = (_DENSE if q.dim() == 4 else _PACKED), q.shape
-    call = slug, device, shape, k.shape, _in_order(device, deterministic)
+    of = slug, device, _in_order(device, deterministic)
+    call = *of, shape, k.shape
     try:
         if kernel := door.known.get(call):
             return kernel
     except TypeError:  # sizes that are left open are no keys
         pass
-    return _ready(door, _key(slug, device, deterministic), _sizes(q, k), call, slug)
+    ready = door.alike.get(of) or door.ready(_key(slug, device, deterministic), of)
+    return _ready(door, ready, _sizes(q, k), call, slug)
 
 
 def _ready(
-    door: Door, key: CallKey, sizes: Sizes | None, call: tuple[Any, ...], forward: str, **of: Any
+    door: Door, ready: Ready, sizes: Sizes | None, call: tuple[Any, ...], forward: str, **of: Any
 ) -> Kernel:
-    door.rows(key)
-    _registered.made((forward, key.device.type))  # for programs that were exported elsewhere
+    key, name = ready.key, (forward, ready.key.device.type)
+    ready.look_up()
+    if name not in _registered:  # for programs that were exported elsewhere
+        _registered.made(name)
     try:
         with _with_node(key.device):
-            kernel = door.find(door.ready(key), sizes, call, **of)
+            kernel = door.find(ready, sizes, call, **of)
         _number(forward, kernel.slug, key.device)
         return kernel
     except ScheduleError:
@@ -182,7 +186,7 @@ def prepare_gradients(
     door = _PACKED if key.problem and key.problem.varlen else _DENSE
     table = door.rows(key)
     for slug in table.slugs(rows, keys) if table else (None,):
-        _ready(door, key, None, (), kernel.slug, slug=slug)
+        _ready(door, door.ready(key), None, (), kernel.slug, slug=slug)
 
 
 # ---- eager ---------------------------------------------------------------------------------------
