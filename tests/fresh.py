@@ -24,6 +24,12 @@ def asked_for(kind: str = "forward") -> set[Any]:
     }
 
 
+def orders_of_gradients() -> set[bool]:
+    """Whether the kernels of gradients that are ready are deterministic."""
+    problems = (key.problem for key in call._ready)
+    return {of.deterministic for of in problems if of and of.kind == "backward"}
+
+
 def without_kernels(patch: pytest.MonkeyPatch) -> None:
     """Let what stands in for every kernel return q at once."""
     forget(patch)

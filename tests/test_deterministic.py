@@ -20,6 +20,7 @@ from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from fagen.runtime import backward, op
 from fagen.runtime import call as calls
 from tests.attention_helpers import picked, qkv
+from tests.fresh import orders_of_gradients
 from tests.varlen_helpers import packed
 
 pytestmark = [
@@ -53,12 +54,6 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(op, "ready", noted)
     return found
-
-
-def in_order() -> set[bool]:
-    """Whether the kernels of gradients that are ready are deterministic."""
-    problems = (key.problem for key in calls._ready)
-    return {of.deterministic for of in problems if of and of.kind == "backward"}
 
 
 @contextmanager
@@ -167,7 +162,7 @@ def test_a_call_that_needs_no_gradient_asks_nobody(call, monkeypatch):
 
 def test_its_kernel_is_ready_before_the_backward_pass(asked):
     dense(fagen.attention, deterministic=True)
-    assert in_order() == {True} and not asked
+    assert orders_of_gradients() == {True} and not asked
 
 
 def test_of_packed_sequences_it_is_derived_and_said_to_be(asked):
@@ -178,10 +173,10 @@ def test_of_packed_sequences_it_is_derived_and_said_to_be(asked):
 
 def test_prepared_it_need_not_be_readied(asked):
     fagen.prepare(**PREPARED, deterministic=True)
-    assert in_order() == {True}
+    assert orders_of_gradients() == {True}
     calls.reset()
     fagen.prepare_varlen(**PREPARED, deterministic=True)
-    assert in_order() == {True}
+    assert orders_of_gradients() == {True}
 
 
 def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contender import Contender, Run, Scene
 
 from fagen import registry
 from fagen.kind import Plan, load_named
@@ -18,6 +17,7 @@ from fagen.measure.sequences import Case
 from fagen.measure.verification import check
 from fagen.problem import Sizes
 from fagen.render import render
+from tests.faulted import Faulted, Run, Scene
 from tests.mutants import Fault, Faults
 
 
@@ -167,11 +167,11 @@ def faults_of(slug: str) -> Faults:
 
 
 @cache
-def contender(slug: str) -> Contender:
+def faulted(slug: str) -> Faulted:
     """A kernel with all its faults, which without one is right."""
     tried, plan = KERNELS[slug], planned(slug)
     in_any_order = plan.kind == "backward" and not plan.deterministic
-    found = Contender(plan, faults_of(slug), loose="dq" if in_any_order else "")
+    found = Faulted(plan, faults_of(slug), loose="dq" if in_any_order else "")
     for each in tried.scenes:
         found.record(each)
     if tried.small is not None:
@@ -197,7 +197,7 @@ def entry(slug: str, fault: Fault) -> int | None:
 def sample(slug: str) -> list[Fault]:
     """Of each kind of statement, and of what is wrong with it, one that shows; others elsewhere."""
     alike: dict[tuple[str, str], list[Fault]] = {}
-    for fault in contender(slug).faults:
+    for fault in faulted(slug).faults:
         if entry(slug, fault) is None:
             kind = fault.kind if fault.orders else ""
             alike.setdefault((kind, fault.what), []).append(fault)
@@ -208,9 +208,7 @@ def sample(slug: str) -> list[Fault]:
 @pytest.mark.parametrize("slug", LISTED)
 def test_one_fault_of_each_kind_shows(slug: str) -> None:
     unseen = [
-        str(fault)
-        for fault in sample(slug)
-        if contender(slug).end(fault.number, SEEDS) == "survives"
+        str(fault) for fault in sample(slug) if faulted(slug).end(fault.number, SEEDS) == "survives"
     ]
     assert not unseen
 
@@ -224,7 +222,7 @@ UNLISTED = pytest.mark.xfail(reason="its harmless faults are not listed yet", st
     [pytest.param(slug, marks=[] if slug in LISTED else [UNLISTED]) for slug in KERNELS],
 )
 def test_every_fault_shows_but_those_that_are_listed(slug: str) -> None:
-    found = contender(slug)
+    found = faulted(slug)
     survivors = {
         str(fault) for fault in found.faults if found.end(fault.number, SEEDS) == "survives"
     }

@@ -18,7 +18,7 @@ from fagen.simulator.translate import translated
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.often import some
-from tests.test_mutants import contender
+from tests.test_mutants import faulted
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
@@ -158,7 +158,7 @@ def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
 
 
 def test_what_is_stuck_or_wrong_is_told_and_the_next_call_is_as_if_nothing_had_been():
-    tried = contender(DETERMINISTIC[0])
+    tried = faulted(DETERMINISTIC[0])
 
     def said(wanted: str) -> str:
         (fault,) = (one for one in tried.faults if str(one) == wanted)

@@ -40,6 +40,57 @@ Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 Fit = tuple[str | None, int, int, int, int, int, Limits]
 
 
+def first_slug(
+    rows: "Rows | tuple[Any, ...]",
+    batch: Any,
+    heads: Any,
+    kv_heads: Any,
+    queries: Any,
+    keys: Any,
+    *,
+    surely: Callable[[Any], bool] | None = None,
+    ready: Callable[[str], bool] | None = None,
+    sized: Callable[..., str] | None = None,
+) -> str | None:
+    """Return the slug for a call of such sizes; `surely`, of first_fit, where they are traced.
+
+    `rows` may be a plain tuple of what Rows has: torch.compile of 2.11 takes no other apart.
+
+    A row for few queries is passed over where its kernel is not `ready`, where a size other
+    than keys is left open, and where heads form no groups, as the kernel will say. `sized` is
+    sized_slug, or what calls it untraced.
+    """
+    card, only, few_tiles, others, many, few_queries, few_rows, few_of_all, several = rows
+    if not others:
+        return only
+    few: str | None = None
+    if many and surely is None and type(keys) is int:  # soon: this is in each call's time
+        query_rows = batch * heads * queries
+        if queries <= few_queries or query_rows <= few_rows:
+            tiles = batch * heads * ((queries + TILE - 1) // TILE)
+            for few, queries_to, tiles_to, _, least, most, _ in few_tiles:  # noqa: B007
+                if queries <= queries_to and tiles <= tiles_to and least <= keys <= most:
+                    break
+            else:
+                few = None
+        elif query_rows > few_of_all:
+            for most, slug in many:
+                if keys <= most:
+                    return slug
+        if few is None:
+            for slug, _, _, rows_to, least, most, _ in others:
+                if query_rows <= rows_to and least <= keys <= most:
+                    return slug
+    elif few_tiles and all((size <= MOST) is True for size in (batch, heads, kv_heads, queries)):
+        few = _first(few_tiles, measures(batch, heads, kv_heads, queries, keys), surely or bool)
+    if few is not None and kv_heads > 0 and heads % kv_heads == 0:
+        if few in several:
+            few = (sized or sized_slug)(few, card, batch, heads, kv_heads, queries)
+        if ready is None or ready(few):
+            return few
+    return _first(others, measures(batch, heads, kv_heads, queries, keys), surely or bool)
+
+
 class Rows(NamedTuple):
     """What serves the calls of a problem on a card: numbers, words and tuples of these.
 
@@ -79,55 +130,7 @@ class Rows(NamedTuple):
             several=tuple({row.slug: 0 for row in few_tiles if _stands_for_several(row.slug)}),
         )
 
-    def slug(
-        self,
-        batch: Any,
-        heads: Any,
-        kv_heads: Any,
-        queries: Any,
-        keys: Any,
-        *,
-        surely: Callable[[Any], bool] | None = None,
-        ready: Callable[[str], bool] | None = None,
-        sized: Callable[..., str] | None = None,
-    ) -> str | None:
-        """Return the slug for a call of such sizes; `surely`, of first_fit, where they are traced.
-
-        A row for few queries is passed over where its kernel is not `ready`, where a size other
-        than keys is left open, and where heads form no groups, as the kernel will say. `sized` is
-        sized_slug, or what calls it untraced.
-        """
-        card, only, few_tiles, others, many, few_queries, few_rows, few_of_all, several = self
-        if not others:
-            return only
-        few: str | None = None
-        if many and surely is None and type(keys) is int:  # soon: this is in each call's time
-            query_rows = batch * heads * queries
-            if queries <= few_queries or query_rows <= few_rows:
-                tiles = batch * heads * ((queries + TILE - 1) // TILE)
-                for few, queries_to, tiles_to, _, least, most, _ in few_tiles:  # noqa: B007
-                    if queries <= queries_to and tiles <= tiles_to and least <= keys <= most:
-                        break
-                else:
-                    few = None
-            elif query_rows > few_of_all:
-                for most, slug in many:
-                    if keys <= most:
-                        return slug
-            if few is None:
-                for slug, _, _, rows_to, least, most, _ in others:
-                    if query_rows <= rows_to and least <= keys <= most:
-                        return slug
-        elif few_tiles and all(
-            (size <= MOST) is True for size in (batch, heads, kv_heads, queries)
-        ):
-            few = _first(few_tiles, measures(batch, heads, kv_heads, queries, keys), surely or bool)
-        if few is not None and kv_heads > 0 and heads % kv_heads == 0:
-            if few in several:
-                few = (sized or sized_slug)(few, card, batch, heads, kv_heads, queries)
-            if ready is None or ready(few):
-                return few
-        return _first(others, measures(batch, heads, kv_heads, queries, keys), surely or bool)
+    slug = first_slug
 
     def slugs(
         self, query_rows: int | None = None, keys: int | None = None

@@ -33,8 +33,9 @@ def inputs(
     dtype = torch.float16 if kind.fp8 else getattr(torch, kind.torch)
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    batch = 1 if sizes.varlen else sizes.batch
-    queries, keys = sizes.total_q // batch, sizes.total_k // batch
+    batch, queries, keys = sizes.batch, sizes.seqlen_q, sizes.seqlen_k
+    if sizes.varlen:
+        batch, queries, keys = 1, sizes.total_q, sizes.total_k
 
     def normal(seqlen: int, heads: int, dim: int) -> Tensor:
         shape = (batch, seqlen, heads, dim)

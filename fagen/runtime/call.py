@@ -18,7 +18,7 @@ from torch._C import _is_tracing
 from torch.compiler import is_dynamo_compiling
 
 from fagen.dispatch.pick import search_command
-from fagen.dispatch.select import Buildable, Rows, buildable, select, sized_slug
+from fagen.dispatch.select import Buildable, Rows, buildable, first_slug, select, sized_slug
 from fagen.errors import DeviceError, UntunedWarning
 from fagen.kind import Plan
 from fagen.problem import Problem
@@ -263,7 +263,7 @@ def traced(door: str, sizes: Sizes | None, *of: Any) -> tuple[Named, Kernel]:
         note()
     slug, rows = None, None if sizes is None else _rows_of(door, of)
     if rows is not None and sizes is not None:
-        slug = rows.slug(*sizes, surely=surely, sized=_sized_slug)
+        slug = first_slug(rows, *sizes, surely=surely, sized=_sized_slug)
     name = _named(door, of, slug)
     return name, op.traced_kernel(name)
 
@@ -272,8 +272,9 @@ _sized_slug = untraced(sized_slug)
 
 
 @untraced
-def _rows_of(door: str, of: tuple[Any, ...]) -> Any:
-    return DOORS[door].rows(DOORS[door].key_of(*of))
+def _rows_of(door: str, of: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    rows = DOORS[door].rows(DOORS[door].key_of(*of))
+    return None if rows is None else tuple(rows)
 
 
 @untraced

@@ -155,7 +155,7 @@ def test_the_forward_kernels_own_out_and_lse_serve(pair_of, slug):
     forward = next(
         path.stem for path in registry.schedules("forward") if path.stem.startswith(begins)
     )
-    _, of_forward = flow.pair_of(registry.from_slug(forward), binding=True)
+    _, of_forward = flow.built(registry.from_slug(forward), binding=True)
     sizes = Sizes(2, 8, 2, 1_000, 1_100)
     (dout, q, k, v, _, _, scale, _), exact, rough = verification.case(plan, sizes)
     out, lse = op.load(of_forward)(q, k, v, scale)

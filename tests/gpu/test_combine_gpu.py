@@ -59,10 +59,10 @@ def test_a_small_one_is_quick(pair_of, slug, splits):
 
 
 @pytest.mark.parametrize("varlen", [False, True])
-def test_the_call_and_its_emulation_have_the_same_bits(pair_of, packed):
+def test_the_call_and_its_emulation_have_the_same_bits(pair_of, varlen):
     outs, lses = normal(5, 6, 8, 128), normal(5, 8, 6, seed=1)
     more = {}
-    if packed:
+    if varlen:
         counts, ends = torch.tensor([5, 0, 3]), torch.tensor([0, 2, 3, 6])
         more = dict(num_splits=counts.int(), cu_seqlens=ends.int())
     right = fagen.combine(outs, lses, out_dtype=torch.bfloat16, **more)

@@ -11,9 +11,8 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.verification import contender_of
 from fagen.problem import Sizes
-from fagen.runtime import attention as calls
-from fagen.runtime import backward
 from fagen.vocab import MASKS
+from tests.fresh import orders_of_gradients
 from tests.training import WRAPS, losses, mean_gradient, process_group, shared_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
@@ -172,14 +171,7 @@ def test_an_activation_may_be_computed_again():
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_call_that_asks_for_it_has_the_same_bits_each_time(monkeypatch, packed, compiled):
-    asked, usual = set(), backward._Gradients.op_for
-
-    def op_for(of, q, k):
-        asked.add(of.of.deterministic)
-        return usual(of, q, k)
-
-    monkeypatch.setattr(backward._Gradients, "op_for", op_for)
+def test_a_call_that_asks_for_it_has_the_same_bits_each_time(nothing_is_ready, packed, compiled):
     at = [torch.tensor([0, 1_300, 3_000], dtype=torch.int32, device="cuda")] if packed else []
     of, how = (fagen.attention_varlen if packed else fagen.attention), dict(causal=True)
     tensors = [x.detach() for x in qkv(2, 1_500)]
@@ -195,7 +187,7 @@ def test_a_call_that_asks_for_it_has_the_same_bits_each_time(monkeypatch, packed
     for _ in range(20):
         out = call(*tensors)
         found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
-    assert asked == {True}
+    assert orders_of_gradients() == {True}
     for again in found[1:]:
         assert all(map(torch.equal, found[0], again))
 
@@ -223,7 +215,7 @@ def test_under_autocast_tensors_in_fp32_have_gradients_in_fp32(compiled):
 def test_opcheck():
     tensors = qkv(2, 130)
     fagen.attention(*tensors)
-    slug = calls.picked(dtype="bf16", head_dim=128, seqlen=130, rows=2_080, device="cuda").slug
+    slug = fagen.prepare(dtype="bf16", head_dim=128, seqlen=130, rows=2_080, gradient=True)
     op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
     checked = torch.library.opcheck(op, (*tensors, SCALE))
     assert set(checked.values()) == {"SUCCESS"}

@@ -29,7 +29,7 @@ class Called(NamedTuple):
     seconds: float
 
 
-class Contender:
+class Faulted:
     """A kernel with all its faults, compiled once, and calls in which they are to show."""
 
     def __init__(self, plan: Plan, faults: Faults, *, loose: str = "") -> None:
