@@ -26,7 +26,7 @@ from fagen.vocab import MASKS
 from tests.made_up_gpu import kernel, plugged_in
 
 MIXED = ((300, 300), (5, 70), (95, 95), (1, 1), (64, 200))
-VARLEN = VarlenSizes.of(MIXED, 4, 2)
+LENGTHS = VarlenSizes.of(MIXED, 4, 2)
 DENSE = Problem("fp16", 64, 64, "causal")
 VARLEN = replace(DENSE, lengths="varlen")
 SMALL = Sizes(1, 2, 1, 64, 64)
@@ -42,7 +42,7 @@ PACKED_BACKWARD = "bwd_fp16_d64_causal_m64n64_varlen"
 
 def cell(slug: str, sizes: Sizes | None = None) -> Cell:
     """What a kernel is timed at here."""
-    usual = {"d": Sizes(2, 8, 2, 1, 300)}.get(slug[0], VARLEN if "varlen" in slug else SMALL)
+    usual = {"d": Sizes(2, 8, 2, 1, 300)}.get(slug[0], LENGTHS if "varlen" in slug else SMALL)
     problem = VARLEN if "varlen" in slug else DENSE
     kind = {"b": "backward", "d": "decode"}.get(slug[0], "forward")
     return Cell(replace(problem, kind=kind), sizes or usual)
@@ -132,13 +132,13 @@ def test_without_flashattention_2_packed_kernels_run_alone(gpu):
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask):
-    at = Cell(replace(VARLEN, mask=mask), VARLEN)
+    at = Cell(replace(VARLEN, mask=mask), LENGTHS)
     q, k, v = measure_inputs.inputs(at, device="cpu")
     out = peer("fa2").bind(at, q, k, v).once()
     by = replace(at, problem=replace(at.problem, kind="backward"))
     found = peer("fa2").bind(by, q, k, v).once()
     assert out.shape == (465, 4, 64) and [len(x) for x in found] == [465, 666, 666]
-    at_q, at_k = (ends.tolist() for ends in measure_inputs.offsets(VARLEN, "cpu"))
+    at_q, at_k = (ends.tolist() for ends in measure_inputs.offsets(LENGTHS, "cpu"))
     for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
         own = q[:, top:bottom], k[:, first:last], v[:, first:last]
         right, _ = reference(*own, mask=mask, scale=64**-0.5)
@@ -152,7 +152,7 @@ def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask)
 
 @pytest.mark.parametrize("name", ["cudnn", "efficient", "flex"])
 def test_other_peers_say_that_they_are_not_timed_over_packed_sequences(name):
-    at = Cell(VARLEN, VARLEN)
+    at = Cell(VARLEN, LENGTHS)
     with pytest.raises(DeviceError, match="it is not timed over varlen sequences"):
         peer(name).bind(at, *measure_inputs.inputs(at, device="cpu"))
 
@@ -286,10 +286,10 @@ def test_where_no_backend_of_torch_can_the_check_in_fp64_stands_alone(gpu, monke
 
 
 def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
-    q, k, v = measure_inputs.inputs(Cell(VARLEN, VARLEN), device="cpu")
+    q, k, v = measure_inputs.inputs(Cell(VARLEN, LENGTHS), device="cpu")
     assert q.shape == (1, 465, 4, 64) and k.shape == v.shape == (1, 666, 2, 64)
     of = plan_of(PACKED_KERNELS[0])
-    given = contender_of(of).arguments(of, q, k, v, VARLEN)
+    given = contender_of(of).arguments(of, q, k, v, LENGTHS)
     assert given[3].tolist() == [0, 300, 305, 400, 401, 465]
     assert given[4].tolist() == [0, 300, 370, 465, 466, 666]
     assert all(at.dtype == torch.int32 and at.is_contiguous() for at in given[3:5])
@@ -303,8 +303,8 @@ def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
 
 def test_packed_kernels_of_e4m3_are_given_a_scale_for_each_head():
     of = plan_of("fwd_e4m3_d64_causal_m64n64_varlen")
-    given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), VARLEN), device="cpu")
-    taken = contender_of(of).arguments(of, *given, VARLEN)
+    given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), LENGTHS), device="cpu")
+    taken = contender_of(of).arguments(of, *given, LENGTHS)
     assert taken[0].dtype == torch.float8_e4m3fn and taken[6] is None
     assert [tuple(x.shape) for x in taken[7:10]] == [(1, 4, 1), (1, 2, 1), (1, 2, 64)]
 
