@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import fagen
-from fagen.dispatch.select import Choice, buildable
+from fagen.dispatch.select import Choice, buildable, first_slug
 from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
 from fagen.runtime import attention, decode, op
 from fagen.runtime.attention import ATTENTION
-from fagen.runtime.call import CallKey
+from fagen.runtime.call import CallKey, _rows_of
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 
@@ -214,3 +214,17 @@ def test_a_schedule_that_was_chosen_has_no_other_in_its_place(
     with pytest.raises(RefusedBuild):
         ready(head_dim=24, schedule=slugs[0])
     assert tried == slugs[:1]
+
+
+def types_in(value: Any) -> set[type]:
+    parts = value if isinstance(value, tuple) else ()
+    return {type(value)}.union(*map(types_in, parts))
+
+
+def test_what_torch_compile_is_told_of_rows_are_plain_tuples_which_choose_alike() -> None:
+    """Torch 2.11 takes no other tuple apart."""
+    of = torch.device("cpu"), torch.float16, 128, 128, True
+    rows, whole = _rows_of("attention", of), ATTENTION.rows(attention._key(*of))
+    assert whole is not None and types_in(rows) <= {tuple, int, str, bool, type(None)}
+    for keys in (1, 500, 5_000, 500_000):
+        assert first_slug(rows, 1, 8, 2, 64, keys) == whole.slug(1, 8, 2, 64, keys)

@@ -5,18 +5,16 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import torch
 
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
-from fagen.dispatch.select import first_slug, flattened, select, serve
+from fagen.dispatch.select import flattened, select, serve
 from fagen.dispatch.tables import table_at, update
 from fagen.errors import FagenError, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
 from fagen.registry import committed_file, plan
-from fagen.runtime.call import _rows_of
 from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
 
 CARD, OTHER_CARD = "NVIDIA H200", "NVIDIA H100"
@@ -387,24 +385,6 @@ PROMOTED = [
     Schedule.from_slug(slug)
     for slug in sorted(path.stem for path in (locate("schedules") / "forward").glob("*_pm64_*"))
 ]
-
-
-def test_what_torch_compile_is_told_of_rows_are_plain_tuples_which_choose_alike():
-    """Torch 2.11 takes no other tuple apart."""
-
-    def types_in(value):
-        return (
-            {type(value), *(t for v in value for t in types_in(v))}
-            if isinstance(value, tuple)
-            else {type(value)}
-        )
-
-    of = torch.device("cpu"), torch.float16, 128, 128, True
-    rows = _rows_of("attention", of)
-    assert types_in(rows) <= {tuple, int, str, bool, type(None)}
-    whole = select(Problem("fp16", 128, 128, "causal", "fp16", "", 0), "")
-    for keys in (1, 500, 5_000, 500_000):
-        assert first_slug(rows, 1, 8, 2, 64, keys) == whole.slug(1, 8, 2, 64, keys)
 
 
 @pytest.mark.parametrize("promoted", PROMOTED, ids=lambda schedule: schedule.slug)

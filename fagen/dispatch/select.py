@@ -130,7 +130,9 @@ class Rows(NamedTuple):
             several=tuple({row.slug: 0 for row in few_tiles if _stands_for_several(row.slug)}),
         )
 
-    slug = first_slug
+    def slug(self, *sizes: Any, **how: Any) -> str | None:
+        """Return what first_slug does."""
+        return first_slug(self, *sizes, **how)
 
     def slugs(
         self, query_rows: int | None = None, keys: int | None = None

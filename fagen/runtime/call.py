@@ -151,7 +151,7 @@ class Door:
                 by_sizes = sizes
                 if [*map(type, sizes)] != _PLAIN:
                     surely_so = surely
-                slug = rows.slug(*sizes, surely=surely_so)
+                slug = first_slug(rows, *sizes, surely=surely_so)
         kernel, is_final = ready.kernels.get(slug), True
         if kernel is None:
             key = ready.key
@@ -160,7 +160,7 @@ class Door:
                     is_final = by_sizes is None
                     if rows is not None and by_sizes is not None:
                         is_ready = ready.kernels.__contains__
-                        slug = rows.slug(*by_sizes, surely=surely_so, ready=is_ready)
+                        slug = first_slug(rows, *by_sizes, surely=surely_so, ready=is_ready)
                 kernel = ready.kernels.get(slug)
                 if kernel is None:
                     usual = Buildable(key.derived, bool(key.problem and key.schedule is None))
