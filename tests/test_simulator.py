@@ -71,7 +71,7 @@ def test_the_backward_kernels_are_right_whatever_happens_when(slug):
 
 def for_multiprocessors(plan: Plan, count: int) -> str:
     """The text of a kernel that deals its tiles out as to so many."""
-    kernel, most = render(plan).kernel, f"kMultiprocessors = {plan.SMs};"
+    kernel, most = render(plan).kernel, f"kMultiprocessors = {plan.sms};"
     assert kernel.count(most) == 1
     return kernel.replace(most, f"kMultiprocessors = {count};")
 
