@@ -6,17 +6,15 @@ inside it, one for each torch, so that it can be added later and all else is bui
 What broke a promise of its Plan is remembered with its report, and not compiled a second time.
 """
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fagen.build.digests import digests
+from fagen.build.gxx import key_of, torch_library, versions
 from fagen.build.records import Record, stated_environment, write_record
 from fagen.build.report import (
     NO_DISASSEMBLER,
@@ -65,8 +63,6 @@ __all__ = [
     "is_known",
     "prune",
 ]
-
-_LAYOUT = 3  # of a folder in the cache; part of every key
 
 # INFO says what is built, for how long; what becomes of it is the program's to decide.
 _LOGGER = logging.getLogger("fagen")
@@ -221,7 +217,7 @@ def _make_kernel(
     )
     record = Record(
         library=f"{source.slug}.so",
-        made_with=_versions(tools),
+        made_with=versions(tools),
         digests=digests(tools),
         environment=stated_environment(),
         cpu_seconds=seconds,
@@ -251,26 +247,19 @@ def _make_binding(
     say(f"{source.slug}: compiling the torch binding with g++ {tools.gxx_version}")
     began = time.monotonic()
     name = f"{source.slug}_torch"
-    (making / f"{name}.cpp").write_text(source.binding, encoding="utf-8")
-    compile_it: Command = [
-        *(tools.gxx, *BINDING_FLAGS),
-        *("-isystem", torch.include, "-isystem", tools.cuda_include),
-        *("-c", f"{name}.cpp", "-o", f"{name}.o"),
-    ]
-    link_it: Command = [
-        *(tools.gxx, f"{name}.o", f"-L{folder.parent}", f"-l:{source.slug}.so"),
-        *(f"-L{torch.library_dir}", *BINDING_LINK_FLAGS, "-o", f"{name}.so"),
-    ]
-    steps = [(f"{name}.o", compile_it), (f"{name}.so", link_it)]
-    seconds = run_steps(making, failed_folder(folder), tools.ninja, steps)
-    say(f"{source.slug}: compiled the torch binding in {time.monotonic() - began:.1f} s")
-    return Record(
-        library=f"{name}.so",
-        made_with={"torch": torch.version, **_versions(tools)},
-        digests=digests(tools),
-        environment=stated_environment(),
-        cpu_seconds=seconds,
+    kernel = f"-L{folder.parent}", f"-l:{source.slug}.so"
+    record = torch_library(
+        making,
+        failed_folder(folder),
+        name,
+        source.binding,
+        tools,
+        torch,
+        compile_flags=(*BINDING_FLAGS, "-isystem", torch.include, "-isystem", tools.cuda_include),
+        link_flags=(*kernel, f"-L{torch.library_dir}", *BINDING_LINK_FLAGS),
     )
+    say(f"{source.slug}: compiled the torch binding in {time.monotonic() - began:.1f} s")
+    return record
 
 
 def _kernel_commands(slug: str, tools: Toolchain) -> tuple[Command, Command]:
@@ -305,22 +294,10 @@ def _read_machine_code_later(
 
 
 def _kernel_folder(source: Source, tools: Toolchain) -> Path:
-    key = _key(source.kernel, FLAGS, LINK_FLAGS, _versions(tools), digests(tools))
+    key = key_of(source.kernel, FLAGS, LINK_FLAGS, versions(tools), digests(tools))
     return kernels_folder() / f"{source.slug}-{key}"
 
 
 def _binding_key(source: Source, tools: Toolchain, torch: Torch) -> str:
     flags = (*BINDING_FLAGS, *BINDING_LINK_FLAGS)
-    return _key(source.binding, flags, torch.version, _versions(tools), digests(tools))
-
-
-def _versions(tools: Toolchain) -> dict[str, str]:
-    return {
-        "nvcc": tools.nvcc_version,
-        "g++": tools.gxx_version,
-        "cutlass": tools.cutlass_version,
-    }
-
-
-def _key(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps([_LAYOUT, *parts]).encode()).hexdigest()[:16]
+    return key_of(source.binding, flags, torch.version, versions(tools), digests(tools))
