@@ -90,14 +90,14 @@ def test_while_a_graph_is_captured_what_few_queries_want_is_passed_over_where_it
     ready = ATTENTION.ready(key(head_dim=128))
     rows = ready.look_up()
     assert rows is not None
-    next_best = rows.slug(*few, ready=lambda _: False)
+    next_best = first_slug(rows, *few, ready=lambda _: False)
     ATTENTION.find(ready, slug=next_best)
     pretended.capturing = True
     assert ATTENTION.find(ready, few, ("few",)).slug == next_best
     assert not ATTENTION.known
     pretended.capturing = False
     best = ATTENTION.find(ready, few, ("few",)).slug
-    assert best == rows.slug(*few) != next_best
+    assert best == first_slug(rows, *few) != next_best
     pretended.capturing = True
     assert ATTENTION.find(ready, few, ("as few",)).slug == best
 
@@ -227,4 +227,4 @@ def test_what_torch_compile_is_told_of_rows_are_plain_tuples_which_choose_alike(
     rows, whole = _rows_of("attention", of), ATTENTION.rows(attention._key(*of))
     assert whole is not None and types_in(rows) <= {tuple, int, str, bool, type(None)}
     for keys in (1, 500, 5_000, 500_000):
-        assert first_slug(rows, 1, 8, 2, 64, keys) == whole.slug(1, 8, 2, 64, keys)
+        assert first_slug(rows, 1, 8, 2, 64, keys) == first_slug(whole, 1, 8, 2, 64, keys)

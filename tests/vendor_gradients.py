@@ -119,7 +119,7 @@ CAST = tuple(
         ("dec", "r8n64"),
     )
 )
-# of the session's package
+# of the package that all tests share
 DEMO = (
     *CAST,
     *(DENSE, BY, f"{BY}_det", VARLEN, PACKED_BY, f"{PACKED_BY}_det"),

@@ -127,7 +127,7 @@ def _problem(slug: str, *, own: bool) -> Problem:
     return replace((Problem.searched if own else Problem.of)(schedule), out_dtype=None)
 
 
-Found = TypeVar("Found")
+Choice = TypeVar("Choice")
 
 
 def measures(
@@ -147,16 +147,16 @@ def measures_of(sizes: Sizes, tile: int = TILE) -> tuple[Any, ...]:
 
 
 def first_fit(
-    rows: Iterable[tuple[Found, Limits]],
+    rows: Iterable[tuple[Choice, Limits]],
     of_call: Sequence[Any],
     surely: Callable[[Any], bool] = bool,
-) -> Found | None:
+) -> Choice | None:
     """Return what the first row has within whose limits a call is.
 
     A comparison of a size that is traced is neither true nor false; `surely` tells whether it
     always holds. A size that may be either counts as many, keys as OPEN_KEYS.
     """
-    for found, limits in rows:
+    for choice, limits in rows:
         for place, least, limit in limits:
             size = of_call[place]
             fits = size >= limit if least else size <= limit
@@ -165,7 +165,7 @@ def first_fit(
             if fits is False or not (surely(fits) or _may_be(size, place, least, limit, surely)):
                 break
         else:
-            return found
+            return choice
     return None
 
 

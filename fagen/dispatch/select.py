@@ -130,10 +130,6 @@ class Rows(NamedTuple):
             several=tuple({row.slug: 0 for row in few_tiles if _stands_for_several(row.slug)}),
         )
 
-    def slug(self, *sizes: Any, **how: Any) -> str | None:
-        """Return what first_slug does."""
-        return first_slug(self, *sizes, **how)
-
     def slugs(
         self, query_rows: int | None = None, keys: int | None = None
     ) -> tuple[str | None, ...]:
@@ -203,9 +199,9 @@ def flattened(problem: Problem, card: str) -> tuple[Row, ...]:
 def row_for(problem: Problem, sizes: Sizes, card: str) -> Row:
     """The row that serves a problem at these sizes; its slug is "" where no table has one."""
     rows = flattened(problem, card)
-    found = first_fit(((row, row.limits) for row in rows), measures_of(sizes))
-    assert found, problem  # the last fits any
-    return found
+    row = first_fit(((row, row.limits) for row in rows), measures_of(sizes))
+    assert row, problem  # the last fits any
+    return row
 
 
 class Served(NamedTuple):

@@ -1,7 +1,8 @@
 """A kernel and a call's arguments in, its results out: with gradients where they are asked for.
 
-A call that torch does not trace goes by an autograd.Function that keeps q, k, v, out and the
-log-sum-exp, of varlen sequences also their offsets, and nothing else. For torch.compile there is
+A call that torch does not trace goes by a node of autograd's graph in C++, or where that cannot be
+built by an autograd.Function. Either keeps q, k, v, out and the log-sum-exp, of varlen sequences
+also their offsets, and nothing else. For torch.compile there is
 `torch.ops.fagen.<slug>_with_grad`, which does the same and is registered with Autograd: it traces
 both passes as one op each.
 
@@ -184,9 +185,10 @@ def prepare_gradients(
     """Ready the kernels of a kernel's gradients, for so many query rows and keys; None is any."""
     key = _key(kernel.slug, device, deterministic)
     door = _PACKED if key.problem and key.problem.varlen else _DENSE
-    table = door.rows(key)
+    ready = door.ready(key)
+    table = ready.look_up()
     for slug in table.slugs(rows, keys) if table else (None,):
-        _ready(door, door.ready(key), None, (), kernel.slug, slug=slug)
+        _ready(door, ready, None, (), kernel.slug, slug=slug)
 
 
 # ---- eager ---------------------------------------------------------------------------------------

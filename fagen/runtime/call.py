@@ -280,8 +280,9 @@ def _rows_of(door: str, of: tuple[Any, ...]) -> tuple[Any, ...] | None:
 @untraced
 def _named(door: str, of: tuple[Any, ...], slug: str | None) -> Named:
     """Ready a kernel, and tell of it by name."""
-    key = DOORS[door].key_of(*of)
-    kernel = DOORS[door].find(DOORS[door].ready(key), slug=slug)
+    public = DOORS[door]
+    key = public.key_of(*of)
+    kernel = public.find(public.ready(key), slug=slug)
     return op.named(cast(Plan, kernel.plan), key.device.type)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.argument_names import refuse_unknown_names
+from fagen.dispatch.select import first_slug
 from fagen.errors import ScheduleError
 from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
 from fagen.kinds.decode.keys import Schedule
@@ -296,6 +297,8 @@ def prepare_decode(
         tile = _tile((batch, queries, heads, head_dim), kv_heads, alike=alike)
         key = _key(*of, mask, queries == 1, tile, not unified, schedule)
         rows = DECODING.rows(key)
-        slug = rows.slug(batch, heads, kv_heads, queries, 1) if rows else key.schedule
+        slug = key.schedule
+        if rows:
+            slug = first_slug(rows, batch, heads, kv_heads, queries, 1)
         kernel = DECODING.prepare(key, slug, progress)
     return kernel.slug

@@ -422,12 +422,6 @@ _ALLOCATING = re.compile(r"tried to allocate (\d+) bytes")
 _emulated: Once[str, Op] = Once(_emulate, REGISTERING)
 
 
-def emulation(slug: str) -> Op:
-    """Return what is called as the op of this slug on CPU tensors; ValueError for a gradient."""
-    run = emulated(slug)
-    return _refusing(run, f"fagen::{slug}: {plan_of(slug).signature.gradient_refused}")
-
-
 def _refusing(op: Op, why: str) -> Op:
     """Return an op that raises ValueError where a gradient would be needed."""
 
