@@ -4,7 +4,7 @@ Each kind names one record of errors and one of speeds.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,32 +12,78 @@ from fagen.decoding import Divisor
 from fagen.vocab import COPY, LENGTHS, PEERS
 
 
-@dataclass(frozen=True)
-class ShapeError:
-    """The largest errors at one shape against fp64: ours, torch's, and what ours may be.
+class Errors:
+    """Errors of a kernel: fields with bounds, and numbers that have to be 0.
 
-    Of an e4m3 kernel errors of the output are root mean squares, and in torch's place stands the
-    emulated schedule on the same bytes, of whose error ours may be 1.15 times. Where sequences have
-    lengths of their own, both are those of all of them together.
-
-    An error that is not a number means that the kernel left or computed something that is not.
+    An error that is not a number means that the kernel left or computed something that is not, or
+    used a key that no query sees.
     """
+
+    bounds: ClassVar[Mapping[str, str]] = {"error": "allowed", "lse_error": "lse_allowed"}
+    nothing: ClassVar[tuple[str, ...]] = ()  # what has to be 0
+    summary: ClassVar[str]  # of the record that came nearest to its bound
+
+    @property
+    def ok(self) -> bool:
+        """Whether all is within bounds; what is not a number never is."""
+        within = (getattr(self, name) <= getattr(self, most) for name, most in self.bounds.items())
+        return all(within) and not any(getattr(self, name) for name in self.nothing)
+
+    @property
+    def nearness(self) -> float:
+        """How near it came to its bound: an output's error over what it may be."""
+        return self._share("error")
+
+    def _share(self, name: str) -> float:
+        return float(getattr(self, name) / (getattr(self, self.bounds[name]) or math.inf))
+
+    @classmethod
+    def worst(cls, errors: "Sequence[Errors]") -> str:
+        """Say how near the nearest of some records came to its bound."""
+        return cls.summary.format(max(errors, key=lambda record: record.nearness))
+
+
+class Rate:
+    """How fast a kernel is, beside a yardstick."""
+
+    beside: ClassVar[str] = COPY  # whose speed is the yardstick
+
+    @property
+    def figure(self) -> str:
+        """What a list of kernels shows of a speed: nothing, of what are no TFLOP/s."""
+        return ""
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """A shape of attention."""
 
     batch: int
     seqlen_q: int
     seqlen_k: int
     heads: int
     kv_heads: int
+
+
+@dataclass(frozen=True)
+class ShapeError(_Sized, Errors):
+    """The largest errors at one shape against fp64: ours, torch's, and what ours may be.
+
+    Of an e4m3 kernel errors of the output are root mean squares, and in torch's place stands the
+    emulated schedule on the same bytes, of whose error ours may be 1.15 times. Where sequences have
+    lengths of their own, both are those of all of them together.
+    """
+
+    summary: ClassVar[str] = (
+        "nearest to its bound: error {0.error:.2e} of {0.allowed:.2e} allowed, "
+        "torch's own {0.torch_error:.2e}"
+    )
+
     error: float  # max |out - fp64|
     torch_error: float  # the same of torch's MATH backend in the same dtype
     allowed: float  # 2 x torch_error + one unit in the last place at max |fp64|
     lse_error: float  # max |lse - fp64|, in natural-log units
     lse_allowed: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether both errors are within bounds; what is not a number never is."""
-        return self.error <= self.allowed and self.lse_error <= self.lse_allowed
 
     @property
     def said(self) -> str:
@@ -47,28 +93,14 @@ class ShapeError:
             f"log-sum-exp {self.lse_error:.1e}"
         )
 
-    @staticmethod
-    def told(errors: Sequence["ShapeError"]) -> str:
-        """Say which shape came nearest to its bound."""
-        worst = max(errors, key=lambda error: error.error / (error.allowed or math.inf))
-        return (
-            f"nearest to its bound: error {worst.error:.2e} of {worst.allowed:.2e} allowed, "
-            f"torch's own {worst.torch_error:.2e}"
-        )
-
 
 @dataclass(frozen=True)
-class GradientError:
-    """The largest errors of dq, dk and dv at one shape against fp64, and what they may be.
+class GradientError(_Sized, Errors):
+    """The largest errors of dq, dk and dv at one shape against fp64, and what they may be."""
 
-    An error that is not a number means that the kernel left or computed something that is not.
-    """
+    bounds: ClassVar[Mapping[str, str]] = {f"{x}_error": f"{x}_allowed" for x in ("dq", "dk", "dv")}
+    summary: ClassVar[str] = "nearest to its bound: {0.nearness:.2f} of what is allowed"
 
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    heads: int
-    kv_heads: int
     dq_error: float  # max |dq - fp64|
     dq_allowed: float  # twice torch's in the same dtype, and twice what rounding makes of 0.3 more
     dk_error: float
@@ -77,41 +109,24 @@ class GradientError:
     dv_allowed: float
 
     @property
-    def ok(self) -> bool:
-        """Whether all errors are within bounds; what is not a number never is."""
-        return all(
-            error <= allowed
-            for error, allowed in (
-                (self.dq_error, self.dq_allowed),
-                (self.dk_error, self.dk_allowed),
-                (self.dv_error, self.dv_allowed),
-            )
-        )
+    def nearness(self) -> float:
+        """How near the nearest of the three came to its bound."""
+        return max(map(self._share, self.bounds))
 
     @property
     def said(self) -> str:
         """The errors, and what they may be."""
         return "  ".join(
-            f"{name} {getattr(self, f'{name}_error'):.2e} of {getattr(self, f'{name}_allowed'):.2e}"
-            for name in ("dq", "dk", "dv")
+            f"{name[:2]} {getattr(self, name):.2e} of {getattr(self, most):.2e}"
+            for name, most in self.bounds.items()
         )
-
-    @staticmethod
-    def told(errors: Sequence["GradientError"]) -> str:
-        """Say how near errors came to their bounds."""
-        worst = max(
-            getattr(error, f"{name}_error") / (getattr(error, f"{name}_allowed") or math.inf)
-            for error in errors
-            for name in ("dq", "dk", "dv")
-        )
-        return f"nearest to its bound: {worst:.2f} of what is allowed"
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(Rate):
     """One regime at the standard shape: TFLOP/s of the kernel, and of cuDNN in the same run."""
 
-    beside: ClassVar[str] = PEERS[LENGTHS[0]].title  # whose speed is the yardstick
+    beside: ClassVar[str] = PEERS[LENGTHS[0]].title
 
     regime: str
     batch: int
@@ -140,11 +155,21 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class RoundingError:
+class RoundingError(Errors):
     """How a quantiser's output at one shape differs from its reference's, of the same input.
 
     The kernel adds up in another order, so a value may fall on the other side of a tie.
     """
+
+    bounds: ClassVar[Mapping[str, str]] = {
+        "neighbours": "allowed",
+        "descale_error": "descale_allowed",
+    }
+    nothing: ClassVar[tuple[str, ...]] = ("wrong",)
+    summary: ClassVar[str] = (
+        "at most {0.neighbours:.1e} of the values round to the reference's neighbour, "
+        "{0.allowed:.0e} allowed"
+    )
 
     batch: int
     seqlen: int
@@ -157,29 +182,14 @@ class RoundingError:
     descale_allowed: float
 
     @property
-    def ok(self) -> bool:
-        """Whether all is within bounds; what is not a number never is."""
-        return (
-            self.wrong == 0
-            and self.neighbours <= self.allowed
-            and self.descale_error <= self.descale_allowed
-        )
-
-    @staticmethod
-    def told(errors: Sequence["RoundingError"]) -> str:
-        """Say at which shape most values fell on the other side of a tie."""
-        most = max(errors, key=lambda error: error.neighbours)
-        return (
-            f"at most {most.neighbours:.1e} of the values round to the reference's neighbour, "
-            f"{most.allowed:.0e} allowed"
-        )
+    def nearness(self) -> float:
+        """How many values fell on the other side of a tie."""
+        return self.neighbours
 
 
 @dataclass(frozen=True)
-class Bandwidth:
+class Bandwidth(Rate):
     """How fast a quantiser reads and writes at one shape, and a copy of as many bytes."""
-
-    beside: ClassVar[str] = COPY  # whose speed is the yardstick
 
     batch: int
     seqlen: int
@@ -193,11 +203,6 @@ class Bandwidth:
         """Kernel over copy."""
         return self.gb_per_s / self.copy_gb_per_s
 
-    @property
-    def figure(self) -> str:
-        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
-        return ""
-
     def in_words(self, yardstick: str) -> str:
         """The bandwidth, and its ratio to a copy's."""
         descales = "descales given" if self.given else "descales found"
@@ -205,11 +210,14 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class MergeError:
-    """The largest errors of combined outputs at one shape against fp64, and against the emulation.
+class MergeError(Errors):
+    """The largest errors of combined outputs at one shape, against fp64 and the emulation."""
 
-    An error that is not a number means that the kernel left or computed something that is not.
-    """
+    nothing: ClassVar[tuple[str, ...]] = ("differing",)
+    summary: ClassVar[str] = (
+        "the emulation's bits; nearest to its bound: error {0.error:.1e} of the largest "
+        "partial output, {0.allowed:.1e} allowed, of {0.splits} splits"
+    )
 
     batch: int
     seqlen: int
@@ -222,30 +230,10 @@ class MergeError:
     lse_allowed: float
     differing: int  # numbers that are not the emulation's, to the bit: none may
 
-    @property
-    def ok(self) -> bool:
-        """Whether all is within bounds; what is not a number never is."""
-        return (
-            self.error <= self.allowed
-            and self.lse_error <= self.lse_allowed
-            and self.differing == 0
-        )
-
-    @staticmethod
-    def told(errors: Sequence["MergeError"]) -> str:
-        """Say which shape came nearest to its bound."""
-        worst = max(errors, key=lambda error: error.error / error.allowed)
-        return (
-            f"the emulation's bits; nearest to its bound: error {worst.error:.1e} of the largest "
-            f"partial output, {worst.allowed:.1e} allowed, of {worst.splits} splits"
-        )
-
 
 @dataclass(frozen=True)
-class MergeBandwidth:
+class MergeBandwidth(Rate):
     """How fast partial outputs are combined at one shape, beside a copy of as many bytes."""
-
-    beside: ClassVar[str] = COPY  # whose speed is the yardstick
 
     batch: int
     seqlen: int
@@ -265,11 +253,6 @@ class MergeBandwidth:
         """Kernel's bandwidth over the copy's."""
         return self.copy_microseconds / self.microseconds
 
-    @property
-    def figure(self) -> str:
-        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
-        return ""
-
     def in_words(self, yardstick: str) -> str:
         """The time and the bandwidth, and its ratio to a copy's."""
         return (
@@ -279,18 +262,15 @@ class MergeBandwidth:
 
 
 @dataclass(frozen=True)
-class DecodeError:
-    """The largest errors of decoding at one shape against fp64, and what they may be.
+class DecodeError(_Sized, Errors):
+    """The largest errors of decoding at one shape against fp64, and what they may be."""
 
-    An error that is not a number means that the kernel left or computed something that is not, or
-    used a key that no query sees.
-    """
+    nothing: ClassVar[tuple[str, ...]] = ("differing",)
+    summary: ClassVar[str] = (
+        "nearest to its bound: error {0.error:.2e} of {0.allowed:.2e} allowed, "
+        "the formula's own {0.torch_error:.2e}"
+    )
 
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    heads: int
-    kv_heads: int
     lengths: str  # of the sequences
     error: float  # max |out - fp64|
     torch_error: float  # the same of the formula computed in the same dtype
@@ -300,15 +280,6 @@ class DecodeError:
     differing: int  # numbers of a sequence that has others alone, to the bit: none may
 
     @property
-    def ok(self) -> bool:
-        """Whether all is within bounds; what is not a number never is."""
-        return (
-            self.error <= self.allowed
-            and self.lse_error <= self.lse_allowed
-            and self.differing == 0
-        )
-
-    @property
     def said(self) -> str:
         """The errors, and what the output's may be."""
         return (
@@ -316,30 +287,16 @@ class DecodeError:
             f"log-sum-exp {self.lse_error:.1e}; {self.differing} numbers differ from those alone"
         )
 
-    @staticmethod
-    def told(errors: Sequence["DecodeError"]) -> str:
-        """Say which shape came nearest to its bound."""
-        worst = max(errors, key=lambda error: error.error / error.allowed)
-        return (
-            f"nearest to its bound: error {worst.error:.2e} of {worst.allowed:.2e} allowed, the "
-            f"formula's own {worst.torch_error:.2e}"
-        )
-
 
 @dataclass(frozen=True)
-class DecodeSpeed:
+class DecodeSpeed(_Sized, Rate):
     """How long a call of decoding takes on keys and values out of memory, in a CUDA graph.
 
     Beside it torch's cuDNN and FlashAttention-2 on the same tensors; None where they cannot.
     """
 
-    beside: ClassVar[str] = PEERS[LENGTHS[0]].title  # whose speed is the yardstick
+    beside: ClassVar[str] = PEERS[LENGTHS[0]].title
 
-    batch: int
-    seqlen_q: int
-    seqlen_k: int
-    heads: int
-    kv_heads: int
     megabytes: float  # of K and V
     microseconds: Divisor
     spread: float
@@ -355,11 +312,6 @@ class DecodeSpeed:
     def ratio(self) -> float | None:
         """How many times as fast as cuDNN."""
         return self.cudnn_microseconds / self.microseconds if self.cudnn_microseconds else None
-
-    @property
-    def figure(self) -> str:
-        """What a list of kernels shows: nothing, since these are no TFLOP/s."""
-        return ""
 
     def in_words(self, yardstick: str) -> str:
         """The time and the bandwidth, and how many times as fast as cuDNN that is."""

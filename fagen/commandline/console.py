@@ -239,9 +239,8 @@ class Amount(click.FloatRange):
         return number
 
 
-def _note_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
+def _note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
     context.meta[AS_JSON] = value
-    return value
 
 
 SCHEDULE = click.argument("schedule", type=ScheduleArgument())
@@ -249,7 +248,12 @@ SCHEDULES = click.argument("schedules", type=ScheduleArgument(), nargs=-1)
 ANY_SCHEDULES = click.argument("schedules", type=AnySchedule(), nargs=-1)
 ALL = click.option("--all", "every", is_flag=True, help="Every schedule in schedules/.")
 JSON = click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, callback=_note_json, help="Print JSON."
+    "--json",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_note_json,
+    help="Print JSON.",
 )
 
 
@@ -272,15 +276,15 @@ def as_text(value: Any) -> str:
     return json.dumps(value, indent=2, default=str, ensure_ascii=False)
 
 
-def answer(
-    as_json: bool, value: Any, lines: Iterable[str], wrong: FagenError | None = None
-) -> None:
-    """Print the answer: `value` as JSON, or else the lines; then raise what is `wrong` beside it.
+def answer(value: Any, lines: Iterable[str], wrong: FagenError | None = None) -> None:
+    """Print the answer: `value` with --json, or else the lines; then raise what is `wrong`.
 
     JSON is one object then, that of the error, with the answer in it.
     """
+    meta = click.get_current_context().meta
+    as_json = meta.get(AS_JSON, False)
     if wrong and as_json:
-        click.get_current_context().meta[ANSWER] = value
+        meta[ANSWER] = value
     else:
         text = as_text(value) if as_json else "\n".join(lines)
         if text or not wrong:

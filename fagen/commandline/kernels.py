@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
 @SCHEDULE
 @click.option("--explain", is_flag=True, help="Print the formulae and the limits they lead to.")
 @JSON
-def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
+def check(schedule: "Schedule", explain: bool) -> None:
     """Say whether SCHEDULE fits, and print its ledgers.
 
     \b
@@ -48,7 +48,7 @@ def check(schedule: "Schedule", explain: bool, as_json: bool) -> None:
     plan = registry.plan(schedule)
     ledger = plan.explained() if explain else plan.ledger
     record = {**plan.record(), **({"explanation": ledger} if explain else {})}
-    answer(as_json, record, [f"{plan.slug} fits", "", ledger])
+    answer(record, [f"{plan.slug} fits", "", ledger])
 
 
 @click.command()
@@ -66,7 +66,6 @@ def generate(
     output: Path | None,
     binding: bool,
     compare: bool,
-    as_json: bool,
 ) -> None:
     """Render kernels: CUDA C++ on standard output, or in files.
 
@@ -94,18 +93,18 @@ def generate(
             faults = evidence.faults(renderings)
             lines = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
             error = VerificationError(f"faults in generated/: {len(faults)}") if faults else None
-            answer(as_json, [asdict(fault) for fault in faults], lines, error)
+            answer([asdict(fault) for fault in faults], lines, error)
         else:
             paths = evidence.note(renderings)
-            answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
+            answer(paths, (printable(str(path)) for path in paths), wrong)
         return
     sources, wrong = each("rendering", named, flow.rendered)
     if output:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
-        answer(as_json, paths, (printable(str(path)) for path in paths), wrong)
+        answer(paths, (printable(str(path)) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
-        answer(as_json, [_record(s) for s in sources], map(str.rstrip, texts), wrong)
+        answer([_record(s) for s in sources], map(str.rstrip, texts), wrong)
 
 
 def _record(made: Any) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def _record(made: Any) -> dict[str, Any]:
     "--binding/--no-binding", default=None, help="For torch too; else if it is installed."
 )
 @JSON
-def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json: bool) -> None:
+def build(schedules: "AnySchedules", every: bool, binding: bool | None) -> None:
     """Compile kernels, and check them against their Plans.
 
     A kernel that uses more registers than planned, spills, or whose wgmmas the compiler serialised
@@ -143,7 +142,7 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None, as_json:
         flow.maker(readable, binding=binding, progress=say),
     )
     records = [_record(binary) for _, binary in kernels]
-    answer(as_json, records, (report.built(*one) for one in kernels), wrong)
+    answer(records, (report.built(*one) for one in kernels), wrong)
 
 
 @click.command()
@@ -157,7 +156,6 @@ def verify(
     every: bool,
     same_code: bool,
     output: Path | None,
-    as_json: bool,
 ) -> None:
     """Check kernels against fp64 on a Hopper GPU.
 
@@ -192,7 +190,7 @@ def verify(
         return flow.verified(*kernel, output, progress=say)
 
     found, wrong = each("verifying", named, prove)
-    answer(as_json, [asdict(evidence) for evidence in found], map(report.proved, found), wrong)
+    answer([asdict(evidence) for evidence in found], map(report.proved, found), wrong)
 
 
 @click.command()
@@ -218,7 +216,6 @@ def bench(
     flex: bool,
     fa3: bool | None,
     regime: str | None,
-    as_json: bool,
 ) -> None:
     """Time kernels on a Hopper GPU, beside their peers.
 
@@ -250,7 +247,7 @@ def bench(
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
         progress=say,
     )
-    answer(as_json, [row.record() for row in rows], [measure.table(rows).rstrip()])
+    answer([row.record() for row in rows], [measure.table(rows).rstrip()])
 
 
 @click.command()
@@ -260,7 +257,7 @@ def bench(
     "--seeds", type=click.IntRange(1, 10_000), default=2, show_default=True, help="Runs of each."
 )
 @JSON
-def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> None:
+def simulate(schedules: "Schedules", every: bool, seeds: int) -> None:
     """Run kernels' own text on a CPU, and check it against fp64.
 
     Thread by thread, at a few small sizes, with copies and products happening at random times: a
@@ -282,4 +279,4 @@ def simulate(schedules: "Schedules", every: bool, seeds: int, as_json: bool) -> 
 
     made, wrong = each("simulating", chosen(schedules, every), run)
     lines = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
-    answer(as_json, made, lines, wrong)
+    answer(made, lines, wrong)

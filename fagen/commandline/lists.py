@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 )
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
 @JSON
-def pick(as_json: bool, **call: Any) -> None:
+def pick(**call: Any) -> None:
     """Say which kernel serves a call of fagen.attention, why, and how fast it is.
 
     No GPU is asked. The time is predicted; what was measured was so at the sizes that are shown.
@@ -80,7 +80,7 @@ def pick(as_json: bool, **call: Any) -> None:
     from fagen.dispatch.pick import pick as picked
 
     choice = picked(**call)
-    answer(as_json, choice.record(), [str(choice)])
+    answer(choice.record(), [str(choice)])
 
 
 @click.command("list")
@@ -98,7 +98,6 @@ def list_(
     head_dim: int | None,
     mask: str | None,
     verified: bool | None,
-    as_json: bool,
 ) -> None:
     """List the committed schedules and their evidence, and those of your own dispatch table.
 
@@ -126,7 +125,7 @@ def list_(
     listed, wrong = each("looking at", schedules, report.listed)
     listed += report.listed_of_users(is_meant)
     none = ["no schedule is so"] if kind or words or verified is not None else []
-    answer(as_json, listed, report.columns(listed) if listed else none, wrong)
+    answer(listed, report.columns(listed) if listed else none, wrong)
 
 
 @click.command()

@@ -25,7 +25,7 @@ def cache() -> None:
 
 @cache.command("list")
 @JSON
-def cache_list(as_json: bool) -> None:
+def cache_list() -> None:
     """List what was built, last used first.
 
     \b
@@ -36,7 +36,7 @@ def cache_list(as_json: bool) -> None:
     from fagen.commandline import report
 
     entries = [report.cached(entry) for entry in build.cache_entries()]
-    answer(as_json, entries, [printable(str(cache_folder())), *report.columns(entries)])
+    answer(entries, [printable(str(cache_folder())), *report.columns(entries)])
 
 
 @cache.command("prune")
@@ -44,7 +44,7 @@ def cache_list(as_json: bool) -> None:
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the N last used.")
 @click.option("--all", "every", is_flag=True, help="Everything.")
 @JSON
-def cache_prune(older_than: float | None, keep: int | None, every: bool, as_json: bool) -> None:
+def cache_prune(older_than: float | None, keep: int | None, every: bool) -> None:
     """Remove what is broken or failed, and what the options name; what is in use stays.
 
     \b
@@ -58,12 +58,12 @@ def cache_prune(older_than: float | None, keep: int | None, every: bool, as_json
     seconds = None if older_than is None else older_than * 86_400
     removed = build.prune(older_than=seconds, keep=keep, everything=every)
     entries = [report.cached(entry) for entry in removed]
-    answer(as_json, entries, [*report.columns(entries), f"removed: {len(entries)}"])
+    answer(entries, [*report.columns(entries), f"removed: {len(entries)}"])
 
 
 @click.command()
 @JSON
-def doctor(as_json: bool) -> None:
+def doctor() -> None:
     """Say what is installed, and how to install the rest.
 
     Exits with 3 where no kernel can be built. A disassembler, torch and a GPU may be missing.
@@ -79,4 +79,4 @@ def doctor(as_json: bool) -> None:
     missing = [f.name for f in findings if not f.ok and f.needed_for in ("rendering", "building")]
     wrong = ToolchainError(f"no kernel can be built without {', '.join(missing)}")
     records = [asdict(finding) for finding in findings]
-    answer(as_json, records, map(report.found, findings), wrong if missing else None)
+    answer(records, map(report.found, findings), wrong if missing else None)

@@ -59,7 +59,7 @@ def proved(evidence: Evidence) -> str:
     """What a verification found, in a line per matter."""
     lines = [f"{evidence.slug}: {len(evidence.errors)} shapes on {evidence.card}, {evidence.date}"]
     if evidence.errors:
-        lines.append(f"  {type(evidence.errors[0]).told(evidence.errors)}")
+        lines.append(f"  {type(evidence.errors[0]).worst(evidence.errors)}")
     return "\n".join([*lines, *(f"  {speed}" for speed in evidence.speeds_in_words())])
 
 

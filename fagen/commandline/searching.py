@@ -63,7 +63,6 @@ def search_run(
     recorded: Path | None,
     folder: Path | None,
     page: Path | None,
-    as_json: bool,
 ) -> None:
     """Search the SPACES: files, or slugs.
 
@@ -83,7 +82,7 @@ def search_run(
     declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
         surveys = list(searching.surveys(declared))
-        answer(as_json, surveys, (line for one in surveys for line in searching.surveyed(one)))
+        answer(surveys, (line for one in surveys for line in searching.surveyed(one)))
         return
     outcome = searching.search(
         declared,
@@ -94,7 +93,7 @@ def search_run(
         recorded=recorded,
         say=keep_saying,
     )
-    _show_found(store, folder, page, as_json)
+    _show_found(store, folder, page)
     if outcome.interrupted:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -106,7 +105,7 @@ def search_run(
 )
 @WRITE
 @JSON
-def search_report(store: Path, output: Path | None, folder: Path | None, as_json: bool) -> None:
+def search_report(store: Path, output: Path | None, folder: Path | None) -> None:
     """Say what STORE knows, and write it as one HTML page beside it.
 
     \b
@@ -118,16 +117,16 @@ def search_report(store: Path, output: Path | None, folder: Path | None, as_json
 
     page = output or store.parent / f"{store.stem}.html"  # of a folder there is no store
     searching.need_room(store, page=page, folder=folder)
-    _show_found(store, folder, page, as_json)
+    _show_found(store, folder, page)
 
 
-def _show_found(store: Path, folder: Path | None, page: Path | None, as_json: bool) -> None:
+def _show_found(store: Path, folder: Path | None, page: Path | None) -> None:
     """Say what a store knows, and write what was asked for."""
     from fagen import search as searching
 
     results = searching.found(store)
     records = [searching.record(result) for result in results]
-    answer(as_json, records, (line for result in results for line in searching.told(result)))
+    answer(records, (line for result in results for line in searching.told(result)))
     if page:
         searching.write_report(store, page)
     for path in [*([page] if page else []), *(searching.write(results, folder) if folder else [])]:

@@ -38,7 +38,6 @@ def vendor(
     form: str | None,
     with_cutlass: bool,
     force: bool,
-    as_json: bool,
 ) -> None:
     """Write kernels as a folder that builds in any tree, without fagen.
 
@@ -84,4 +83,4 @@ def vendor(
             "this source ever ran; `fagen verify SLUG` tries it on a Hopper GPU, and so does the "
             "folder's own test"
         )
-    answer(as_json, asdict(written), lines, wrong)
+    answer(asdict(written), lines, wrong)
