@@ -150,7 +150,7 @@ def judge(text: str) -> None:
         found = survey(declared, target)
         assert math.fsum(found.weights) == pytest.approx(1) and min(found.weights) > 0
         kept = json.dumps(summary(found, declared), allow_nan=False)
-        assert rows.survey((target.name, kept))[1]["fit"] == len(found.points)
+        assert rows.read(rows.SurveyRow, (target.name, kept)).found.fit == len(found.points)
         for point in found.points:
             assert 0 < found.predicted(point) < math.inf
         Chooser(found, declared.effort.prune).next()

@@ -79,7 +79,7 @@ def written(tmp_path_factory, text: str) -> Whole:
     path = record(tmp_path_factory.mktemp("whole") / "whole.sqlite", kernels=6, text=text)
     (target,) = space(text).targets()
     with Store(path) as store:
-        (_, row), *_ = store.compiled()
+        row, *_ = store.compiled()
         other = registry.from_slug(row.made.slug).but(block_n=48).slug
         wrong = [(other, "it is\nwrong")]
         store.put_timed(target, CARD, {wrong[0][0]: "a"}, [], wrong, [])
@@ -161,7 +161,7 @@ def test_the_store_that_is_altered_below_is_one(whole, tmp_path):
         ("UPDATE size SET batch = 1.5", [], "table timed: batch = 1.5"),
         ("UPDATE survey SET found = '{'", [], "table survey: it is no JSON"),
         ("UPDATE survey SET found = ?", ["[" * 90_000], "table survey: it is no JSON"),
-        ("UPDATE survey SET found = x'00'", [], "table survey: it is no text"),
+        ("UPDATE survey SET found = x'00'", [], "table survey: it is no JSON"),
         ("UPDATE survey SET target = 'a'", [], 'table survey: .*, and called "a"'),
         ("UPDATE wrong SET said = x'00'", [], "table wrong: said = "),
         ("UPDATE survey SET found = zeroblob(2000000)", [], "too big"),
@@ -262,8 +262,8 @@ def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered, of, request,
     (tmp_path / "altered.sqlite").write_bytes(request.getfixturevalue(of))
     path = altered("UPDATE kernel SET slug = slug || '_former' WHERE id = 2 AND source_hash != ''")
     with Store(path, read_only=True) as store:
-        assert 2 not in {number for number, _ in store.compiled()}
-        assert list(store.compiled())
+        assert 2 not in {row.number for row in store.compiled()}
+        assert store.compiled()
     assert search.found(path)
 
 

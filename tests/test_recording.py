@@ -334,7 +334,7 @@ def test_what_a_search_finds_for_a_recording_is_what_its_calls_are_then_served_b
     assert answer.exit_code == 0, answer.output
     times: dict[Sizes, dict[str, float]] = {}
     with Store(store, read_only=True) as recorded:
-        for _, row in recorded.timed():
+        for row in recorded.timed():
             if row.source_hash:
                 least = times.setdefault(row.time.size, {})
                 least[row.time.slug] = min(row.time.seconds, least.get(row.time.slug, math.inf))

@@ -213,7 +213,7 @@ def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
 def test_sizes_come_back_from_a_store_as_they_were(every):
     declared = space_of(VARLEN).sizes(VARLEN_TARGET)
     with Store(every["varlen"].path, read_only=True) as store:
-        assert {row.time.size for _, row in store.timed()} == {*declared}
+        assert {row.time.size for row in store.timed()} == {*declared}
     (found,) = every["varlen"].best.values()
     assert found.sizes == declared
     assert found.marks.weights == pytest.approx((0.25, 0.5, 0.25))

@@ -50,9 +50,9 @@ def test_what_is_put_in_comes_out(tmp_path):
         store.put_compiled(TARGET, made(), "")
         store.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], [])
         store.put_timed(TARGET, CARD, {}, [timed("cudnn")], [], [])
-        (_, compiled), *_ = store.compiled()
+        (compiled,) = store.compiled()
         assert (compiled.target, compiled.made) == (TARGET.name, made())
-        ours, peer = (row for _, row in store.timed())
+        ours, peer = store.timed()
         assert (ours.time, ours.source_hash, ours.card, ours.driver) == (timed(), "a", *CARD)
         assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", TARGET.name)
 
@@ -70,15 +70,15 @@ def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_pat
         ]:
             again = timed(number=number, seconds=2e-3 if source == "b" else 1e-3)
             store.put_timed(TARGET, card, {slug: source}, [again], [], [])
-        assert len(list(store.timed())) == 5
+        assert len(store.timed()) == 5
 
 
 def test_news_are_what_came_since(tmp_path):
     with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
         one.put_compiled(TARGET, made(source="a"), "")
-        seen = max(number for number, _ in other.compiled())
+        seen = max(row.number for row in other.compiled())
         one.put_compiled(TARGET, made(source="b"), "")
-        assert [row.made.source_hash for _, row in other.compiled(seen)] == ["b"]
+        assert [row.made.source_hash for row in other.compiled(seen)] == ["b"]
 
 
 def test_the_first_anchor_stays(tmp_path):
@@ -94,7 +94,7 @@ def test_a_store_in_which_nothing_is_yet_says_so(tmp_path):
     with pytest.raises(FagenError, match="nothing is in this file yet"):
         Store(path, read_only=True)
     with Store(path) as store:
-        assert not list(store.timed())
+        assert not store.timed()
 
 
 def test_a_store_of_another_layout_and_a_file_that_is_none_are_refused(tmp_path):
@@ -146,7 +146,7 @@ def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written
         assert (tmp_path / "s.sqlite-wal").exists()
     assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
     with Store(path, read_only=True) as store:
-        assert len(list(store.compiled())) == 1
+        assert len(store.compiled()) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
 
 
@@ -293,7 +293,7 @@ def rows(path):
         with Store(path, read_only=True) as store:
             return {
                 f"{row.source_hash};{row.time.size};{row.time.regime};{row.time.repeat}"
-                for _, row in store.timed()
+                for row in store.timed()
                 if row.source_hash
             }
     except FagenError:  # it is not there yet, or nothing is in it yet

@@ -48,15 +48,15 @@ def recording(path: str) -> Recording:
         if not cards:
             raise FagenError(f"{path}: nothing was timed there")
         card = cards[0]
-        rows = [row for _, row in store.compiled()]
+        rows = store.compiled()
         compiled = {row.made.slug: row.made for row in rows}
         targets = {row.made.slug: row.target for row in rows}
         times: dict[tuple[str, str], dict[str, list[Time]]] = {}
-        for _, row in store.timed():
+        for row in store.timed():
             if (row.card, row.driver) == card:
                 by_size = times.setdefault((row.time.slug, row.target), {})
                 by_size.setdefault(str(row.time.size), []).append(row.time)
-        wrong = {row.slug: row.said for _, row in store.wrong()}
+        wrong = {row.slug: row.said for row in store.wrong()}
     compiler = next((made.compiler for made in compiled.values()), "")
     return Recording(card, compiler, compiled, targets, times, wrong)
 

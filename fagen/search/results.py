@@ -255,10 +255,10 @@ def results(store: Store) -> tuple[Result, ...]:
     """
     latest: dict[str, Compiled] = {}
     target_by_slug: dict[str, str] = {}
-    for _, row in store.compiled():
+    for row in store.compiled():
         latest[row.made.slug] = row.made
         target_by_slug[row.made.slug] = row.target
-    timed = [row for _, row in store.timed()]
+    timed = store.timed()
     dates = [session.date for session in store.sessions()]
     targets = []
     for name, survey in store.surveys().items():
@@ -274,7 +274,7 @@ def results(store: Store) -> tuple[Result, ...]:
                     marks.add(one.time)
             wrong = {
                 row.slug: row.said
-                for _, row in store.wrong()
+                for row in store.wrong()
                 if (row.card, row.driver) == (card, driver) and target_by_slug.get(row.slug) == name
             }
             targets.append(

@@ -1,19 +1,26 @@
-"""What a store of search results holds, row by row, and whether a row that was read can be one.
+"""What a store of search results holds, row by row: each a model, which checks what is read.
 
 A store may come from anywhere, and what it says goes into schedules, tables and pages.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
-from functools import cache, partial
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache, cached_property, partial
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Json,
+    ValidationError,
+    model_validator,
+)
 
 from fagen.errors import FagenError
-from fagen.problem import DETERMINISTIC, Problem, Sizes, VarlenSizes, lengths_from
+from fagen.problem import DETERMINISTIC, Problem, Sizes, VarlenSizes, lengths_from, lengths_in_words
 from fagen.registry import from_slug
 from fagen.search.kinds import space_of
 from fagen.search.marks import PEER_NAMES
@@ -21,26 +28,6 @@ from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, LENGTHS, MASKS, PASSES
-
-
-@dataclass(frozen=True)
-class CompiledRow:
-    """A compile result as it is kept."""
-
-    target: str
-    made: Compiled
-
-
-@dataclass(frozen=True)
-class TimedRow:
-    """A time as it is kept: of which source, on which card and driver."""
-
-    target: str
-    source_hash: str
-    card: str
-    driver: str
-    time: Time
-
 
 # ---- columns ------------------------------------------------------------------------------------
 
@@ -65,25 +52,100 @@ Seconds = Annotated[float, Field(ge=1e-9, le=1e6)]  # between these all that is 
 Weight = Annotated[float, Field(gt=0)]
 
 
-class _Row(BaseModel):
+class Row(BaseModel):
+    """A row of a table, or a part of one; its fields are the columns."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class _Card(_Row):
+class _OfSlug(Row):
+    """A row about a kernel of a target."""
+
+    target: Name
+    slug: Name
+
+    @property
+    def peer(self) -> str | None:
+        """The peer that it is about instead."""
+        return None
+
+    @property
+    def stands(self) -> bool:
+        """Whether the slug is still a schedule's."""
+        return self.peer is not None or _computed(self.slug) is not None
+
+    @model_validator(mode="after")
+    def _belongs(self) -> Self:
+        """Refuse a slug that never was one of the target."""
+        # what is no schedule any more says what it computes all the same, in the same place
+        head = self.target.removesuffix(DETERMINISTIC).removesuffix(_VARLEN)
+        varlen = _VARLEN in self.slug or _VARLEN not in self.target
+        alike = f"_{head}_" in f"_{self.slug}" and varlen and _SLUG.fullmatch(self.slug)
+        known = (self.target, None) if alike else (self.target,)
+        if self.peer is None and _computed(self.slug) not in known:
+            raise ValueError(f"{shown(self.slug)} is no schedule of {shown(self.target)}")
+        return self
+
+
+class _Sized(Row):
+    batch: Size
+    heads: Size
+    kv_heads: Size
+    seqlen_q: Size
+    seqlen_k: Size
+    lengths: str = ""  # of varlen sequences, as lengths_in_words says it
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
+        try:
+            self.size  # noqa: B018 - it is made once
+        except ValueError as error:
+            raise ValueError(f"lengths: {error}") from None
+        return self
+
+    @cached_property
+    def size(self) -> Sizes:
+        """The sizes."""
+        return sizes_from(**{name: getattr(self, name) for name in _Sized.model_fields})
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+_TYPES = {
+    "dtype": str,
+    "mask": str,
+    "deterministic": bool,
+    "lengths": str,
+}  # of what is computed; else numbers
+_VARLEN = f"_{LENGTHS[1]}"  # in a slug, and at the end of a target's name
+_SLUG = re.compile(r"[a-z0-9_]{1,200}")
+
+
+class CardRow(Row):
+    """A card and its driver."""
+
     name: Name
     driver: Name
 
 
-class _Anchor(_Row):
-    target: Name
+class AnchorRow(_OfSlug):
+    """The anchor of a target on a card and driver."""
+
     card: Name
     driver: Name
-    slug: Name
 
 
-class _Compiled(_Row):
-    target: Name
-    slug: Name
+class KernelRow(_OfSlug):
+    """What became of a kernel; rows have rising numbers, by which a reader knows what is new."""
+
+    number: int
+
+
+class CompiledRow(KernelRow):
+    """A compile result as it is kept."""
+
     source_hash: Name
     compiler: Name
     outcome: Name
@@ -92,51 +154,56 @@ class _Compiled(_Row):
     spill_bytes: Count | None
     cpu_seconds: Annotated[float, Field(ge=0)]
 
+    @cached_property
+    def made(self) -> Compiled:
+        """The result."""
+        return Compiled(**self.model_dump(exclude={"number", "target"}))
 
-class WrongRow(_Row):
+
+class WrongRow(KernelRow):
     """What is wrong with a kernel, on a card and driver."""
 
-    target: Name
-    slug: Name
     source_hash: Name
     card: Name
     driver: Name
     said: str
 
 
-class _Sized(_Row):
-    batch: Size
-    heads: Size
-    kv_heads: Size
-    seqlen_q: Size
-    seqlen_k: Size
-    lengths: str = ""  # of varlen sequences, as lengths_in_words says it
+class TimedRow(_Sized, KernelRow):
+    """A time as it is kept: of which source, on which card and driver.
 
-    def sizes(self) -> Sizes:
-        """Return them.  Raises Damaged where they do not go together."""
-        if self.heads % self.kv_heads:
-            raise Damaged(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
-        plain = self.batch, self.heads, self.kv_heads, self.seqlen_q, self.seqlen_k
-        try:
-            return sizes_from(*plain, self.lengths)
-        except ValueError as error:
-            raise Damaged(f"lengths: {error}") from None
+    A peer's has no source, and its target beside its name.
+    """
 
-
-class _Timed(_Sized):
-    target: Name
-    source_hash: Line  # none of a peer's
+    source_hash: Line
     card: Name
     driver: Name
-    slug: Name
     regime: Literal["brief", "long"]
     round: Count
     seconds: Seconds
     anchor_seconds: Seconds
     mhz: Count | None
 
+    @property
+    def peer(self) -> str | None:
+        """The peer whose time it is."""
+        name = self.slug.removesuffix(f" {self.target}")
+        return name if not self.source_hash and name in PEER_NAMES else None
 
-class Session(_Row):
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if not self.source_hash and not self.peer:
+            raise ValueError(f"{shown(self.slug)} has no source, and is no peer there")
+        return self
+
+    @cached_property
+    def time(self) -> Time:
+        """The time."""
+        times = self.seconds, self.anchor_seconds, self.mhz
+        return Time(self.peer or self.slug, self.size, self.regime, self.round, *times)
+
+
+class Session(Row):
     """A day (in UTC) on which something was searched, by which fagen, and a note about it."""
 
     date: Annotated[str, AfterValidator(_a_date)]
@@ -144,7 +211,9 @@ class Session(_Row):
     note: Line = ""
 
 
-class _Space(_Row):
+class SpaceRow(Row):
+    """A space that was searched."""
+
     name: Name
     text: str
 
@@ -153,7 +222,7 @@ class _Weighed(_Sized):
     weight: Weight
 
 
-class _Survey(_Row):
+class Survey(Row):
     """What fagen.search.run.summary says, as JSON."""
 
     space: Line
@@ -167,140 +236,89 @@ class _Survey(_Row):
     sizes: Annotated[list[_Weighed], Field(min_length=1)]
     predicted: list[tuple[Line, Annotated[float, Field(gt=0)]]]
 
+    @model_validator(mode="after")
+    def _is_of_a_problem(self) -> Self:
+        try:
+            keys = space_of(self.kind).problem_keys
+        except FagenError as error:
+            raise ValueError(str(error)) from None
+        if self.kind not in PASSES:
+            raise ValueError(f"there is no problem of the kind {shown(self.kind)}")
+        types = {field: type(value) for field, value in self.target.items()}
+        if types != {key: _TYPES.get(key, int) for key in keys}:
+            raise ValueError(f"target has not {', '.join(keys)}")
+        dtype, mask = self.target["dtype"], self.target["mask"]
+        if dtype not in DTYPES or mask not in MASKS:
+            raise ValueError(f"there is no {shown(dtype)} with {shown(mask)}")
+        if (lengths := self.target.get("lengths", LENGTHS[0])) not in LENGTHS:
+            raise ValueError(f"there are no {shown(lengths)} lengths")
+        return self
 
-# ---- rows ---------------------------------------------------------------------------------------
+    @property
+    def problem(self) -> Problem:
+        """What it is of."""
+        keys: dict[str, Any] = dict(self.target)
+        return Problem(**keys, kind=self.kind)
 
-_TYPES = {
-    "dtype": str,
-    "mask": str,
-    "deterministic": bool,
-    "lengths": str,
-}  # of what is computed; else numbers
-_PACKED = f"_{LENGTHS[1]}"  # in a slug, and at the end of a target's name
-_SLUG = re.compile(r"[a-z0-9_]{1,200}")
-_Checked = TypeVar("_Checked", bound=_Row)
+
+class SurveyRow(Row):
+    """A target's name, and what was found in its space."""
+
+    target: str
+    found: Json[Survey]
+
+    @model_validator(mode="after")
+    def _is_of_the_target(self) -> Self:
+        if (name := self.found.problem.name) != self.target:
+            raise ValueError(f"it is of {name}, and called {shown(self.target)}")
+        return self
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+_Read = TypeVar("_Read", bound=Row)
 
 
 class Damaged(Exception):  # noqa: N818 - it names what is wrong
     """A row that no search has written; in which file and table, its reader knows."""
 
 
-def card(values: Sequence[Any]) -> tuple[str, str]:
-    """Return a card and its driver.  Raises Damaged, as all these."""
-    row = _checked(_Card, values)
-    return row.name, row.driver
-
-
-def session(values: Sequence[Any]) -> Session:
-    """Return when something was searched."""
-    return _checked(Session, values)
-
-
-def space(values: Sequence[Any]) -> tuple[str, str]:
-    """Return a space's name and its text."""
-    row = _checked(_Space, values)
-    return row.name, row.text
-
-
-def anchor(values: Sequence[Any]) -> tuple[tuple[str, str, str], str]:
-    """Return a target on a card and driver, and its anchor."""
-    row = _checked(_Anchor, values)
-    _check_slug(row.slug, row.target)
-    return (row.target, row.card, row.driver), row.slug
-
-
-def compiled(values: Sequence[Any]) -> CompiledRow | None:
-    """Return a compile result; None of a slug that is no schedule's any more, as all below."""
-    row = _checked(_Compiled, values)
-    if not _check_slug(row.slug, row.target):
-        return None
-    fields = {name: value for name, value in row if name != "target"}
-    return CompiledRow(row.target, Compiled(**fields))
-
-
-def wrong(values: Sequence[Any]) -> WrongRow | None:
-    """Return what is wrong with a kernel."""
-    row = _checked(WrongRow, values)
-    return row if _check_slug(row.slug, row.target) else None
-
-
-def timed(values: Sequence[Any]) -> TimedRow | None:
-    """Return a time; a peer's has no source, and its target beside its name."""
-    row = _checked(_Timed, values)
-    size, slug = row.sizes(), row.slug
-    if row.source_hash:
-        if not _check_slug(slug, row.target):
-            return None
-    else:
-        named = (name for name in sorted(PEER_NAMES) if slug == f"{name} {row.target}")
-        if (peer := next(named, None)) is None:
-            raise Damaged(f"{shown(slug)} has no source, and is no peer there")
-        slug = peer
-    time = Time(slug, size, row.regime, row.round, row.seconds, row.anchor_seconds, row.mhz)
-    return TimedRow(row.target, row.source_hash, row.card, row.driver, time)
-
-
-def survey(values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    """Return a target's name, and what was found in its space."""
-    name, text = values
-    if not isinstance(text, str):
-        raise Damaged("it is no text")
-    try:
-        row = _Survey.model_validate_json(text)
-    except ValidationError as invalid:
-        raise Damaged(_first(invalid)) from None
-    for size in row.sizes:
-        size.sizes()
-    try:
-        keys = space_of(row.kind).problem_keys
-    except FagenError as error:
-        raise Damaged(str(error)) from None
-    if row.kind not in PASSES:
-        raise Damaged(f"there is no problem of the kind {shown(row.kind)}")
-    types = {field: type(value) for field, value in row.target.items()}
-    if types != {key: _TYPES.get(key, int) for key in keys}:
-        raise Damaged(f"target has not {', '.join(keys)}")
-    target: dict[str, Any] = dict(row.target)
-    if target["dtype"] not in DTYPES or target["mask"] not in MASKS:
-        raise Damaged(f"there is no {shown(target['dtype'])} with {shown(target['mask'])}")
-    if target.get("lengths", LENGTHS[0]) not in LENGTHS:
-        raise Damaged(f"there are no {shown(target['lengths'])} lengths")
-    if (computed := Problem(**target, kind=row.kind).name) != name:
-        raise Damaged(f"it is of {computed}, and called {shown(name)}")
-    return name, row.model_dump(mode="json")
-
-
-def _checked(row: type[_Checked], values: Sequence[Any]) -> _Checked:
-    """Take values in the order of a row's fields."""
+def read(row: type[_Read], values: Sequence[Any]) -> _Read:
+    """Take values in the order of a row's fields.  Raises Damaged where they are no such row."""
     try:
         return row.model_validate(dict(zip(row.model_fields, values, strict=True)))
     except ValidationError as invalid:
-        raise Damaged(_first(invalid)) from None
-
-
-def _first(invalid: ValidationError) -> str:
-    error = invalid.errors(include_url=False)[0]
+        error = invalid.errors(include_url=False)[0]
     path, kind = shown(".".join(map(str, error["loc"])))[1:-1], error["type"]
-    if kind == "json_invalid":
-        return "it is no JSON"
-    if kind in ("extra_forbidden", "missing"):
-        return f"{path} is {'not known' if kind == 'extra_forbidden' else 'missing'}"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{path} = {shown(error['input'])}: {message[0].lower()}{message[1:]}"
+    if kind == "json_invalid":
+        raise Damaged("it is no JSON")
+    if kind in ("extra_forbidden", "missing"):
+        raise Damaged(f"{path} is {'not known' if kind == 'extra_forbidden' else 'missing'}")
+    if isinstance(error["input"], dict):  # of the whole row, or of sizes in it
+        raise Damaged(message)
+    raise Damaged(f"{path} = {shown(error['input'])}: {message[0].lower()}{message[1:]}")
+
+
+def columns_of(size: Sizes) -> dict[str, Any]:
+    """Sizes as they are kept: lengths of varlen sequences in words."""
+    names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+    counts = {name: getattr(size, name) for name in names}
+    return counts | ({"lengths": lengths_in_words(size.sequences)} if size.varlen else {})
 
 
 def sizes_from(
     batch: int, heads: int, kv_heads: int, seqlen_q: int, seqlen_k: int, lengths: str = ""
 ) -> Sizes:
-    """Return sizes, of varlen sequences by their lengths in words.
+    """Return sizes by their columns.
 
-    Raises ValueError where these are none, or go with other sizes.
+    Raises ValueError where lengths in words are none, or go with other sizes.
     """
-    plain = batch, heads, kv_heads, seqlen_q, seqlen_k
+    plain = Sizes(batch, heads, kv_heads, seqlen_q, seqlen_k)
     if not lengths:
-        return Sizes(*plain)
+        return plain
     sizes = VarlenSizes.of(_lengths(lengths), heads, kv_heads)
-    counts = sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k
+    counts = Sizes(sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k)
     if counts != plain or max(sizes.total_q, sizes.total_k) > MAX_SIZE:
         raise ValueError(f"{shown(lengths)} does not go with the sizes beside it")
     return sizes
@@ -310,23 +328,9 @@ _lengths = cache(partial(lengths_from, most=MAX_SEQUENCES))
 
 
 @cache
-def _problem(slug: str) -> str | None:
+def _computed(slug: str) -> str | None:
+    """The target of a schedule; None where the slug is none's."""
     try:
         return Problem.searched(from_slug(slug)).name
     except FagenError:
         return None
-
-
-def _check_slug(slug: str, target: str) -> bool:
-    """Whether a slug is still a schedule's.  Raises Damaged where it never was one of the target.
-
-    What it may not be any more says what it computes all the same, in the same place.
-    """
-    computed = _problem(slug)
-    head = target.removesuffix(DETERMINISTIC).removesuffix(_PACKED)
-    alike = f"_{head}_" in f"_{slug}" and (_PACKED in slug or _PACKED not in target)
-    if computed is None and _SLUG.fullmatch(slug) and alike:
-        return False
-    if computed != target:
-        raise Damaged(f"{shown(slug)} is no schedule of {shown(target)}")
-    return True

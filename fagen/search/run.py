@@ -14,12 +14,12 @@ from typing import Any
 
 from fagen.dispatch.select import serve, sized
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
-from fagen.problem import Problem, Sizes, lengths_in_words, solves
+from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
 from fagen.search.declared import Declared, Effort
 from fagen.search.executor import Executor
 from fagen.search.kinds import space_of
-from fagen.search.rows import TimedRow, WrongRow
+from fagen.search.rows import TimedRow, WrongRow, columns_of
 from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Round, Timed
@@ -206,8 +206,8 @@ class Search:
     def _news(self) -> None:
         """Take in what the store has that was not seen yet: ours, and others'."""
         by_target = {tournament.target.name: tournament for tournament in self._tournaments}
-        for number, row in self._store.compiled(self._seen[0]):
-            self._seen[0] = number
+        for row in self._store.compiled(self._seen[0]):
+            self._seen[0] = row.number
             made = row.made
             if (
                 (tournament := by_target.get(row.target))
@@ -215,21 +215,19 @@ class Search:
                 and self._is_current(made.slug, made.source_hash)
             ):
                 tournament.add_compiled(made)
-        for number, timed in self._store.timed(self._seen[1]):
-            self._seen[1] = number
-            if (tournament := by_target.get(timed.target)) and self._is_ours(
-                timed, timed.time.slug
-            ):
+        for timed in self._store.timed(self._seen[1]):
+            self._seen[1] = timed.number
+            if (tournament := by_target.get(timed.target)) and self._is_ours(timed):
                 tournament.add_time(timed.time)
-        for number, wrong in self._store.wrong(self._seen[2]):
-            self._seen[2] = number
-            if (tournament := by_target.get(wrong.target)) and self._is_ours(wrong, wrong.slug):
+        for wrong in self._store.wrong(self._seen[2]):
+            self._seen[2] = wrong.number
+            if (tournament := by_target.get(wrong.target)) and self._is_ours(wrong):
                 tournament.add_wrong(wrong.slug, wrong.said)
 
-    def _is_ours(self, row: TimedRow | WrongRow, slug: str) -> bool:
+    def _is_ours(self, row: TimedRow | WrongRow) -> bool:
         """Whether a row is of this card and driver, and of a source as it is rendered today."""
         here = (row.card, row.driver) == self._executor.card
-        return here and self._is_current(slug, row.source_hash)
+        return here and self._is_current(row.slug, row.source_hash)
 
     def _is_current(self, slug: str, source_hash: str) -> bool:
         return not source_hash or source_hash == self._hash(slug)  # a peer has no source
@@ -325,17 +323,10 @@ def summary(survey: Survey, declared: Declared) -> dict[str, Any]:
         "tiles": [[m, n, why] for (m, n), why in sorted(survey.reasons.items())],
         "cells": [[m, n] for m, n in sorted(survey.cells)],
         "sizes": [
-            _said(size) | {"weight": weight}
+            columns_of(size) | {"weight": weight}
             for size, weight in zip(survey.sizes, survey.weights, strict=True)
         ],
         "predicted": [
             [survey.schedule(point).slug, survey.predicted(point)] for point in survey.best[:10]
         ],
     }
-
-
-def _said(size: Sizes) -> dict[str, Any]:
-    """Sizes as a store keeps them: lengths of varlen sequences in words."""
-    names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-    counts = {name: getattr(size, name) for name in names}
-    return counts | ({"lengths": lengths_in_words(size.sequences)} if size.varlen else {})

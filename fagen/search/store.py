@@ -11,20 +11,21 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fagen.errors import FagenError
-from fagen.problem import Problem, Sizes, lengths_in_words
+from fagen.problem import Problem
 from fagen.search import rows
 from fagen.search.rows import CompiledRow, Session, TimedRow, WrongRow
 from fagen.search.tasks import Compiled, Time
 from fagen.toml_lines import printable
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound=rows.Row)
+Kernel = TypeVar("Kernel", bound=rows.KernelRow)
 
 LAYOUT = 3
 _SCHEMA = """
@@ -48,8 +49,12 @@ CREATE TABLE timed (kernel INTEGER, card INTEGER, size INTEGER, regime TEXT, rou
   PRIMARY KEY (kernel, card, size, regime, round));
 CREATE TABLE claim (job TEXT PRIMARY KEY, runner TEXT) WITHOUT ROWID;
 """
-
-
+# of which rows hold the numbers
+_JOINED = {
+    "compiled": ("kernel",),
+    "wrong": ("kernel", "card"),
+    "timed": ("kernel", "card", "size"),
+}
 _TOKEN = re.compile(r"[0-9a-f]{16}")  # of a process, in a file's name
 _ERRORS = (sqlite3.Error, UnicodeError)  # what sqlite says of a file that is damaged
 _MAX_CELL = 1 << 20  # bytes of a value
@@ -133,12 +138,16 @@ class Store:
     def _failed(self, error: Exception) -> FagenError:
         return FagenError(f"{self._named}: {printable(str(error))}")
 
-    def _rows(
-        self, table: str, read: Callable[[Sequence[Any]], Row], select: str, *values: Any
-    ) -> list[Row]:
+    def _rows(self, row: type[Row], table: str, more: str = "", *values: Any) -> list[Row]:
         """Select and check rows.  Raises FagenError for one that no search has written."""
+        joined = _JOINED.get(table, ())
+        # columns are called as a row's fields are, but for these
+        others = {"number": f"{table}.rowid"} | ({"card": "name"} if "card" in joined else {})
+        columns = ", ".join(others.get(name, name) for name in row.model_fields)
+        joins = "".join(f" JOIN {other} ON {other}.id = {table}.{other}" for other in joined)
         try:
-            return [read(row) for row in self._base.execute(select, values)]
+            select = self._base.execute(f"SELECT {columns} FROM {table}{joins} {more}", values)
+            return [rows.read(row, one) for one in select]
         except rows.Damaged as damaged:
             raise FagenError(
                 f"{self._named}: no search has written all of its table {table}: {damaged}; "
@@ -147,13 +156,10 @@ class Store:
         except _ERRORS as error:
             raise self._failed(error) from None
 
-    def _numbered(
-        self, table: str, read: Callable[[Sequence[Any]], Row | None], select: str, since: int
-    ) -> Iterator[tuple[int, Row]]:
-        """Yield rows and their numbers; those are left out whose slug is no schedule's any more."""
-        for number, row in self._rows(table, lambda row: (row[0], read(row[1:])), select, since):
-            if row is not None:
-                yield number, row
+    def _news(self, row: type[Kernel], table: str, since: int) -> list[Kernel]:
+        """Rows after number `since`; those are left out whose slug is no schedule's any more."""
+        more = f"WHERE {table}.rowid > ? ORDER BY {table}.rowid"
+        return [one for one in self._rows(row, table, more, since) if one.stands]
 
     def _one(self, statement: str, *values: Any) -> Any:
         row = self._base.execute(statement, values).fetchone()
@@ -257,8 +263,9 @@ class Store:
             on = self._number("card", name=card[0], driver=card[1])
             for time in times:
                 kernel = self._kernel(target.name, time.slug, hashes.get(time.slug, ""))
+                size = self._number("size", **{"lengths": "", **rows.columns_of(time.size)})
                 self._insert(
-                    *("timed", kernel, on, self._size(time.size), time.regime, time.repeat),
+                    *("timed", kernel, on, size, time.regime, time.repeat),
                     *(_short(time.seconds), _short(time.anchor_seconds), time.sm_clock_mhz),
                 )
             for slug, why in wrong:
@@ -271,69 +278,42 @@ class Store:
         slug = slug if source_hash else f"{slug} {target}"
         return self._number("kernel", target=target, slug=slug, source_hash=source_hash)
 
-    def _size(self, size: Sizes) -> int:
-        names = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads")
-        lengths = lengths_in_words(size.sequences) if size.varlen else ""
-        return self._number("size", **{n: getattr(size, n) for n in names}, lengths=lengths)
-
     # ---- reading
 
     def sessions(self) -> tuple[Session, ...]:
         """When something was searched, the first day first."""
-        select = "SELECT date, version, note FROM session ORDER BY date, version"
-        return tuple(self._rows("session", rows.session, select))
+        return tuple(self._rows(Session, "session", "ORDER BY date, version"))
 
     def spaces(self) -> dict[str, str]:
         """The spaces searched: their texts by name."""
-        return dict(self._rows("space", rows.space, "SELECT name, text FROM space"))
+        return {row.name: row.text for row in self._rows(rows.SpaceRow, "space")}
 
     def surveys(self) -> dict[str, Any]:
         """What was found in each target's space, by the target's name."""
-        return dict(self._rows("survey", rows.survey, "SELECT target, found FROM survey"))
+        found = self._rows(rows.SurveyRow, "survey")
+        return {row.target: row.found.model_dump(mode="json") for row in found}
 
     def anchors(self) -> dict[tuple[str, str, str], str]:
         """The anchor of each target on each card and driver."""
-        select = "SELECT target, card, driver, slug FROM anchor"
-        return dict(self._rows("anchor", rows.anchor, select))
+        anchors = self._rows(rows.AnchorRow, "anchor")
+        return {(row.target, row.card, row.driver): row.slug for row in anchors}
 
-    def compiled(self, since: int = 0) -> Iterator[tuple[int, CompiledRow]]:
-        """Compile results kept after number `since`, each with its own."""
-        return self._numbered(
-            "compiled",
-            rows.compiled,
-            "SELECT c.rowid, k.target, k.slug, k.source_hash, c.compiler, c.outcome, c.note,"
-            " c.registers, c.spill_bytes, c.cpu_seconds"
-            " FROM compiled c JOIN kernel k ON k.id = c.kernel WHERE c.rowid > ? ORDER BY c.rowid",
-            since,
-        )
+    def compiled(self, since: int = 0) -> list[CompiledRow]:
+        """Compile results kept after number `since`."""
+        return self._news(CompiledRow, "compiled", since)
 
-    def timed(self, since: int = 0) -> Iterator[tuple[int, TimedRow]]:
-        """Times kept after number `since`, each with its own."""
-        return self._numbered(
-            "timed",
-            rows.timed,
-            "SELECT t.rowid, s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, s.lengths,"
-            " k.target, k.source_hash, c.name, c.driver, k.slug, t.regime, t.round,"
-            " t.seconds, t.anchor_seconds, t.mhz FROM timed t JOIN kernel k ON k.id = t.kernel"
-            " JOIN card c ON c.id = t.card JOIN size s ON s.id = t.size"
-            " WHERE t.rowid > ? ORDER BY t.rowid",
-            since,
-        )
+    def timed(self, since: int = 0) -> list[TimedRow]:
+        """Times kept after number `since`."""
+        return self._news(TimedRow, "timed", since)
 
-    def wrong(self, since: int = 0) -> Iterator[tuple[int, WrongRow]]:
-        """Kernels found wrong after number `since`, each with its own."""
-        return self._numbered(
-            "wrong",
-            rows.wrong,
-            "SELECT w.rowid, k.target, k.slug, k.source_hash, c.name, c.driver, w.said FROM wrong w"
-            " JOIN kernel k ON k.id = w.kernel JOIN card c ON c.id = w.card"
-            " WHERE w.rowid > ? ORDER BY w.rowid",
-            since,
-        )
+    def wrong(self, since: int = 0) -> list[WrongRow]:
+        """Kernels found wrong after number `since`."""
+        return self._news(WrongRow, "wrong", since)
 
     def cards(self) -> tuple[tuple[str, str], ...]:
         """Every card and driver that something was timed on."""
-        return tuple(self._rows("card", rows.card, "SELECT name, driver FROM card ORDER BY id"))
+        cards = self._rows(rows.CardRow, "card", "ORDER BY id")
+        return tuple((row.name, row.driver) for row in cards)
 
 
 def side_files(path: Path) -> dict[str, Path]:
