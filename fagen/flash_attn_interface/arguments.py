@@ -5,6 +5,7 @@ The first argument of what refuses is the function that was called.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -16,22 +17,30 @@ from fagen.runtime.argument_types import LEAST_NORMAL, flag, number, whole
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.checks import shape_of
 
-_LONGEST = 2**31 - 1
 _MOST_SPLITS = 256  # that FlashAttention-3 has
 _MOST_SCALE = 1e8  # that kernels take
 
 NO_WINDOW = (-1, -1)  # what calls are declared with: one that leaves it out is not looked at
 
 
-def cut(length: int, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both caches up to one length for all sequences: nothing is written on the device.
+def readable(x: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is contiguous: as it is, or a copy."""
+    return x if x.stride()[-1:] in ((1,), ()) else x.contiguous()
 
-    Raises ValueError where it is no int32.
+
+def written(name: str, target: Tensor | None, result: Tensor) -> Tensor:
+    """Return a result, in the tensor that a caller gave for it, if there is one.
+
+    Raises ValueError where that has another shape or dtype.
     """
-    if length > _LONGEST or length < -_LONGEST:
-        raise ValueError(f"cache_seqlens is {length}, which is no int32")
-    end = max(0, length)
-    return k_cache[:, :end], v_cache[:, :end]
+    if target is None:
+        return result
+    if target.shape != result.shape or target.dtype != result.dtype:
+        raise ValueError(
+            f"{name} has shape {shape_of(target)} in {target.dtype}; it must be "
+            f"{shape_of(result)} in {result.dtype}"
+        )
+    return target.copy_(result)
 
 
 def lengths_of(
@@ -53,7 +62,7 @@ def lengths_of(
             f"{name} has shape {shape_of(lengths)} in {lengths.dtype}; it must be (batch = "
             f"{batch}) in torch.int32"
         )
-    return lengths if lengths.stride(0) == 1 else lengths.contiguous()
+    return readable(lengths)
 
 
 # ---- to be judged -------------------------------------------------------------------------------
@@ -62,6 +71,27 @@ def lengths_of(
 def refuse_yet(function: str, argument: str, instead: str) -> NoReturn:
     """Raise NotImplementedError for what fagen has no kernels for yet."""
     raise NotImplementedError(f"{function}: {argument} is not there yet in fagen; {instead}")
+
+
+# What is given where fagen has no kernels for it, and what to do instead.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("page_table", "block_table"), "caches are dense: (batch, seqlen, heads, head_dim)"
+    ),
+    "k": "write it to k_cache first, and count it in cache_seqlens",
+    "v": "write it to v_cache first, and count it in cache_seqlens",
+    **dict.fromkeys(
+        ("rotary_cos", "rotary_sin"), "turn q before, and keys before they are written"
+    ),
+    "cache_batch_idx": "k_cache[cache_batch_idx] is a copy that is taken",
+}
+
+
+def refuse_given(function: str, **tensors: Tensor | None) -> None:
+    """Raise NotImplementedError for the first of these that is given."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            refuse_yet(function, name, _INSTEAD.get(name, "None is none"))
 
 
 def refuse_others(
@@ -85,8 +115,7 @@ def refuse_others(
         and sm_margin == 0
     ):
         return
-    if qv is not None:
-        refuse_yet(function, "qv", "None is none")
+    refuse_given(function, qv=qv)
     chunk, cap = whole("attention_chunk", attention_chunk), number("softcap", softcap)
     if chunk > 0:
         refuse_yet(function, f"attention_chunk = {chunk}", "0 is none")
@@ -164,14 +193,14 @@ def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool
 
 def descales_of(
     q: Tensor, sizes: tuple[int, int, int], q_descale: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, ...]:
+) -> dict[str, Tensor]:
     """Turn descales of q, k and v by KV head into what fagen.attention takes: q's by head, no None.
 
     `sizes` are B, H and Hk. Raises ValueError for another shape, or where H is no multiple of Hk.
     """
     batch, heads, kv_heads = sizes
-    given = q_descale, *others
-    for name, descale in zip(("q_descale", "k_descale", "v_descale"), given, strict=True):
+    names = "q_descale", "k_descale", "v_descale"
+    for name, descale in zip(names, (q_descale, *others), strict=True):
         if descale is not None and descale.shape != (batch, kv_heads):
             raise ValueError(
                 f"{name} has shape {shape_of(descale)}; it must be (batch = {batch}, kv_heads = "
@@ -184,12 +213,14 @@ def descales_of(
             q_descale = q_descale[:, :1]  # one for all heads: nothing to copy
         else:
             q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
-    made = q_descale, *others
-    if all(descale is not None for descale in made):
-        return made
+    descales = dict(zip(names, (q_descale, *others), strict=True))
     # not kept between calls: it may be of a graph that is captured, or of a trace
-    one = q.new_ones((), dtype=torch.float32)
-    return tuple(one if descale is None else descale for descale in made)
+    one = (
+        None
+        if all(x is not None for x in descales.values())
+        else q.new_ones((), dtype=torch.float32)
+    )
+    return {name: one if descale is None else descale for name, descale in descales.items()}  # type: ignore[misc]
 
 
 # ---- without gradients --------------------------------------------------------------------------
@@ -208,11 +239,14 @@ class _Forward(torch.autograd.Function):  # type: ignore[misc]
         raise NotImplementedError(ctx.said)
 
 
-def forward_only(said: str, run: Callable[[], Any], *tensors: Tensor) -> Any:
-    """Return what `run` computes; a backward pass through it is refused, in these words.
+def forward_only(
+    said: str, tensors: tuple[Tensor, ...], call: Callable[..., Any], *given: Any, **named: Any
+) -> Any:
+    """Return what a call computes; a backward pass through it is refused, in these words.
 
-    Where torch.compile traces, `run` itself has to refuse.
+    `tensors` are those that may require a gradient. Where torch.compile traces, the call itself has
+    to refuse.
     """
     if torch.is_grad_enabled() and needs_gradient(*tensors) and not is_compiling():
-        return _Forward.apply(said, run, *tensors)
-    return run()
+        return _Forward.apply(said, partial(call, *given, **named), *tensors)
+    return call(*given, **named)

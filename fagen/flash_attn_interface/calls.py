@@ -1,7 +1,6 @@
 """FlashAttention-3's attention of whole tensors, and of sequences one after another."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,16 +10,11 @@ from fagen.flash_attn_interface.arguments import (
     descales_of,
     forward_only,
     mask_of,
+    readable,
     refuse_others,
     scale_of,
 )
-from fagen.flash_attn_interface.layout import (
-    LEAST,
-    MOST,
-    attend_other,
-    varlen_keys,
-    varlen_queries,
-)
+from fagen.flash_attn_interface.layout import as_sequences, attend_other
 from fagen.runtime.argument_types import flag, names_types, whole
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
@@ -84,42 +78,19 @@ def flash_attn_func(
     refuse_others("flash_attn_func", qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
     if window_size is not NO_WINDOW:
         causal = mask_of("flash_attn_func", window_size, q_shape[1], k.shape[1], causal=causal)
-    q = q if q.stride(3) == 1 else q.contiguous()
-    k = k if k.stride(3) == 1 else k.contiguous()
-    v = v if v.stride(3) == 1 else v.contiguous()
+    q, k, v = readable(q), readable(k), readable(v)
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
-    if q.dtype != E4M3:
-        if LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
-            return attention(
-                q,
-                k,
-                v,
-                causal=causal,
-                scale=scale,
-                return_lse=return_attn_probs,
-                deterministic=deterministic,
-            )
-        of: dict[str, Any] = dict(causal=causal, deterministic=deterministic)
-        return attend_other(attention, q, k, v, scale, return_lse=return_attn_probs, **of)
-    sizes = q.shape[0], q.shape[2], k.shape[2]
-    of_q, of_k, of_v = descales_of(q, sizes, q_descale, k_descale, v_descale)
-
-    run = partial(
-        attention,
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        return_lse=return_attn_probs,
-        deterministic=deterministic,
-        q_descale=of_q,
-        k_descale=of_k,
-        v_descale=of_v,
+    how: dict[str, Any] = dict(
+        causal=causal, return_lse=return_attn_probs, deterministic=deterministic
     )
-    return forward_only(_NO_GRADIENT.format("flash_attn_func"), run, q, k, v)
+    if q.dtype != E4M3:
+        return attend_other(attention, q, k, v, scale, **how)
+    sizes = q.shape[0], q.shape[2], k.shape[2]
+    how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
+    said = _NO_GRADIENT.format("flash_attn_func")
+    return forward_only(said, (q, k, v), attention, q, k, v, scale=scale, **how)
 
 
 @names_types
@@ -161,7 +132,7 @@ def flash_attn_qkvpacked_func(
             f"qkv has shape {shape_of(qkv)}; it must be (batch, seqlen, 3, heads, head_dim), or "
             "(batch, seqlen, heads + 2 · kv_heads, head_dim) with num_heads_q"
         )
-    out: Tensor | tuple[Tensor, Tensor] = flash_attn_func(
+    return flash_attn_func(
         q,
         k,
         v,
@@ -177,7 +148,6 @@ def flash_attn_qkvpacked_func(
         sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
     )
-    return out
 
 
 @names_types
@@ -236,41 +206,19 @@ def flash_attn_varlen_func(
             refuse_rank("q", q)
             dense = q.shape[0], q.shape[1]
             max_seqlen_q = dense[1]
-            q, cu_seqlens_q = varlen_queries(q)
         if cu_seqlens_k is None:
             refuse_rank("k", k)
-            refuse_rank("v", v)
-            max_seqlen_k, batch = k.shape[1], cu_seqlens_q.shape[0] - 1
-            k, v, cu_seqlens_k, seqused_k = varlen_keys(k, v, seqused_k, batch)
-    q = q if q.stride()[-1:] == (1,) else q.contiguous()
-    k = k if k.stride()[-1:] == (1,) else k.contiguous()
-    v = v if v.stride()[-1:] == (1,) else v.contiguous()
+            max_seqlen_k = k.shape[1]
+        packed = as_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k)
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k = packed
+    q, k, v = readable(q), readable(k), readable(v)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     if window_size is not NO_WINDOW:
         queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
         keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
         causal = mask_of(called, window_size, queries, keys, causal=causal)
-    q_shape, v_shape = q.shape, v.shape
-    taken = len(q_shape) != 3 or len(v_shape) != 3  # to be refused
-    taken = taken or (LEAST <= v_shape[2] <= MOST and q_shape[2] >= LEAST)
-    if taken and dense is None and q.dtype != E4M3:
-        return attention_varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q=seqused_q,
-            seqused_k=seqused_k,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            causal=causal,
-            scale=scale,
-            return_lse=return_attn_probs,
-            deterministic=deterministic,
-        )
     at = cu_seqlens_q, cu_seqlens_k
-    given: dict[str, Any] = dict(
+    how: dict[str, Any] = dict(
         return_lse=return_attn_probs,
         causal=causal,
         deterministic=deterministic,
@@ -280,17 +228,16 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
     )
     if q.dtype != E4M3:
-        found = attend_other(attention_varlen, q, k, v, scale, *at, **given)
+        results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
-            made = descales_of(q, sizes, q_descale, k_descale, v_descale)
-            given |= zip(("q_descale", "k_descale", "v_descale"), made, strict=True)
-        run = partial(attention_varlen, q, k, v, *at, scale=scale, **given)
-        found = forward_only(_NO_GRADIENT.format(called), run, q, k, v)
+            how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
+        said, given = _NO_GRADIENT.format(called), (q, k, v, *at)
+        results = forward_only(said, (q, k, v), attention_varlen, *given, scale=scale, **how)
     if dense is None:
-        return found
-    if isinstance(found, Tensor):
-        return found.unflatten(0, dense)
-    out, lse = found
+        return results
+    if isinstance(results, Tensor):
+        return results.unflatten(0, dense)
+    out, lse = results
     return out.unflatten(0, dense), lse.unflatten(1, dense).transpose(0, 1).contiguous()

@@ -1,22 +1,23 @@
 """FlashAttention-3's attention over a cache, and what belongs to it."""
 
 from collections.abc import Sequence
-from functools import partial
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from fagen.flash_attn_interface.arguments import (
     NO_WINDOW,
-    cut,
     forward_only,
     lengths_of,
     mask_of,
+    readable,
+    refuse_given,
     refuse_others,
     refuse_yet,
     scale_of,
+    written,
 )
 from fagen.runtime.argument_types import flag, names_types, refuse_other_types
 from fagen.runtime.arguments import E4M3, refuse_rank
@@ -25,6 +26,7 @@ from fagen.runtime.checks import shape_of
 from fagen.runtime.combine import combine
 from fagen.runtime.varlen import attention_varlen
 
+_LONGEST = 2**31 - 1
 _NO_GRADIENT = (
     "flash_attn_with_kvcache: q, k_cache or v_cache requires a gradient, and over a cache there "
     "are none: fagen.attention has them, and attention_varlen with seqused_k; or call it under "
@@ -101,22 +103,17 @@ def flash_attn_with_kvcache(
     if not (
         (page_table is block_table is k is v is cache_batch_idx is None)
         and (rotary_cos is rotary_sin is None)
-    ):  # the tuples below take time
-        for name, given, instead in (
-            ("page_table", page_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-            ("block_table", block_table, "caches are dense: (batch, seqlen, heads, head_dim)"),
-            ("k", k, "write it to k_cache first, and count it in cache_seqlens"),
-            ("v", v, "write it to v_cache first, and count it in cache_seqlens"),
-            ("rotary_cos", rotary_cos, "turn q before, and keys before they are written"),
-            ("rotary_sin", rotary_sin, "turn q before, and keys before they are written"),
-            (
-                "cache_batch_idx",
-                cache_batch_idx,
-                "k_cache[cache_batch_idx] is a copy that is taken",
-            ),
-        ):
-            if given is not None:
-                refuse_yet(called, name, instead)
+    ):
+        refuse_given(
+            called,
+            page_table=page_table,
+            block_table=block_table,
+            k=k,
+            v=v,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            cache_batch_idx=cache_batch_idx,
+        )
     if E4M3 in (q.dtype, k_cache.dtype, v_cache.dtype):
         e4m3 = "e4m3, with q_descale, k_descale and v_descale,"
         refuse_yet(called, e4m3, "keep the cache in 16 bits")
@@ -125,15 +122,13 @@ def flash_attn_with_kvcache(
     if rotary_interleaved is not True:
         flag("rotary_interleaved", rotary_interleaved)
     varlen = cu_seqlens_q is not None
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if varlen and tensor is q:
-            if q.dim() != 3:
-                raise ValueError(
-                    f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, "
-                    "heads, head_dim)"
-                )
-        else:
-            refuse_rank(name, tensor)
+    if varlen and q.dim() != 3:
+        raise ValueError(
+            f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, heads, "
+            "head_dim)"
+        )
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))[varlen:]:
+        refuse_rank(name, tensor)
     batch, room = k_cache.shape[:2]
     one_length = not (cache_seqlens is None or isinstance(cache_seqlens, Tensor))
     if (one_length or varlen) and v_cache.shape[:2] != k_cache.shape[:2]:
@@ -142,42 +137,24 @@ def flash_attn_with_kvcache(
             f"{room}, kv_heads, head_dim) as k_cache"
         )
     if one_length:
-        k_cache, v_cache = cut(index(cache_seqlens), k_cache, v_cache)  # type: ignore[arg-type]
+        length = index(cache_seqlens)  # type: ignore[arg-type]
+        if abs(length) > _LONGEST:
+            raise ValueError(f"cache_seqlens is {length}, which is no int32")
+        # nothing is written on the device
+        k_cache, v_cache = k_cache[:, : max(0, length)], v_cache[:, : max(0, length)]
         cache_seqlens = None
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
     if window_size is not NO_WINDOW:
         queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
         causal = mask_of(called, window_size, queries, room, causal=causal)
-    q = q if q.stride(-1) == 1 else q.contiguous()
+    q = readable(q)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
-    taken_back = (
-        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
-    ) and not is_compiling()
+    caches = q, k_cache, v_cache
+    how: dict[str, Any] = dict(causal=causal, scale=scale, return_lse=return_softmax_lse)
     if cu_seqlens_q is None:
-        if not taken_back:
-            return attention_cache(
-                q,
-                k_cache,
-                v_cache,
-                seqused_k=cache_seqlens,
-                leftpad_k=cache_leftpad,
-                causal=causal,
-                scale=scale,
-                return_lse=return_softmax_lse,
-            )
-        run = partial(
-            attention_cache,
-            q,
-            k_cache,
-            v_cache,
-            seqused_k=cache_seqlens,
-            leftpad_k=cache_leftpad,
-            causal=causal,
-            scale=scale,
-            return_lse=return_softmax_lse,
-        )
-        return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache)
+        how |= dict(seqused_k=cache_seqlens, leftpad_k=cache_leftpad)
+        return forward_only(_NO_GRADIENT, caches, attention_cache, *caches, **how)
     sequences = as_varlen(k_cache, v_cache, cache_seqlens, cache_leftpad)
     if sequences is None:
         refuse_yet(
@@ -186,20 +163,9 @@ def flash_attn_with_kvcache(
             "sequences of k_cache and v_cache have to be the same whole number of rows apart",
         )
     keys, values, cu_seqlens_k, used = sequences
-    run = partial(
-        attention_varlen,
-        q,
-        keys,
-        values,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k=used,
-        max_seqlen_q=max_seqlen_q,
-        causal=causal,
-        scale=scale,
-        return_lse=return_softmax_lse,
-    )
-    return forward_only(_NO_GRADIENT, run, q, k_cache, v_cache) if taken_back else run()
+    packed = q, keys, values, cu_seqlens_q, cu_seqlens_k
+    how |= dict(seqused_k=used, max_seqlen_q=max_seqlen_q)
+    return forward_only(_NO_GRADIENT, caches, attention_varlen, *packed, **how)
 
 
 def get_scheduler_metadata(
@@ -258,11 +224,6 @@ def flash_attn_combine(
     """
     if out is not None:
         out_dtype = out_dtype or out.dtype
-        if out.shape != out_partial.shape[1:] or out.dtype != out_dtype:
-            raise ValueError(
-                f"out has shape {shape_of(out)} in {out.dtype}; it must be "
-                f"({', '.join(map(str, out_partial.shape[1:]))}) in {out_dtype}"
-            )
         if any(n > 1 and not step for n, step in zip(out.shape, out.stride(), strict=True)):
             raise ValueError(
                 f"out has strides {out.stride()}: several of its elements are one in memory, and "
@@ -273,9 +234,6 @@ def flash_attn_combine(
     columns = out_partial.shape[-1]
     if columns % 8 or (out_partial.dim() > 1 and out_partial.stride(-1) != 1):
         out_partial = torch.nn.functional.pad(out_partial, (0, -columns % 8)).contiguous()
-    lses = torch.atleast_2d(lse_partial).transpose(-1, -2)
-    made, lse = combine(
-        out_partial, lses if lses.stride(-1) == 1 else lses.contiguous(), out_dtype=out_dtype
-    )
-    made = made[..., :columns]
-    return made if out is None else out.copy_(made), lse.transpose(-1, -2)
+    lses = readable(torch.atleast_2d(lse_partial).transpose(-1, -2))
+    made, lse = combine(out_partial, lses, out_dtype=out_dtype)
+    return written("out", out, made[..., :columns]), lse.transpose(-1, -2)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.flash_attn_interface.arguments import lengths_of
-from fagen.runtime.arguments import needs_gradient
-from fagen.runtime.cache import Varlen, as_varlen
+from fagen.flash_attn_interface.arguments import lengths_of, readable
+from fagen.runtime.arguments import needs_gradient, refuse_rank
+from fagen.runtime.cache import as_varlen
 from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import evenly
 
@@ -61,29 +61,39 @@ def filled_up(x: Tensor, columns: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing > 0 else x
 
 
-def varlen_queries(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q (B, Sq, H, D) as (B · Sq, H, D), and its offsets."""
-    return q.flatten(0, 1), evenly(q.shape[0], q.shape[1], q.device)
+def as_sequences(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Return q, k and v as sequences one after another, both offsets, and seqused_k.
 
-
-def varlen_keys(k: Tensor, v: Tensor, seqused_k: Tensor | None, batch: int) -> Varlen:
-    """Return k and v of sequences of one length as one tensor each, their offsets, and seqused_k.
-
+    Without cu_seqlens_q, q is (B, Sq, H, D), and without cu_seqlens_k k and v are (B, Sk, Hk, …).
     Where no gradient is needed nothing is copied but what lies no whole number of rows apart.
     Raises ValueError where they are not of so many sequences.
     """
+    if cu_seqlens_q is None:
+        refuse_rank("q", q)
+        cu_seqlens_q = evenly(q.shape[0], q.shape[1], q.device)
+        q = q.flatten(0, 1)
+    if cu_seqlens_k is not None:
+        return q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k
+    batch, keys = cu_seqlens_q.shape[0] - 1, k.shape[1]
     for name, x in (("k", k), ("v", v)):
-        if x.shape[0] != batch or x.shape[1] != k.shape[1]:
+        refuse_rank(name, x)
+        if x.shape[0] != batch or x.shape[1] != keys:
             raise ValueError(
                 f"{name} has shape {shape_of(x)}; without cu_seqlens_k it must be (batch = "
-                f"{batch}, seqlen = {k.shape[1]}, kv_heads, head_dim)"
+                f"{batch}, seqlen = {keys}, kv_heads, head_dim)"
             )
     seqused_k = lengths_of("seqused_k", seqused_k, batch, k, "k")
-    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
-    varlen = None
-    if not (torch.is_grad_enabled() and needs_gradient(k, v)):
-        varlen = as_varlen(k, v, seqused_k, None)
+    k, v = readable(k), readable(v)
+    needs = torch.is_grad_enabled() and needs_gradient(k, v)
+    varlen = None if needs else as_varlen(k, v, seqused_k, None)
     if varlen is None:
-        offsets = evenly(batch, k.shape[1], k.device)
-        varlen = k.flatten(0, 1), v.flatten(0, 1), offsets, seqused_k
-    return varlen
+        varlen = k.flatten(0, 1), v.flatten(0, 1), evenly(batch, keys, k.device), seqused_k
+    k, v, cu_seqlens_k, seqused_k = varlen
+    return q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k

@@ -6,13 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fagen.flash_attn_interface.arguments import refuse_yet
-from fagen.flash_attn_interface.backward import Gradients, gradients_of
+from fagen.dispatch.select import buildable
+from fagen.flash_attn_interface.arguments import (
+    mask_of,
+    readable,
+    refuse_others,
+    refuse_yet,
+    scale_of,
+    written,
+)
 from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
 from fagen.flash_attn_interface.kvcache import flash_attn_with_kvcache
+from fagen.flash_attn_interface.layout import as_sequences
 from fagen.runtime.argument_types import flag, names_types
-from fagen.runtime.arguments import needs_gradient
+from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank, settled
+from fagen.runtime.attention import ATTENTION
+from fagen.runtime.backward import gradients
+from fagen.runtime.call import untraced
 from fagen.runtime.checks import shape_of
+from fagen.runtime.offsets import used_queries
+from fagen.runtime.varlen import VARLEN, refuse_wrong_lengths
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @names_types
@@ -112,17 +127,10 @@ def _flash_attn_forward(
         made = flash_attn_varlen_func(q, k, v, *at, return_attn_probs=True, **common)
     else:
         made = flash_attn_func(q, k, v, return_attn_probs=True, **common)
-    found, lse = made
-    target = out if out_ is None else out_
-    if target is not None:
-        if target.shape != found.shape or target.dtype != found.dtype:
-            raise ValueError(
-                f"out_ has shape {shape_of(target)} in {target.dtype}; it must be "
-                f"{shape_of(found)} in {found.dtype}"
-            )
-        found = target.copy_(found)
+    result, lse = made
+    result = written("out_", out if out_ is None else out_, result)
     nothing = lse.new_empty(0)
-    return found, lse, nothing, nothing
+    return result, lse, nothing, nothing
 
 
 @names_types
@@ -164,38 +172,63 @@ def _flash_attn_backward(
     Raises NotImplementedError for e4m3, windows and softcap above 0; ValueError for a wrong
     argument; and what else the backward pass of fagen.attention does.
     """
-    lengths = dict(
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        sequed_q=sequed_q,
-        sequed_k=sequed_k,
-    )
-    *made, sums = gradients_of(
-        dout,
-        q,
-        k,
-        v,
-        out,
-        softmax_lse,
-        lengths,
-        (max_seqlen_q, max_seqlen_k),
-        softmax_scale=softmax_scale,
-        causal=is_causal if causal is None else causal,
-        window_size=_window(window_size_left, window_size_right, window_size),
-        softcap=softcap,
-        deterministic=deterministic,
-        sm_margin=sm_margin,
-    )
-    found = []
-    for name, into, gradient in zip(("dq", "dk", "dv"), (dq, dk, dv), made, strict=True):
-        if into is not None and (into.shape != gradient.shape or into.dtype != gradient.dtype):
-            raise ValueError(
-                f"{name} has shape {shape_of(into)} in {into.dtype}; it must be "
-                f"{shape_of(gradient)} in {gradient.dtype}"
+    called = "_flash_attn_backward"
+    refuse_others(called, None, 0, softcap, sm_margin=sm_margin)
+    if q.dtype == E4M3:
+        refuse_yet(called, "e4m3", "q, k and v in 16 bits have gradients")
+    deterministic, scale = flag("deterministic", deterministic), scale_of(softmax_scale)
+    if dout.shape != out.shape:
+        raise ValueError(f"dout has shape {shape_of(dout)}; it must be out's, {shape_of(out)}")
+    dout, q, k, v, out = map(readable, (dout, q, k, v, out))
+    queries = q.shape[-3] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
+    keys = k.shape[-3] if cu_seqlens_k is None or max_seqlen_k is None else max_seqlen_k
+    window = _window(window_size_left, window_size_right, window_size)
+    causal = mask_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
+    sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
+    shapes = q.shape, k.shape, v.shape
+    kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal
+    given: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    dense = cu_seqlens_q is cu_seqlens_k is sequed_q is sequed_k is None
+    if dense:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            refuse_rank(name, x)
+    else:
+        if cu_seqlens_q is None:
+            softmax_lse = softmax_lse.transpose(0, 1).flatten(1)
+            dout, out = dout.flatten(0, 1), out.flatten(0, 1)
+        if cu_seqlens_k is None:
+            # without what lies between sequences, which would have gradients too
+            k, v = k.contiguous(), v.contiguous()
+        q, k, v, *at = as_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, sequed_k)
+        if sequed_q is not None:
+            refuse_wrong_lengths(sequed_q, *at)
+            at = [*used_queries(sequed_q, *at)]
+        given |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
+    given |= dict(q=q, k=k, v=v)
+    with torch.no_grad():
+        made = gradients(
+            _forward_of(kind, dense=dense),
+            given,
+            dout,
+            out,
+            readable(softmax_lse),
+            deterministic=deterministic,
+        )
+        results = [
+            written(name, target, gradient.reshape(shape))
+            for name, target, gradient, shape in zip(
+                ("dq", "dk", "dv"), (dq, dk, dv), made, shapes, strict=True
             )
-        with torch.no_grad():
-            found.append(gradient if into is None else into.copy_(gradient))
-    return sums if window_size is None else (found[0], found[1], found[2], sums)
+        ]
+    return sums if window_size is None else (results[0], results[1], results[2], sums)
+
+
+@untraced
+def _forward_of(kind: Any, *, dense: bool) -> str:
+    """The slug of a kernel whose gradients these are.  Raises ValueError where there is none."""
+    key = (ATTENTION if dense else VARLEN).key_of(*kind)
+    assert key.problem
+    return buildable(key.problem).schedules[0].slug
 
 
 def _window(left: Any, right: int, both: Any) -> Any:
