@@ -13,7 +13,9 @@ from fagen.e4m3 import by_columns, rounded
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.runtime.attention import ATTENTION, key_asked
+from fagen.runtime.arguments import dtype_of
+from fagen.runtime.attention import ATTENTION, key_of
+from fagen.runtime.call import placed
 from tests.tensors import normal
 
 # a table may name each for other sizes; they differ in the tile alone
@@ -45,10 +47,13 @@ def picked(
     seqlen: int,
     rows: int | None = None,
     device: str | None = None,
-    **e4m3: Any,
+    v_layout: str = "rows",
+    scale_rows: int = 0,
 ) -> Schedule:
     """The schedule that fagen.attention takes for so many keys and query rows; many if left out."""
-    key = key_asked(dtype, head_dim, head_dim_v, causal, device, None, **e4m3)
+    columns = head_dim, head_dim if head_dim_v is None else head_dim_v
+    more = torch.bfloat16, v_layout, scale_rows
+    key = key_of(placed(device), dtype_of(dtype), *columns, causal, None, *more)
     table = ATTENTION.rows(key)
     assert table is not None and key.problem is not None
     found: Schedule = buildable(key.problem, table.slugs(rows, seqlen)[-1]).schedules[0]

@@ -14,7 +14,7 @@ from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.oracle import reference
 from fagen.problem import Problem
 from fagen.runtime import op
-from fagen.runtime.attention import ATTENTION, key_asked
+from fagen.runtime.attention import ATTENTION, key_of
 from tests.attention_helpers import computed_fp8, picked, qkv, quantised
 from tests.tensors import normal
 
@@ -117,10 +117,10 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder):
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @pytest.mark.parametrize("scale_rows", [0, 64])
 def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(layout, scale_rows):
-    outs = []
+    outs, cpu = [], torch.device("cpu")
     for key in (
-        key_asked("e4m3", 64, 32, True, "cpu", None, None, layout, scale_rows),
-        key_asked("fp16", 64, 32, True, "cpu", "fwd_fp16_d64v32_causal_m64n64"),
+        key_of(cpu, E4M3, 64, 32, True, None, torch.bfloat16, layout, scale_rows),
+        key_of(cpu, HALF, 64, 32, True, "fwd_fp16_d64v32_causal_m64n64"),
     ):
         kernel = ATTENTION.find(ATTENTION.ready(key), slug=key.schedule)
         emulated = op.emulated(kernel.slug)

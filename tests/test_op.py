@@ -15,9 +15,7 @@ from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE
-from fagen.registry import plan_of
 from fagen.runtime import c_interface, op
-from fagen.runtime.backward import _Eager
 from fagen.runtime.c_interface import KernelInfo, kernel_info, struct_of
 from fagen.runtime.checks import allocated, checked
 from tests.gpu import c_caller
@@ -219,17 +217,6 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(stub):
         for call in (stub.op, stub.alone):
             with pytest.raises(ValueError, match="requires a gradient"):
                 call(q, k, v, 0.1)
-
-
-def test_who_differentiates_a_call_computes_it_below_the_refusal(stub):
-    q, k, v = qkv()
-    kernel = op.kernel_of(plan_of(SLUG), "cuda")
-    assert kernel.below is not stub.op
-    expected = stub.op(q, k, v, 0.1)
-    found = _Eager.apply(kernel, kernel, False, q.requires_grad_(), k, v, 0.1)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs)
-        assert mine.requires_grad and not theirs.requires_grad
 
 
 # ---- traced -------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def descales_of(
         if all(x is not None for x in descales.values())
         else q.new_ones((), dtype=torch.float32)
     )
-    return {name: one if descale is None else descale for name, descale in descales.items()}  # type: ignore[misc]
+    return {name: one if descale is None else descale for name, descale in descales.items()}
 
 
 # ---- without gradients --------------------------------------------------------------------------

@@ -40,10 +40,10 @@ from fagen.runtime.arguments import (
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import prepare_gradients, results
 from fagen.runtime.call import CallKey, Choice, Door, Sizes, placed, slug_of, traced
-from fagen.vocab import OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
+from fagen.vocab import LENGTHS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
 
 
-def _key(
+def key_of(
     device: torch.device,
     dtype: torch.dtype,
     head_dim: int,
@@ -53,26 +53,34 @@ def _key(
     out_dtype: torch.dtype | None = None,
     v_layout: str | None = None,
     scale_rows: int | None = None,
+    *,
+    varlen: bool = False,
 ) -> CallKey:
     """The key of a call.  Raises ValueError for a dtype, head dims or words of no kernel."""
     refuse_dtype(dtype)
-    word, mask, fp8 = word_of(dtype), "causal" if causal else "full", dtype == E4M3
+    word, fp8, is_open = word_of(dtype), dtype == E4M3, schedule is None
     head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
-    if schedule is None:
+    if is_open or varlen:
         refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
+    out: str | None = word
     if not fp8:
-        return CallKey(device, Problem(word, head_dim, head_dim_v, mask, word, "", 0), schedule)
-    if schedule is None:
-        refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
-        refuse_word("out_dtype", out_dtype, map(dtype_of, OUT_DTYPES))
-    out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-    problem = Problem(word, head_dim, head_dim_v, mask, out, v_layout, scale_rows)
-    return CallKey(device, problem, schedule)
+        v_layout, scale_rows = "", 0
+    else:
+        if varlen:
+            v_layout, scale_rows = "rows", 0
+        elif is_open:
+            refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
+        if is_open or varlen:
+            refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * varlen))
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+    mask, lengths = "causal" if causal else "full", LENGTHS[varlen]
+    of = word, head_dim, head_dim_v, mask, out, v_layout, scale_rows
+    return CallKey(device, Problem(*of, lengths=lengths), schedule)
 
 
 ATTENTION = Door(
     "attention",
-    _key,
+    key_of,
     "the kernel is not ready: call fagen.prepare(…) for this problem and device first; ",
 )
 
@@ -189,7 +197,7 @@ def attention(
             if kernel is None:
                 sizes, columns = _sizes(q_shape, k_shape), (settled(q_shape[3]), settled(width))
                 of = device, dtype, *columns, causal, schedule, *more
-                ready = ATTENTION.alike.get(of) or ATTENTION.ready(_key(*of), of)
+                ready = ATTENTION.alike.get(of) or ATTENTION.ready(key_of(*of), of)
                 kernel = ATTENTION.find(ready, sizes, call)
             if ATTENTION.note is not None:
                 ATTENTION.note(call)
@@ -243,41 +251,47 @@ def prepare(
     ValueError for deterministic without gradient.
     """
     refuse_other_types(prepare, locals())
-    refuse_order_alone(deterministic, gradient)
-    refuse_negative(seqlen=seqlen, rows=rows)
-    e4m3 = out_dtype, v_layout, scale_rows
-    key = key_asked(dtype, head_dim, head_dim_v, causal, device, schedule, *e4m3)
-    table = ATTENTION.rows(key)
-    *others, most = table.slugs(rows, seqlen) if table else (schedule,)
-    for slug in (*(one for one in dict.fromkeys(others) if one != most), most):
-        kernel = ATTENTION.prepare(key, slug, progress)
-        if gradient:
-            prepare_gradients(kernel, key.device, deterministic, rows, seqlen)
-    return kernel.slug
+    return prepared(ATTENTION, **locals())
 
 
-def key_asked(
+def prepared(
+    door: Door,
+    *,
     dtype: torch.dtype | str,
     head_dim: int,
     head_dim_v: int | None,
     causal: bool,
+    schedule: Choice,
     device: torch.device | str | None,
-    schedule: Choice = None,
-    out_dtype: torch.dtype | str | None = None,
-    v_layout: str | None = None,
-    scale_rows: int | None = None,
-) -> CallKey:
-    """The key of the calls that prepare(…) means by these arguments.  Raises as prepare does."""
+    gradient: bool,
+    deterministic: bool,
+    progress: Callable[[str], None] | None,
+    out_dtype: torch.dtype | str | None,
+    rows: int | None = None,
+    seqlen: int | None = None,
+    **e4m3: Any,
+) -> str:
+    """Ready what calls of a door would use that are described so, as prepare(…) says."""
+    refuse_order_alone(deterministic, gradient)
+    refuse_negative(seqlen=seqlen, rows=rows)
     place, torchs = placed(device), dtype_of(dtype)
     more: tuple[Any, ...] = ()
     if torchs != E4M3:
-        refuse_only_fp8(torchs, "dtype", locals())
+        refuse_only_fp8(torchs, "dtype", e4m3 | {"out_dtype": out_dtype})
     else:
+        v_layout, scale_rows = e4m3.get("v_layout"), e4m3.get("scale_rows")
         v_layout = "rows" if v_layout is None else v_layout
         refuse_word("v_layout", v_layout, V_LAYOUTS)
-        out_dtype = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
+        out = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
         if schedule is None:
-            out_dtype, scale_rows = out_dtype or torch.bfloat16, scale_rows or 0
-        more = out_dtype, v_layout, scale_rows
+            out, scale_rows = out or torch.bfloat16, scale_rows or 0
+        more = out, v_layout, scale_rows
     width = head_dim if head_dim_v is None else head_dim_v
-    return _key(place, torchs, head_dim, width, causal, schedule, *more)
+    key = door.key_of(place, torchs, head_dim, width, causal, schedule, *more)
+    table = door.rows(key)
+    *others, most = table.slugs(rows, seqlen) if table else (schedule,)
+    for slug in (*(one for one in dict.fromkeys(others) if one != most), most):
+        kernel = door.prepare(key, slug, progress)
+        if gradient:
+            prepare_gradients(kernel, place, deterministic, rows, seqlen)
+    return kernel.slug

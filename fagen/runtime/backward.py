@@ -1,10 +1,9 @@
 """A kernel and a call's arguments in, its results out: with gradients where they are asked for.
 
-A call that torch does not trace goes by a node of autograd's graph in C++, or where that cannot be
-built by an autograd.Function. Either keeps q, k, v, out and the log-sum-exp, of varlen sequences
-also their offsets, and nothing else. For torch.compile there is
-`torch.ops.fagen.<slug>_with_grad`, which does the same and is registered with Autograd: it traces
-both passes as one op each.
+A call that torch does not trace goes by a node of autograd's graph in C++. What is traced, and all
+where that cannot be built, goes by `torch.ops.fagen.<slug>_with_grad`, which is registered with
+Autograd: torch.compile traces both passes as one op each. Either keeps q, k, v, out and the
+log-sum-exp, of varlen sequences also their offsets, and nothing else.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
 sizes of q and k, and by whether the call wanted it deterministic, or torch does when the backward
@@ -66,16 +65,21 @@ def results(
         q, k, v = arguments[:3]
         needed = q.requires_grad or k.requires_grad or v.requires_grad
         if needed and kernel.gradients_by == call:
-            number, of = None, (q, k, deterministic, arguments)
+            number = None
             if kernel.numbers:
                 in_order = deterministic or torch.are_deterministic_algorithms_enabled()
                 number = kernel.numbers.get(in_order)
-            if number is not None:  # soonest: all is known of such a call
+            if number is None:  # else all is known of such a call
+                if named:
+                    _traced(kernel.slug, q, k, deterministic)
+                else:
+                    number = _numbered(kernel, q, k, deterministic)
+            if number is not None:
                 both = _by_node(number, deterministic, arguments)
-            elif named:
-                both = _with_gradient_by_name(named, *of)
             else:
-                both = _with_gradient(kernel, *of)
+                name = _registered_for(kernel.slug, q.device.type)
+                with_grad = getattr(torch.ops.fagen, name).default
+                both = with_grad(*arguments, deterministic=deterministic)
             return both if return_lse else both[0]
     if plain:
         if return_lse:
@@ -194,19 +198,14 @@ def prepare_gradients(
 # ---- eager ---------------------------------------------------------------------------------------
 
 
-def _with_gradient(
-    kernel: Kernel, q: Tensor, k: Tensor, deterministic: bool, arguments: tuple[Any, ...]
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse, which have gradients; the kernel of these is ready then."""
+def _numbered(kernel: Kernel, q: Tensor, k: Tensor, deterministic: bool) -> int | None:
+    """Ready the kernel of a kernel's gradients; return the number of both at the node, if any."""
     gradients = kernel_of_gradients(kernel.slug, q.device, q, k, deterministic)
     number = _numbers.get((kernel.slug, gradients.slug))
-    if number is None:
-        both: tuple[Tensor, Tensor] = _Eager.apply(kernel, gradients, deterministic, *arguments)
-        return both
-    if kernel.numbers is not None:
+    if number is not None and kernel.numbers is not None:
         in_order = deterministic or torch.are_deterministic_algorithms_enabled()
         kernel.numbers[in_order] = number
-    return _by_node(number, deterministic, arguments)
+    return number
 
 
 def _by_node(number: int, deterministic: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
@@ -219,8 +218,8 @@ def _by_node(number: int, deterministic: bool, arguments: tuple[Any, ...]) -> tu
     return both
 
 
-# torch.ops.fagen.attention_with_grad, which does what _Eager does in less of the host's time; None
-# where it cannot be built. It is for tensors on a GPU: who has none may have no compiler.
+# torch.ops.fagen.attention_with_grad, which does what <slug>_with_grad does in less of the host's
+# time; None where it cannot be built. It is for tensors on a GPU: others may have no compiler.
 _node: list[Any] = []
 _numbers: dict[tuple[str, str], int] = {}  # of a kernel and that of its gradients, to the node
 
@@ -271,48 +270,6 @@ def _gradients_anew(slug: str, deterministic: bool, *tensors: Any) -> tuple[Tens
     return gradients(slug, arguments, dout, out, lse, dlse, deterministic=deterministic)
 
 
-class _Eager(torch.autograd.Function):  # type: ignore[misc]
-    """The registered op for what torch does not trace, without torch.library's detours."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, kernel: Kernel, gradients: Kernel, deterministic: bool, *arguments: Any
-    ) -> tuple[Tensor, Tensor]:
-        both: tuple[Tensor, Tensor] = kernel.below(*arguments)
-        scale_at = 3 if len(arguments) == 4 else 5
-        ctx.scale = arguments[scale_at]
-        ctx.save_for_backward(*arguments[:scale_at], *arguments[scale_at + 1 :], *both)
-        ctx.kernels = kernel.slug, gradients, deterministic
-        ctx.in_order = torch.are_deterministic_algorithms_enabled()
-        ctx.set_materialize_grads(False)
-        return both
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        slug, gradients, deterministic = ctx.kernels
-        q, k, v, *at, out, lse = ctx.saved_tensors
-        if torch.are_deterministic_algorithms_enabled() is not ctx.in_order:
-            gradients = kernel_of_gradients(slug, q.device, q, k, deterministic)
-        dout = torch.zeros_like(out) if dout is None else _laid_out(dout)
-        if dlse is not None:
-            dlse = dlse.contiguous()
-        # with create_graph that which refuses second derivatives
-        run = gradients.op if is_grad_enabled() else gradients.below
-        if not at:
-            dq, dk, dv = run(dout, q, k, v, out, lse, ctx.scale, dlse)
-        else:
-            cu_q, cu_k, used = at
-            dq, dk, dv = run(dout, q, k, v, cu_q, cu_k, out, lse, ctx.scale, dlse, used)
-        _, _, _, of_q, of_k, of_v, *others = ctx.needs_input_grad
-        return (
-            *(None, None, None),
-            dq if of_q else None,
-            dk if of_k else None,
-            dv if of_v else None,
-            *[None] * len(others),
-        )
-
-
 def _laid_out(dout: Tensor) -> Tensor:
     """dout as kernels take it: its last dimension contiguous, all else in whole pieces of TMA."""
     step = SM90.tma_alignment // dout.element_size()
@@ -326,16 +283,6 @@ def _laid_out(dout: Tensor) -> Tensor:
 # ---- by name, as torch.compile traces it ---------------------------------------------------------
 
 
-def _with_gradient_by_name(
-    name: Named, q: Tensor, k: Tensor, deterministic: bool, arguments: tuple[Any, ...]
-) -> tuple[Tensor, Tensor]:
-    """Return the same by torch.ops.fagen.<slug>_with_grad, which can be traced."""
-    _traced(name.slug, q, k, deterministic)
-    registered = getattr(torch.ops.fagen, _registered_for(name.slug, q.device.type)).default
-    both: tuple[Tensor, Tensor] = registered(*arguments, deterministic=deterministic)
-    return both
-
-
 def _traced(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> Kernel:
     door = "gradients" if q.dim() == 4 else "gradients_varlen"
     return traced(door, _sizes(q, k), slug, q.device, deterministic)[1]
@@ -344,7 +291,7 @@ def _traced(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> Kernel:
 @untraced
 def _registered_for(slug: str, place: str) -> str:
     """Ready the op that has gradients, and return its name."""
-    return _registered.made((slug, place))
+    return _registered.get((slug, place)) or _registered.made((slug, place))
 
 
 def _register(of: tuple[str, str]) -> str:

@@ -6,6 +6,7 @@ schedule is emulated, and nothing is built.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Never
 
 import torch
@@ -13,62 +14,18 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.argument_names import refuse_unknown_names
-from fagen.problem import Problem
 from fagen.runtime import autocast
-from fagen.runtime.argument_types import (
-    FAILURES,
-    explain,
-    flag,
-    number,
-    refuse_order_alone,
-    refuse_other_types,
-)
-from fagen.runtime.arguments import (
-    E4M3,
-    descale_of,
-    dtype_of,
-    refuse_blocks,
-    refuse_dtype,
-    refuse_head_dims,
-    refuse_only_fp8,
-    refuse_word,
-    settled,
-    word_of,
-)
+from fagen.runtime.argument_types import FAILURES, explain, flag, number, refuse_other_types
+from fagen.runtime.arguments import E4M3, descale_of, refuse_blocks, refuse_only_fp8, settled
+from fagen.runtime.attention import key_of, prepared
 from fagen.runtime.autocast import anywhere
-from fagen.runtime.backward import prepare_gradients, results
-from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
+from fagen.runtime.backward import results
+from fagen.runtime.call import Choice, Door, slug_of, traced
 from fagen.runtime.offsets import twice, used_queries
-from fagen.vocab import OUT_DTYPES
-
-
-def _key(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    head_dim_v: int,
-    causal: bool,
-    schedule: Choice = None,
-    out_dtype: torch.dtype | None = None,
-) -> CallKey:
-    """The key of a call.  Raises ValueError for a dtype or head dims of no kernel."""
-    refuse_dtype(dtype)
-    fp8 = dtype == E4M3
-    head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
-    refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
-    word, layout = word_of(dtype), "rows" if fp8 else ""
-    out: str | None = word
-    if fp8:
-        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-        refuse_word("out_dtype", out_dtype, (None, *map(dtype_of, OUT_DTYPES)))
-    mask = "causal" if causal else "full"
-    problem = Problem(word, head_dim, head_dim_v, mask, out, layout, 0, lengths="varlen")
-    return CallKey(device, problem, schedule)
-
 
 VARLEN = Door(
     "attention_varlen",
-    _key,
+    partial(key_of, varlen=True),
     "the kernel is not ready: call fagen.prepare_varlen(…) for this problem and device first; ",
 )
 _PACKED = "(total, heads, head_dim), sequence after sequence"
@@ -185,7 +142,7 @@ def attention_varlen(
             of = (*of[:2], settled(of[2]), settled(of[3]), causal, choice, out_dtype)
             named, kernel = traced("attention_varlen", None, *of)
         else:
-            kernel = VARLEN.known.get(of) or VARLEN.find(VARLEN.ready(_key(*of)), None, of)
+            kernel = VARLEN.known.get(of) or VARLEN.find(VARLEN.ready(VARLEN.key_of(*of)), None, of)
             if VARLEN.note is not None:
                 VARLEN.note(of, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
         if seqused_q is not None:
@@ -274,17 +231,4 @@ def prepare_varlen(
     takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
     refuse_other_types(prepare_varlen, locals())
-    refuse_order_alone(deterministic, gradient)
-    place, torchs = placed(device), dtype_of(dtype)
-    out = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
-    if torchs != E4M3:
-        refuse_only_fp8(torchs, "dtype", {"out_dtype": out})
-    elif schedule is None:
-        out = out or torch.bfloat16
-    width = head_dim if head_dim_v is None else head_dim_v
-    key = _key(place, torchs, head_dim, width, causal, schedule, out)
-    table = VARLEN.rows(key)
-    kernel = VARLEN.prepare(key, table.only if table else schedule, progress)
-    if gradient:
-        prepare_gradients(kernel, place, deterministic)
-    return kernel.slug
+    return prepared(VARLEN, **locals())
