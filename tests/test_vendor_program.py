@@ -247,8 +247,10 @@ static int computed(const %(struct)s* a) {
 """
 FUNCTIONS = """
 extern "C" {
+int64_t fagen_%(slug)s_workspace(const struct %(struct)s*);
 int fagen_%(slug)s(const struct %(struct)s* a, void*) {
   if (!a) return DEMO_NULL_POINTER;
+  if (%(works)d && a->workspace_bytes < fagen_%(slug)s_workspace(a)) return 8;
   for (int i = 0; %(zeroed)d && i < a->workspace_bytes; i++)
     if (((const char*)a->workspace)[i]) return 9;
 #ifdef IGNORED
@@ -258,7 +260,9 @@ int fagen_%(slug)s(const struct %(struct)s* a, void*) {
 #endif
   return a->struct_bytes == sizeof(*a) && a->version == %(guard)s ? computed(a) : DEMO_WRONG_STRUCT;
 }
-int64_t fagen_%(slug)s_workspace(const struct %(struct)s* a) { return a ? 4 : -1; }
+int64_t fagen_%(slug)s_workspace(const struct %(struct)s* a) {
+  return a ? %(needless)s ? 0 : 4 * (1 + a->heads) : -1;
+}
 const char* fagen_%(slug)s_message(int) { return "said"; }
 const FagenKernelInfo* fagen_%(slug)s_info(void) {
   static const FagenKernelInfo info = {sizeof(FagenKernelInfo), 0, 0, 0, "%(slug)s", ""};
@@ -279,6 +283,8 @@ def kernel(slug: str) -> str:
         "d": plan.head_dim,
         "dv": values.get("head_dim_v"),
         "zeroed": plan.launches.zeroed,
+        "works": plan.launches.needs_workspace,
+        "needless": f"a->{plan.launches.unless}_given" if plan.launches.unless else "false",
         "order": ", ".join(map(str, KEY_ORDER)),
         **dict.fromkeys(NUMBERS, ""),
     }

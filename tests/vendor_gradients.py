@@ -41,7 +41,8 @@ def define(slug: str, library: torch.library.Library) -> None:
     }
     for name, (run_it, returns) in variants.items():
         for below in ("", "_no_grad"):
-            library.define(f"{name}{below}({signature.asked}) -> {returns}")
+            asked = signature.asked_by_place if below else signature.asked
+            library.define(f"{name}{below}({asked}) -> {returns}")
             library.impl(f"{name}{below}", run_it, "CPU")
         library.impl(name, _refusing(getattr(torch.ops, library.ns), name, signature), "Autograd")
 

@@ -23,7 +23,11 @@ def causal(batch, head, query, key):
     return key <= query
 
 
-mask = partial(mask_of, {causal: True}, batch_size=2, kv_length=90, mask_function=causal)
+# no mask function here was put together of others
+mask = partial(
+    mask_of, {causal: True}, lambda function: None,
+    batch_size=2, kv_length=90, mask_function=causal,
+)  # fmt: skip
 
 
 def layer_tensors(queries):
@@ -120,8 +124,8 @@ kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
 kept[1, 3] = False
 with torch.no_grad():
     mask_of(
-        {causal: True}, batch_size=2, q_length=1, kv_length=90, q_offset=89, mask_function=causal,
-        attention_mask=kept, device="cuda",
+        {causal: True}, lambda function: None, batch_size=2, q_length=1, kv_length=90, q_offset=89,
+        mask_function=causal, attention_mask=kept, device="cuda",
     )
 torch.cuda.synchronize()
 """
