@@ -72,7 +72,8 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zeros")
     text = environment().get_template("binding/zeroed.j2").render()
     (folder / "zeros.cpp").write_text(f"{BEFORE}{text}{AFTER}")
-    flags = "-std=c++17", "-Wall", "-Werror", "-Wno-address", "-fPIC", "-shared"
+    # by its own CUDA, also where torch has brought another one
+    flags = "-std=c++17", "-Wall", "-Werror", "-Wno-address", "-fPIC", "-shared", "-Wl,-Bsymbolic"
     compile_cpp(*flags, "zeros.cpp", "-o", "zeros.so", folder=folder)
     return folder / "zeros.so"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -94,6 +95,7 @@ def _lose(layer: torch.nn.Module, part: int, head_dim: int, device: str) -> None
 
 
 def _one_rank(rank: int, head_dim: int, device: str, folder: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
@@ -101,9 +103,9 @@ def _one_rank(rank: int, head_dim: int, device: str, folder: Path) -> None:
         torch.cuda.set_device(rank)
     found = {}
     with process_group({"cpu": "gloo", "cuda": "nccl"}[device], folder, rank, RANKS):
-        for wrap, by in zip(
-            WRAPS, (torch.nn.parallel.DistributedDataParallel, fully_shard), strict=True
-        ):
+        mesh = init_device_mesh(device, (RANKS,))  # a GPU is taken by itself where there is one
+        wraps = torch.nn.parallel.DistributedDataParallel, partial(fully_shard, mesh=mesh)
+        for wrap, by in zip(WRAPS, wraps, strict=True):
             layer = _layer(head_dim).to(device)
             _lose(by(layer), rank, head_dim, device)
             gradient = layer.qkv.weight.grad

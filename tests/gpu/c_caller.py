@@ -1,9 +1,10 @@
 """Call a kernel as a C program would: no torch, one plain allocation per tensor, exactly as large.
 
-    python c_caller.py LIBRARY SLUG DTYPE HEAD_DIM HEAD_DIM_V B,SQ,SK,H,HK [B,SQ,SK,H,HK ...]
+    python c_caller.py LIBRARY SLUG DTYPE KEPT HEAD_DIM HEAD_DIM_V B,SQ,SK,H,HK [B,SQ,SK,H,HK ...]
 
 DTYPE is fp16 or bf16, or, as in e4m3-bf16-rows-32, e4m3 with the dtype of the output, how V lies
-(rows or columns) and how many rows share a scale (0: all).
+(rows or columns) and how many rows share a scale (0: all). KEPT is 1 where the workspace holds
+zeros, before and after a call, else 0.
 
 It is run under compute-sanitizer, for which torch takes too long to start and allocates too
 generously. Speaks to the driver (libcuda) and to the kernel's C interface by ctypes alone, so it
@@ -93,17 +94,17 @@ class Driver:
 
 def main() -> None:
     """Run every shape; stop at the first that is wrong."""
-    library, slug, dtype, head_dim, head_dim_v, *shapes = sys.argv[1:]
+    library, slug, dtype, kept, head_dim, head_dim_v, *shapes = sys.argv[1:]
     driver, kernel = Driver(), ctypes.CDLL(library)
     kernel[f"fagen_{slug}_message"].restype = ctypes.c_char_p
     for shape in shapes:
         sizes = [int(number) for number in shape.split(",")]
-        call(driver, kernel, slug, dtype, int(head_dim), int(head_dim_v), *sizes)
+        call(driver, kernel, slug, dtype, kept == "1", int(head_dim), int(head_dim_v), *sizes)
         print(f"{slug} {shape}: as it should be", flush=True)
 
 
 def call(
-    driver: Driver, kernel: ctypes.CDLL, slug: str, dtype: str, d: int, dv: int,
+    driver: Driver, kernel: ctypes.CDLL, slug: str, dtype: str, kept: bool, d: int, dv: int,
     batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int,
 ) -> None:  # fmt: skip
     """One launch; every output is a mean of values between 1/8 and 1, or 0 where no key is seen."""
@@ -163,7 +164,7 @@ def call(
         args.descales[2], args.means[0], args.means[1] = descales[2:]
     kernel[f"fagen_{slug}_workspace"].restype = ctypes.c_int64
     needed = kernel[f"fagen_{slug}_workspace"](ctypes.byref(args))
-    workspace = driver.allocate(bytes(needed))
+    workspace = driver.allocate(bytes(needed) if kept else needed * b"\xff")
     args.workspace, args.workspace_bytes = workspace if needed else 0, needed
     status = kernel[f"fagen_{slug}"](ctypes.byref(args), None)
     if status:
@@ -173,7 +174,7 @@ def call(
     sums = struct.unpack(f"<{queries}f", driver.take(lse, queries * 4))
     for pointer in (q, k, v, *descales):
         driver.take(pointer, 0)
-    if any(driver.take(workspace, needed)):
+    if any(driver.take(workspace, needed if kept else 0)):
         sys.exit(f"{slug} {shape}: the workspace is not left as it was found")
     low, high = BEYOND[out_dtype] if fp8 else (low, high)
     no_key = [row for row in sums if row == -math.inf]

@@ -86,7 +86,7 @@ def test_a_call_is_its_three_kernels_and_allocates_gradients_and_workspace(built
 def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     table_at.cache_clear()
-    slug = "bwd_fp16_d64_causal_m64n64"
+    slug = "bwd_fp16_d64_causal_m64n128"
     update(tmp_path / "fagen" / "dispatch.toml", [Row(torch.cuda.get_device_name(), slug, 0, 500)])
     found = {}
     for keys in (400, 600):

@@ -48,8 +48,9 @@ def arguments(kernel, shapes):
         layout = "rows" if plan.v_rows else "columns"
         scale_rows = plan.scale_rows if plan.scales_by_block else 0
         dtype = f"{dtype}-{plan.out_dtype.name}-{layout}-{scale_rows}"
-    dims = (dtype, str(plan.head_dim), str(plan.head_dim_v))
-    return [sys.executable, CALLER, kernel.binary.library, plan.slug, *dims, *shapes]
+    numbers = plan.launches.zeroed, plan.head_dim, plan.head_dim_v
+    words = [dtype, *(str(int(number)) for number in numbers), *shapes]
+    return [sys.executable, CALLER, kernel.binary.library, plan.slug, *words]
 
 
 @pytest.fixture(scope="module", params=FP8)
