@@ -4,16 +4,14 @@
     python benchmarks/ablation.py --redraw benchmarks/results/nvidia-h200-2026-11-21-ablation.json
 
 fp16, head dim 128, full mask, S = 16,384, 16 heads. All run in one cell, in a new order each round,
-for more rounds than in the grid, since one cell has to decide. Written to benchmarks/results/ as
-benchmarks/run.py does: <card>-<date>-ablation.json, .run.json and .md.
+for more rounds than in the grid, since one cell has to decide.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
 
-from record import Record, build, parser, script, time_all
+from record import Asked, Run, Script, time_all
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.measure.rows import TITLES, Row, markdown, regimes_of
@@ -37,34 +35,27 @@ CELL = Cell(Problem("fp16", 128, 128, "full"), standard_sizes(128, 16_384))
 REGIMES = (dataclasses.replace(SUSTAINED, rounds=9), dataclasses.replace(BURST, rounds=15))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    return script(parser(__doc__).parse_args(argv), run, report, Record.read)
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time them beside cuDNN, write everything."""
-    record = Record.begun(asked.out, "ablation", REGIMES)
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, time them beside cuDNN."""
     schedules = [WHOLE, *WITHOUT.values()]
-    time_all(record, {CELL: schedules}, build(schedules), asked.peer or ["cudnn"], regimes=REGIMES)
-    report(record)
-    return record.finish()
+    peers = asked.peer or ["cudnn"]
+    time_all(run, {CELL: schedules}, run.build(schedules), peers, regimes=REGIMES)
 
 
-def report(record: Record) -> None:
+def page(run: Run) -> None:
     """Write <stem>.md, and print it."""
     rounds = ", ".join(
-        f"{regime['rounds']} rounds {name}" for name, regime in record.about["regimes"].items()
+        f"{regime['rounds']} rounds {name}" for name, regime in run.about["regimes"].items()
     )
-    page = record.write_page(
+    text = run.write_page(
         "What each feature is worth",
-        f"{record.made_on}; {CELL}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
-        table(record.rows),
-        verdicts(record.rows),
+        f"{run.made_on}; {CELL}; {rounds}. TFLOP/s, @ the SM clock in MHz, ± half the spread.",
+        table(run.rows),
+        verdicts(run.rows),
         "The paper's figures were measured on an H100, and are here for orientation.",
-        record.remarks,
+        run.remarks,
     )
-    print(page)
+    print(text)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -74,31 +65,28 @@ def table(rows: Sequence[Row]) -> str:
     names = {WHOLE.slug: "everything"}
     names |= {schedule.slug: f"without {feature}" for feature, schedule in WITHOUT.items()}
     names |= {row.implementation: TITLES[row.implementation] for row in rows if not row.schedule}
-    names = {key: said for key, said in names.items() if (key, regimes[0]) in timed}
+    names = {key: name for key, name in names.items() if (key, regimes[0]) in timed}
     body = []
-    for key, said in names.items():
-        line = [said, f"`{key}`" if key.startswith(WHOLE.slug) else ""]
+    for key, name in names.items():
+        line = [name, f"`{key}`" if key.startswith(WHOLE.slug) else ""]
         for regime in regimes:
             row, whole = timed[key, regime], timed[WHOLE.slug, regime]
             clock = f" @{row.sm_clock_mhz}" if row.sm_clock_mhz else ""
             line.append(f"{row.tflops:.0f}{clock} ± {row.spread / 2:.1%}")
             line.append(f"{row.tflops / whole.tflops:.3f}")
         body.append([*line, f"{PAPER[key]}" if key in PAPER else "–"])
-    head = [
-        "",
-        "schedule",
-        *(f"{regime}{of}" for regime in regimes for of in ("", " ÷ everything")),
-    ]
-    return markdown([*head, "FA3's paper"], body)
+    figures = [f"{regime}{over}" for regime in regimes for over in ("", " ÷ everything")]
+    return markdown(["", "schedule", *figures, "FA3's paper"], body)
 
 
 def verdicts(rows: Sequence[Row]) -> str:
     """Markdown: what each feature is worth, and whether that earns its place."""
     regimes = regimes_of(rows)
     tflops = {(row.schedule, row.regime): row.tflops for row in rows}
-    said = ""
-    timed = {feature: of for feature, of in WITHOUT.items() if (of.slug, regimes[0]) in tflops}
-    for feature, schedule in timed.items():
+    lines = ""
+    for feature, schedule in WITHOUT.items():
+        if (schedule.slug, regimes[0]) not in tflops:
+            continue
         worth = {
             regime: tflops[WHOLE.slug, regime] / tflops[schedule.slug, regime] - 1
             for regime in regimes
@@ -108,9 +96,11 @@ def verdicts(rows: Sequence[Row]) -> str:
         verdict = "earns its place"
         if len(gained) < len(regimes):
             verdict += f" in {' and '.join(gained)} runs only" if gained else " nowhere"
-        said += f"- {feature}: {figures}; {verdict}\n"
-    return said
+        lines += f"- {feature}: {figures}; {verdict}\n"
+    return lines
 
+
+main = Script(__doc__, "ablation", work, page, row=Row, regimes=REGIMES, peers=True)
 
 if __name__ == "__main__":
     sys.exit(main())

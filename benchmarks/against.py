@@ -9,50 +9,62 @@ A cell's kernels are those that fagen.attention takes for it now; beside each ru
 schedule's kernel as the revision renders it (git's detection of renames finds it). Both
 are called through their C functions on the same tensors, in short rounds, new and old in random
 order; a repeat goes through all cells. Said is the speed of the new one over the old one: of each
-cell the median of a repeat's rounds, and the median and the worst of the repeats; geomeans for each
-dtype and head dim. Written to benchmarks/results/<card>-<date>-against.json. The exit code is 6
-where two outputs differ by more than two units in the last place.
+cell the median of a repeat's rounds, and the median of the repeats; geomeans for each dtype, head
+dim and mask. Outputs may differ by two units in the last place.
 """
 
-import argparse
 import ctypes
 import dataclasses
-import datetime
 import hashlib
-import json
 import random
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import BUILDERS, build, exit_code, grid, parsed, parser, say, serving
+from record import BUILDERS, Asked, Run, Script, grid, said_of, say, serving, sizes_of
 from revision import git, rendered_at
+from tables import grouped
 
 from fagen import flow, process
 from fagen.errors import BuildError, FagenError, VerificationError
 from fagen.kinds.forward.operands import arguments, launch, outputs
-from fagen.measure.card import Clock, hopper
+from fagen.measure.card import Clock
 from fagen.measure.inputs import SEQLENS, inputs
 from fagen.measure.numerics import unit_in_last_place
-from fagen.measure.rows import geomean
+from fagen.measure.rows import geomean, markdown
 from fagen.measure.timing import Call, Regime, estimate, time_round
 from fagen.paths import cache_folder, compiler_environment, write_whole
 from fagen.problem import Cell, Problem
+from fagen.schedule import Schedule
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_toolchain
 from fagen.vocab import DTYPES, MASKS
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAD_DIMS = (64, 128, 256)
 ROUND = Regime("round", idle=0.0, warm=0.002, timed=0.006, rounds=7)
+ULPS = 2
 
 
 # ---- the kernels of the other revision ----------------------------------------------------------
+
+
+def kernels_in(folder: Path) -> dict[str, str]:
+    """The kernels that --export wrote, by slug."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.cu"))}
+
+
+def export(kernels: Mapping[str, str], folder: Path) -> int:
+    """Write what `kernels_in` reads; the exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for slug, text in kernels.items():
+        write_whole(folder / f"{slug}.cu", text)
+    say(f"{len(kernels)} kernels written to {folder}")
+    return 0
 
 
 def kernels_before(where: str) -> dict[str, str]:
@@ -61,18 +73,18 @@ def kernels_before(where: str) -> dict[str, str]:
     At a revision, or in a folder that --export wrote.
     """
     if Path(where).is_dir():
-        return {path.stem: path.read_text() for path in sorted(Path(where).glob("*.cu"))}
-    kernels = rendered_at(where)
-    found = dict(kernels)
+        return kernels_in(Path(where))
+    before = rendered_at(where)
+    kernels = dict(before)
     changed = git("diff", "--find-renames=30%", "-l0", "--name-status", where, "--", "schedules")
     for line in changed.splitlines():
-        kind, *paths = line.split("\t")
-        if kind.startswith("R"):
-            before, now = (Path(path).stem for path in paths)
-            if before in kernels:
-                found[now] = kernels[before]
+        status, *paths = line.split("\t")
+        if status.startswith("R"):
+            old, new = (Path(path).stem for path in paths)
+            if old in before:
+                kernels[new] = before[old]
     slugs = {schedule.slug for schedule in flow.committed("forward")}
-    return {slug: text for slug, text in found.items() if slug in slugs}
+    return {slug: text for slug, text in kernels.items() if slug in slugs}
 
 
 def compile_before(text: str) -> Path:
@@ -147,30 +159,76 @@ def call_before(
 
 @dataclasses.dataclass
 class Pair:
-    """A kernel of today and the one before it, at one cell; microseconds of each repeat."""
+    """A kernel of today and one of before, at one cell; microseconds of each repeat."""
 
     cell: Cell
     slug: str
+    before: str  # by which the kernel of before is known
+    ahead: float | None = None  # the speed of before over FlashAttention-3's, where that is known
     same: bool = True  # the outputs, to the bit
     each: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, roughly
     new: list[float] = dataclasses.field(default_factory=list)
     old: list[float] = dataclasses.field(default_factory=list)
 
-    @property
-    def ratios(self) -> list[float]:
-        """The speed of the new one over the old one, of each repeat."""
-        return [old / new for new, old in zip(self.new, self.old, strict=True)]
+    def row(self) -> dict[str, Any]:
+        """What is written of it; values are speeds over before's, or over FlashAttention-3's."""
+        problem, ahead = self.cell.problem, self.ahead or 1.0
+        return {
+            "dtype": problem.dtype,
+            "head_dim": problem.head_dim,
+            "head_dim_v": problem.head_dim_v,
+            "mask": problem.mask,
+            **vars(self.cell.sizes),
+            "kernel": self.slug,
+            "kernel_before": self.before,
+            "us": [round(value, 2) for value in self.new],
+            "us_before": [round(value, 2) for value in self.old],
+            "fagen_over_fa3_before": round(self.ahead, 4) if self.ahead else None,
+            "values": [
+                round(old / new * ahead, 4) for new, old in zip(self.new, self.old, strict=True)
+            ],
+            "same_bits": self.same,
+        }
+
+
+def time_pairs(
+    run: Run,
+    pairs: list[Pair],
+    schedules: Iterable[Schedule],
+    before: Mapping[str, str],
+    repeats: int,
+    regime: Regime,
+    ulps: int,
+) -> None:
+    """Build the kernels of now and of before, and time all pairs so many times.
+
+    One whose outputs differ by more units in the last place is noted, and not timed.
+    """
+    began = time.monotonic()
+    with ThreadPoolExecutor(BUILDERS) as pool:
+        names = {pair.before for pair in pairs}
+        compiled = {name: pool.submit(compile_before, before[name]) for name in names}
+        kernels = run.build(schedules, binding=False)
+        libraries = {name: one.result() for name, one in compiled.items()}
+    say(f"{len(kernels)} + {len(libraries)} kernels built in {time.monotonic() - began:.0f} s")
+
+    def repeat(number: int) -> None:
+        for pair in list(pairs):
+            plan, binary = kernels[pair.slug]
+            old = libraries[pair.before]
+            try:
+                time_pair(pair, plan, binary.library, old, number, regime, ulps)
+            except VerificationError as error:
+                run.note_wrong(error)
+                pairs.remove(pair)
+        run.rows = [pair.row() for pair in pairs]
+        say(f"repeat {number + 1}: {', '.join(summary(run.rows))}")
+
+    run.each(range(repeats), repeat)
 
 
 def time_pair(
-    pair: Pair,
-    plan: Any,
-    library: Path,
-    before: Path,
-    repeat: int,
-    *,
-    regime: Regime = ROUND,
-    ulps: int = 2,
+    pair: Pair, plan: Any, library: Path, before: Path, repeat: int, regime: Regime, ulps: int
 ) -> None:
     """Add one repeat.  Raises VerificationError where outputs differ by more `ulps` than may be."""
     given = arguments(plan, *inputs(pair.cell))
@@ -178,121 +236,151 @@ def time_pair(
     laid_out = dataclasses.replace(pair.cell, problem=Problem.of(plan.schedule))
     stream = torch.cuda.current_stream().cuda_stream
     calls = {
-        "new": launch(plan, library, given, mine),
-        "old": call_before(before, laid_out, given, theirs, stream),
+        "new": Call(launch(plan, library, given, mine)),
+        "old": Call(call_before(before, laid_out, given, theirs, stream)),
     }
-    for run in calls.values():
-        run()
+    for call in calls.values():
+        call.once()
     torch.cuda.synchronize()
     pair.same &= torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
     off = float((mine[0].float() - theirs[0].float()).abs().max())
     allowed = ulps * unit_in_last_place(float(theirs[0].abs().max()), theirs[0].dtype)
     if not off <= allowed:
         raise VerificationError(f"{pair.slug} at {pair.cell}: outputs differ by {off:.2e}")
-    bound = {name: Call(_returning(run, mine[0])) for name, run in calls.items()}
     clock, dice = Clock(), random.Random(repeat)
-    for name, call in bound.items():
+    for name, call in calls.items():
         pair.each[name] = pair.each.get(name) or estimate(call)
-    seconds: dict[str, list[float]] = {name: [] for name in bound}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(regime.rounds):
-        for name in dice.sample(list(bound), len(bound)):
+        for name in dice.sample(list(calls), len(calls)):
             time.sleep(regime.idle)
-            seconds[name].append(time_round(bound[name], regime, pair.each[name], clock)[0])
+            seconds[name].append(time_round(calls[name], regime, pair.each[name], clock)[0])
     pair.new.append(statistics.median(seconds["new"]) * 1e6)
     pair.old.append(statistics.median(seconds["old"]) * 1e6)
 
 
-def _returning(run: Callable[[], None], output: torch.Tensor) -> Callable[[], torch.Tensor]:
-    def call() -> torch.Tensor:
-        run()
-        return output
+# ---- what is said --------------------------------------------------------------------------------
 
-    return call
+YARDSTICK = "÷ FA3 by the yardstick"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: run(asked))
+def summary(rows: Iterable[Mapping[str, Any]], others: str = "÷ before") -> Iterator[str]:
+    """Geomean, minimum and rows behind: by FlashAttention-3's figures, and of other shapes."""
+    groups = grouped(rows, lambda row: YARDSTICK if row["fagen_over_fa3_before"] else others)
+    for name in (YARDSTICK, others):
+        if members := groups.get(name):
+            medians, behind = [*map(middle, members)], sum(map(is_behind, members))
+            yield (
+                f"{name}: geomean {geomean(medians):.4f}, minimum {min(medians):.3f}, behind in "
+                f"{behind} of {len(members)}"
+            )
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Build both revisions' kernels, time every pair, write and say what was found."""
-    known = kernels_before(asked.before)
-    if asked.export:
-        asked.export.mkdir(parents=True, exist_ok=True)
-        for slug, text in known.items():
-            write_whole(asked.export / f"{slug}.cu", text)
-        say(f"{len(known)} kernels written to {asked.export}")
-        return 0
-    card = hopper()
-    served = [(cell, s) for cell in grid(asked) for s in serving(cell, card.name)]
-    pairs = [Pair(cell, schedule.slug) for cell, schedule in served if schedule.slug in known]
-    kernels = build(schedule for _, schedule in served)
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        slugs = sorted({pair.slug for pair in pairs})
-        compiled = pool.map(lambda slug: compile_before(known[slug]), slugs)
-        before = dict(zip(slugs, compiled, strict=True))
-    for repeat in range(asked.repeats):
-        for pair in pairs:
-            plan, binary = kernels[pair.slug]
-            time_pair(pair, plan, binary.library, before[pair.slug], repeat)
-            say(f"  [{repeat + 1}] {pair.slug:58} {pair.cell!s:50} {pair.ratios[-1]:.4f}")
-    lines = list(_told(pairs))
-    print("\n".join(lines))
-    record = {
-        "card": card.name,
-        "driver": card.driver,
-        "before": Path(asked.before).name,
-        "pairs": [_recorded(pair) for pair in pairs],
-        "told": lines,
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    path = asked.out / f"{card.slug}-{asked.date}-against.json"
-    write_whole(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return 0
+def by_problem(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Markdown: the same by dtype, head dim and mask, of rows from the slowest on."""
+    groups = grouped(rows, lambda row: f"{row['dtype']} hd{row['head_dim']} {row['mask']}")
+    body = [
+        [
+            *(name, str(len(members)), f"{geomean(map(middle, members)):.3f}"),
+            *(f"{middle(members[0]):.3f}", str(sum(map(is_behind, members)))),
+        ]
+        for name, members in sorted(groups.items())
+    ]
+    return markdown(["problem", "rows", "geomean", "minimum", "behind"], body)
 
 
-def _recorded(pair: Pair) -> dict[str, Any]:
-    return {
-        "cell": str(pair.cell),
-        "slug": pair.slug,
-        "same_bits": pair.same,
-        "new_us": [round(value, 2) for value in pair.new],
-        "old_us": [round(value, 2) for value in pair.old],
-    }
+def by_row(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a line for each cell."""
+    head = ["problem", "B", "S", "H", "kernel now", "before", "µs", "now ÷ before", "was ÷ FA3"]
+    return markdown([*head, "value", "of repeats", "behind"], [*map(_line, rows)])
 
 
-def _told(pairs: Sequence[Pair]) -> Iterator[str]:
-    groups: dict[tuple[str, int], list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault((pair.cell.problem.dtype, pair.cell.problem.head_dim), []).append(pair)
-    for (dtype, head_dim), members in groups.items():
-        medians = [statistics.median(pair.ratios) for pair in members]
-        yield (
-            f"{dtype} hd{head_dim}: geomean {geomean(medians):.4f} of {len(members)} pairs, worst "
-            f"cell {min(medians):.3f}, worst repeat {min(min(p.ratios) for p in members):.3f}, "
-            f"same bits in {sum(pair.same for pair in members)}"
-        )
-    for pair in pairs:
-        if statistics.median(pair.ratios) < 0.97:
-            yield f"  slower: {pair.slug} at {pair.cell}: {statistics.median(pair.ratios):.3f}"
+def middle(row: Mapping[str, Any]) -> float:
+    """The median of a row's values."""
+    return float(statistics.median(row["values"]))
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__, peers=False, dtype=sorted(DTYPES), head_dim=int, seqlen=int)
-    wanted.add_argument("before", metavar="REVISION or FOLDER")
-    wanted.add_argument("--export", type=Path, metavar="FOLDER")
-    wanted.add_argument("--repeats", type=int, default=3)
-    wanted.add_argument("--date", default=_today())
-    asked = parsed(wanted, argv, dtype=DTYPES, head_dim=HEAD_DIMS, seqlen=SEQLENS)
+def is_behind(row: Mapping[str, Any]) -> bool:
+    """Whether a row is slower in every repeat."""
+    return bool(row["values"]) and max(row["values"]) < 1.0
+
+
+def _line(row: Mapping[str, Any]) -> list[str]:
+    sizes, was = sizes_of(row), row["fagen_over_fa3_before"]
+    problem = Problem(row["dtype"], row["head_dim"], row["head_dim_v"], row["mask"])
+    ratios = [old / new for new, old in zip(row["us"], row["us_before"], strict=True)]
+    return [
+        f"{problem.dtype} {problem.head_dims} {problem.mask}",
+        str(sizes.batch),
+        sizes.lengths,
+        sizes.all_heads,
+        _tile(row["kernel"]),
+        _tile(row["kernel_before"]),
+        f"{statistics.median(row['us']):.1f}",
+        f"{statistics.median(ratios):.3f}",
+        f"{was:.3f}" if was else "–",
+        f"{middle(row):.3f}",
+        " ".join(f"{value:.3f}" for value in row["values"]),
+        "yes" if is_behind(row) else "",
+    ]
+
+
+def _tile(slug: str) -> str:
+    """What a slug says beyond its problem: m128n128_q2."""
+    return slug[re.search(r"_m\d+n\d+", slug).start() + 1 :]
+
+
+def page(run: Run) -> None:
+    """Write <stem>.md; print its summary and the slowest cells."""
+    rows = sorted(run.rows, key=middle)
+    lines = "\n".join(f"- {line}" for line in summary(rows))
+    run.write_page(
+        "Kernels before and after",
+        f"{run.made_on}. Kernels of now beside those of {run.about['before']}, in turn: "
+        f"{said_of(ROUND)}, medians; speed now ÷ before.",
+        lines,
+        by_problem(rows),
+        by_row(rows),
+        run.remarks,
+    )
+    print(f"{lines}\n\n{by_problem(rows)}\n{by_row([row for row in rows if middle(row) < 0.97])}")
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def work(run: Run, asked: Asked) -> None:
+    """Time what serves each cell beside the same schedule's kernel of before."""
+    before = kernels_before(asked.before)
+    run.about["before"] = Path(asked.before).name
     asked.mask = list(MASKS)
-    return asked
+    served = [(cell, one) for cell in grid(asked) for one in serving(cell, run.card)]
+    known = [(cell, schedule) for cell, schedule in served if schedule.slug in before]
+    pairs = [Pair(cell, schedule.slug, schedule.slug) for cell, schedule in known]
+    schedules = [schedule for _, schedule in known]
+    time_pairs(run, pairs, schedules, before, asked.repeats, ROUND, ULPS)
 
 
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
-
+main = Script(
+    __doc__,
+    "against",
+    work,
+    page,
+    regimes=[ROUND],
+    lists={
+        "dtype": (sorted(DTYPES), DTYPES),
+        "head_dim": (int, HEAD_DIMS),
+        "seqlen": (int, SEQLENS),
+    },
+    options={
+        "before": dict(metavar="REVISION or FOLDER"),
+        "--export": dict(type=Path, metavar="FOLDER"),
+        "--repeats": dict(type=int, default=3),
+    },
+    beside=lambda asked: (
+        export(kernels_before(asked.before), asked.export) if asked.export else None
+    ),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

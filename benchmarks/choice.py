@@ -15,20 +15,15 @@ average. Measured in fp16 with a causal mask; bf16, and the mask, make no differ
 With --long the plain kernel and the split ones of head dim 128 are timed on 128 queries of 32/8
 heads over 100,000 keys, beside cuDNN and FlashAttention-2, which splits keys too; of these two
 without a mask, since none of torch's is aligned to the bottom right.
-
-Written to benchmarks/results/<card>-<date>-choice.json or -choice-long.json, with microseconds of
-each call.
 """
 
-import argparse
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from statistics import geometric_mean
+from typing import Any
 
-from record import Findings, build, exit_code, parsed, parser, say
+from record import Asked, Run, Script, flag, say, sizes_of
 
 from fagen.dispatch.rows import Row
 from fagen.dispatch.select import sized
@@ -37,6 +32,7 @@ from fagen.errors import FagenError
 from fagen.evidence import read as evidence_of
 from fagen.kinds.forward.cost import seconds
 from fagen.kinds.forward.shapes import LONG_KEYS
+from fagen.measure.rotating import rotated
 from fagen.measure.timing import Regime
 from fagen.paths import locate
 from fagen.problem import Sizes
@@ -80,97 +76,73 @@ def split_slug(head_dim: int, num_splits: int, dtype: str = "fp16", mask: str = 
     return f"fwd_{dtype}_d{head_dim}_{mask}_{tile}_split{num_splits}{end}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: run(asked))
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Find the borders of each head dim, say them, and write what is asked for."""
-    if asked.predicted:
-        by = "benchmarks/notes/log.md#few-queries-of-many-keys-predicted"
-        rows = [
-            row
-            for head_dim in asked.head_dim
-            for row in rows_for(head_dim, predicted, PREDICTED_GAIN, asked.card, by, LEAST_KEYS)
-        ]
-        if asked.write:
-            update(locate("schedules") / NAME, rows)
-        return 0
-    if asked.redraw:
-        return redraw(asked)
+def work(run: Run, asked: Asked) -> None:
+    """Time what the borders follow from; or, with --long, what splitting the keys is for."""
     if asked.long:
-        return long(asked)
-    findings = Findings.begun(asked.out, "choice", [SHORT])
+        run.each([LONG_KEYS], lambda sizes: long(run, sizes))
+        return
     slugs = {slug for head_dim in asked.head_dim for slug in _slugs(head_dim)}
-    kernels = build(map(from_slug, sorted(slugs)), binding=False)
-    findings.note_compiler(kernels)
-    began = time.monotonic()
+    kernels = run.build(map(from_slug, sorted(slugs)), binding=False)
 
     def measured(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
-        from fagen.measure.rotating import rotated
-
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
-        found = rotated(mine, sizes, SHORT, peers={}).microseconds
-        findings.rows += [
-            {"slug": slug, **vars(sizes), "microseconds": one} for slug, one in found.items()
-        ]
-        return {slug: one / 1e6 for slug, one in found.items()}
+        timed = rotated(mine, sizes, SHORT, peers={}).microseconds
+        run.rows += [{"slug": s, **vars(sizes), "microseconds": one} for s, one in timed.items()]
+        return {slug: one / 1e6 for slug, one in timed.items()}
 
-    by = f"benchmarks/results/{findings.stem}.json"
-    rows = []
-    for head_dim in asked.head_dim:
-        rows += rows_for(head_dim, measured, GAIN, findings.about["card"], by)
-        findings.about["seconds"] = round(time.monotonic() - began)
-        findings.save()
-    if asked.write:
-        update(locate("schedules") / NAME, rows)
-    return findings.finish()
+    rows: list[Row] = []
+
+    def step(head_dim: int) -> None:
+        rows.extend(rows_for(head_dim, measured, GAIN, run.card, measured_by(run)))
+
+    run.each(asked.head_dim, step)
+    write(rows, asked)
 
 
-def long(asked: argparse.Namespace) -> int:
-    """Time what splitting the keys is for, beside peers."""
-    from fagen.measure.rotating import rotated
-
-    findings = Findings.begun(asked.out, "choice-long", [SHORT])
-    kernels = build(map(from_slug, _forward(128)), binding=False)
-    findings.note_compiler(kernels)
-    began = time.monotonic()
+def long(run: Run, sizes: Sizes) -> None:
+    """Time the plain kernel and the split ones beside peers."""
+    kernels = run.build(map(from_slug, _forward(128)), binding=False)
     mine = {slug: (plan, binary.library) for slug, (plan, binary) in kernels.items()}
-    found = rotated(mine, LONG_KEYS, SHORT)
-    for name, microseconds in found.microseconds.items():
-        row = {"slug" if name in mine else "peer": name, **vars(LONG_KEYS)}
-        findings.rows.append(row | {"microseconds": microseconds, "spread": found.spread[name]})
-        say(f"{name:44} {LONG_KEYS}: {microseconds:.0f} us")
-    findings.about["seconds"] = round(time.monotonic() - began)
-    findings.save()
-    return findings.finish()
+    timed = rotated(mine, sizes, SHORT)
+    for name, microseconds in timed.microseconds.items():
+        row = {"slug" if name in mine else "peer": name, **vars(sizes)}
+        run.rows.append(row | {"microseconds": microseconds, "spread": timed.spread[name]})
+        say(f"{name:44} {sizes}: {microseconds:.0f} us")
 
 
-def redraw(asked: argparse.Namespace) -> int:
-    """Find the borders by times that were measured.  Raises FagenError where one was not."""
-    findings = Findings.read(asked.redraw)
-    timed = {
-        (row["slug"], *(row[name] for name in Sizes.__dataclass_fields__)): row["microseconds"]
-        for row in findings.rows
-    }
+def without_a_gpu(asked: Asked) -> int | None:
+    """Find the borders by the cost models, or by times that were measured; the exit code."""
+    if not (asked.predicted or asked.redraw):
+        return None
+    how: tuple[Any, ...] = predicted, PREDICTED_GAIN, asked.card, PREDICTED_BY, LEAST_KEYS
+    if asked.redraw and not asked.predicted:
+        run = Run.read(asked.redraw)
+        how = before(run), GAIN, run.card, measured_by(run)
+    write([row for head_dim in asked.head_dim for row in rows_for(head_dim, *how)], asked)
+    return 0
 
-    def before(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
-        try:
-            return {s.slug: timed[s.slug, *vars(sizes).values()] / 1e6 for s in schedules}
-        except KeyError as missing:
-            raise FagenError(
-                f"{asked.redraw} has no time of {missing.args[0][0]}, {sizes}"
-            ) from None
 
-    by, card = f"benchmarks/results/{findings.stem}.json", findings.about["card"]
-    rows = [
-        row for head_dim in asked.head_dim for row in rows_for(head_dim, before, GAIN, card, by)
-    ]
+def before(run: Run) -> Times:
+    """The times of a run.  They raise FagenError where one was not measured."""
+    timed = {(row["slug"], sizes_of(row)): row["microseconds"] for row in run.rows}
+
+    def times(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
+        if missing := [s.slug for s in schedules if (s.slug, sizes) not in timed]:
+            raise FagenError(f"{run.stem}.json has no time of {missing[0]}, {sizes}")
+        return {s.slug: timed[s.slug, sizes] / 1e6 for s in schedules}
+
+    return times
+
+
+def measured_by(run: Run) -> str:
+    """What rows are said to be measured by."""
+    return f"benchmarks/results/{run.stem}.json"
+
+
+def write(rows: Sequence[Row], asked: Asked) -> None:
+    """Put the rows into the table, if that is asked for."""
     if asked.write:
         update(locate("schedules") / NAME, rows)
-    return 0
 
 
 # ---- borders -------------------------------------------------------------------------------------
@@ -207,8 +179,8 @@ def decoding_border(head_dim: int, times: Times) -> int:
                 sizes = Sizes(1, QUERY_KV_HEADS * group, QUERY_KV_HEADS, queries, keys)
                 own = sized(DECODING[head_dim].format("fp16", "causal"), sizes)
                 others = [from_slug(slug) for slug in _forward(head_dim)]
-                found = times([own, *others], sizes)
-                ratios.append(min(found[s.slug] for s in others) / found[own.slug])
+                seconds = times([own, *others], sizes)
+                ratios.append(min(seconds[s.slug] for s in others) / seconds[own.slug])
         mean = geometric_mean(ratios)
         listed = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         say(f"d{head_dim}, {queries} queries: decoding is {mean:.2f} times as fast ({listed})")
@@ -224,29 +196,19 @@ def split_borders(
     """For so many tiles at most, the chunks that serve them best, and from how many keys on."""
     plain, *split = map(from_slug, _forward(head_dim))
     for tiles in TILES:
-        found = {
-            keys: times(
-                [plain, *split],
-                Sizes(1, tiles, max(1, tiles // 4) if tiles % 4 == 0 else tiles, 128, keys),
-            )
-            for keys in TILE_KEYS
+        kv_heads = tiles // 4 if tiles % 4 == 0 else tiles
+        timed = {
+            keys: times([plain, *split], Sizes(1, tiles, kv_heads, 128, keys)) for keys in TILE_KEYS
         }
-
-        def least(schedule: Schedule, found: Mapping[int, Mapping[str, float]] = found) -> float:
-            """From how many keys on it is faster than the plain kernel, and stays so."""
-            wins = [one[plain.slug] / one[schedule.slug] >= gain for one in found.values()]
-            last = max((i for i, won in enumerate(wins) if not won), default=-1)
-            return TILE_KEYS[last + 1] if last + 1 < len(TILE_KEYS) else math.inf
-
-        best = min(split, key=lambda s: geometric_mean(one[s.slug] for one in found.values()))
-        begins = least(best)
-        ratios = ", ".join(
-            f"{keys:,} keys {one[plain.slug] / one[best.slug]:.2f}" for keys, one in found.items()
-        )
+        best = min(split, key=lambda s: geometric_mean(one[s.slug] for one in timed.values()))
+        gains = {keys: one[plain.slug] / one[best.slug] for keys, one in timed.items()}
         num_splits = best.values()["num_splits"]
-        say(f"d{head_dim}, {tiles} tiles: {num_splits} chunks, beside the plain kernel at {ratios}")
-        if begins < math.inf:
-            yield tiles, num_splits, max(least_keys, int(begins))
+        listed = ", ".join(f"{keys:,} keys {ratio:.2f}" for keys, ratio in gains.items())
+        say(f"d{head_dim}, {tiles} tiles: {num_splits} chunks, beside the plain kernel at {listed}")
+        # from where on it is faster, and stays so
+        last = max((i for i, ratio in enumerate(gains.values()) if ratio < gain), default=-1)
+        if last + 1 < len(TILE_KEYS):
+            yield tiles, num_splits, max(least_keys, TILE_KEYS[last + 1])
 
 
 def _joined(borders: Iterator[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -279,6 +241,7 @@ def _slugs(head_dim: int) -> Iterator[str]:
 # Of decoding, from its kernels' own evidence: what a call of 32 · 4,096 keys takes for each key of
 # a KV head, and what a launch of both kernels takes beside.
 LAUNCHES = 5e-6
+PREDICTED_BY = "benchmarks/notes/log.md#few-queries-of-many-keys-predicted"
 MEASURED = (32, 4_096)  # batch, keys
 WIDER = 1.65  # that 64 rows take of 32, where 64 were not measured: as at head dim 128
 
@@ -302,27 +265,37 @@ def _predicted(schedule: Schedule, sizes: Sizes) -> float:
 def _seconds_a_key(head_dim: int, rows: int) -> float:
     block_n = 128 if head_dim == 64 else 64
     for other in (rows, 16, 32):
-        found = evidence_of(f"dec_fp16_d{head_dim}_causal_r{other}n{block_n}")
-        if found is None or other > rows > 8:
+        evidence = evidence_of(f"dec_fp16_d{head_dim}_causal_r{other}n{block_n}")
+        if evidence is None or other > rows > 8:
             continue
-        for speed in found.speeds:
+        for speed in evidence.speeds:
             if (speed.batch, speed.seqlen_k) == MEASURED:
                 each = speed.microseconds / 1e6 / (speed.batch * speed.kv_heads * speed.seqlen_k)
                 return each if other == rows else each * (1 if rows < other else WIDER)
     return WIDER * _seconds_a_key(head_dim, rows // 2)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = parser(__doc__, peers=False, head_dim=int)
-    made.add_argument("--write", action="store_true", help="put the rows into the table")
-    made.add_argument("--long", action="store_true", help="128 queries of 100k keys, beside peers")
-    made.add_argument("--predicted", action="store_true", help="no GPU: by the cost models")
-    made.add_argument("--card", default="NVIDIA H200", help="of predicted rows")
-    asked = parsed(made, argv, head_dim=PLAIN)
-    if odd := [one for one in asked.head_dim if one not in PLAIN]:
-        made.error(f"--head-dim {odd[0]}: there are {', '.join(map(str, PLAIN))}")
-    return asked
+def settle(asked: Asked) -> str | None:
+    """Complain of another head dim."""
+    odd = [one for one in asked.head_dim if one not in PLAIN]
+    return f"--head-dim {odd[0]}: there are {', '.join(map(str, PLAIN))}" if odd else None
 
+
+main = Script(
+    __doc__,
+    lambda asked: "choice-long" if asked.long else "choice",
+    work,
+    regimes=[SHORT],
+    lists={"head_dim": (int, PLAIN)},
+    options={
+        "--write": flag("put the rows into the table"),
+        "--long": flag("128 queries of 100k keys, beside peers"),
+        "--predicted": flag("no GPU: by the cost models"),
+        "--card": dict(default="NVIDIA H200", help="of predicted rows"),
+    },
+    settle=settle,
+    beside=without_a_gpu,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

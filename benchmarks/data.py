@@ -14,19 +14,17 @@ A cell is 16,384 tokens and hidden size 2048. Its families are timed in turn in 
 burst, and compared with sigma=1. Every output is compared with FA2's. In fp16 there is also the
 speed over FlashAttention-3's, whose figures are of another card: cuDNN at sigma=1, timed here and
 in the run which those figures are of, stands between the two.
-
-Written to benchmarks/results/<card>-<date>-data.json and .md, after every cell. The exit code is 6
-where an output is wrong.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
-from record import Findings, Kernels, build, grid, parsed, parser, say, script, serving
+from record import Asked, Kernels, Run, Script, grid, say, serving
+from tables import grouped
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -48,27 +46,18 @@ LEAST = {"fp16": 0.95, "bf16": 0.97}  # of the speed at NORMAL, that any family 
 SINK, SLOPE, LOCAL = 12.0, 16.0, 12.0  # scores, in natural units
 ROTARY_BASE = 10_000.0
 
+COMPARED = (NORMAL, "sigma=4", "sigma=8")
 # TFLOP/s in fp16, burst, NVIDIA H200, driver 580.159, CUDA 13.0: FlashAttention-3 (hopper/ at
-# 0251105a, default tiles) by the scores' deviation, and cuDNN 9.19 at deviation 1 beside it.
-FA3: Mapping[tuple[int, str, int], Mapping[str, float]] = {
-    (64, "full", 4_096): {"sigma=1": 523, "sigma=4": 529, "sigma=8": 537},
-    (64, "causal", 4_096): {"sigma=1": 488, "sigma=4": 491, "sigma=8": 493},
-    (128, "full", 4_096): {"sigma=1": 711, "sigma=4": 717, "sigma=8": 744},
-    (128, "causal", 4_096): {"sigma=1": 666, "sigma=4": 674, "sigma=8": 694},
-    (128, "full", 16_384): {"sigma=1": 736, "sigma=4": 745, "sigma=8": 776},
-    (128, "causal", 16_384): {"sigma=1": 734, "sigma=4": 744, "sigma=8": 767},
-    (256, "full", 4_096): {"sigma=1": 766, "sigma=4": 775, "sigma=8": 803},
-    (256, "causal", 4_096): {"sigma=1": 699, "sigma=4": 707, "sigma=8": 728},
-}
-CUDNN: Mapping[tuple[int, str, int], float] = {
-    (64, "full", 4_096): 486,
-    (64, "causal", 4_096): 437,
-    (128, "full", 4_096): 661,
-    (128, "causal", 4_096): 563,
-    (128, "full", 16_384): 674,
-    (128, "causal", 16_384): 619,
-    (256, "full", 4_096): 714,
-    (256, "causal", 4_096): 590,
+# 0251105a, default tiles) on scores of the deviations compared, and cuDNN 9.19 at NORMAL beside it
+FIGURES: Mapping[tuple[int, str, int], tuple[float, float, float, float]] = {
+    (64, "full", 4_096): (523, 529, 537, 486),
+    (64, "causal", 4_096): (488, 491, 493, 437),
+    (128, "full", 4_096): (711, 717, 744, 661),
+    (128, "causal", 4_096): (666, 674, 694, 563),
+    (128, "full", 16_384): (736, 745, 776, 674),
+    (128, "causal", 16_384): (734, 744, 767, 619),
+    (256, "full", 4_096): (766, 775, 803, 714),
+    (256, "causal", 4_096): (699, 707, 728, 590),
 }
 
 
@@ -78,7 +67,7 @@ Given = tuple[Tensor, Tensor, Tensor, float]  # q, k, v and the scale
 Change = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def made(name: str, q: Tensor, k: Tensor, v: Tensor) -> Given:
+def scored(name: str, q: Tensor, k: Tensor, v: Tensor) -> Given:
     """Inputs of a family out of normal ones, (B, S, H, D); these stay as they are."""
     scale = softmax_scale(q.shape[-1])
     family = FAMILIES[name]
@@ -128,49 +117,35 @@ FAMILIES: Mapping[str, float | Change] = {
 # ---- timing --------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    return script(_arguments(argv), run, report)
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time every family of every cell, write and say what was found."""
-    findings = Findings.begun(asked.out, "data", [BURST])
-    about = findings.about
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, time every family of every cell."""
     others = [from_slug(slug) for slug in asked.schedule or ()]
-    work: dict[Cell, list[Schedule]] = {}
+    schedules: dict[Cell, list[Schedule]] = {}
     for cell in grid(asked):
-        found = serving(cell, about["card"])
-        found += [one for one in others if solves(one, cell.problem) and one not in found]
-        if found:
-            work[cell] = found
+        some = serving(cell, run.card)
+        some += [one for one in others if solves(one, cell.problem) and one not in some]
+        if some:
+            schedules[cell] = some
         else:
-            findings.note("no kernel", cell)
-    kernels = build(schedule for found in work.values() for schedule in found)
-    findings.note_compiler(kernels)
+            run.note("no kernel", cell)
+    kernels = run.build(schedule for some in schedules.values() for schedule in some)
 
     def step(cell: Cell) -> None:
-        slugs = [schedule.slug for schedule in work[cell]]
-        rows = time_cell(findings, cell, slugs, kernels, asked.family)
-        findings.rows += rows
+        slugs = [schedule.slug for schedule in schedules[cell]]
+        rows = time_cell(run, cell, slugs, kernels, asked.family)
+        run.rows += rows
         worst = min(row["of_normal"] for row in rows)
         say(f"  {cell!s:48} least {worst:.3f} of {NORMAL}")
 
-    findings.each(work, step)
-    report(findings)
-    return findings.finish()
+    run.each(schedules, step)
 
 
 def time_cell(
-    findings: Findings,
-    cell: Cell,
-    slugs: Sequence[str],
-    kernels: Kernels,
-    families: Sequence[str],
+    run: Run, cell: Cell, slugs: Sequence[str], kernels: Kernels, families: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Rows of a cell: each kernel at each family, in turn, and cuDNN where there are figures."""
     q, k, v = inputs(cell)
-    given = {name: made(name, q, k, v) for name in families}
+    given = {name: scored(name, q, k, v) for name in families}
     calls: dict[tuple[str, str], Call] = {}
     for slug in slugs:
         kernel = op.load(kernels[slug][1])
@@ -181,38 +156,36 @@ def time_cell(
         for slug in slugs:
             worst, allowed = disagreement(cell, calls[slug, name].once(), judge)
             if not worst <= allowed:
-                said = f"{slug} at {cell}, {name}: off by {worst:.3g} where {allowed:.3g} may be"
-                findings.note("wrong", said)
-                findings.about["wrong"] = True
+                off = f"off by {worst:.3g} where {allowed:.3g} may be"
+                run.note_wrong(f"{slug} at {cell}, {name}: {off}")
     problem, sizes = cell.problem, cell.sizes
-    key = problem.head_dim, problem.mask, sizes.seqlen_k
-    beside = problem.dtype == "fp16" and key in FA3
-    if beside:
+    *fa3, cudnn_then = FIGURES.get((problem.head_dim, problem.mask, sizes.seqlen_k), (0.0,))
+    if beside := problem.dtype == "fp16" and cudnn_then:
         calls["cudnn", NORMAL] = peer("cudnn").bind(cell, q, k, v)
     labels = {f"{who} {name}": (who, name) for who, name in calls}
-    timed = time_calls({label: calls[pair] for label, pair in labels.items()}, BURST)
-    tflops = {pair: cell.flops / timed[label].seconds / 1e12 for label, pair in labels.items()}
-    spreads = {pair: timed[label].spread for label, pair in labels.items()}
-    rows = []
-    for slug in slugs:
-        for name in families:
-            fa3 = FA3[key].get(name) if beside else None
-            speed, cudnn = tflops[slug, name], tflops.get(("cudnn", NORMAL))
-            row = {
-                "dtype": problem.dtype,
-                "head_dim": problem.head_dim,
-                "mask": problem.mask,
-                **vars(sizes),
-                "kernel": slug,
-                "family": name,
-                "tflops": round(speed, 1),
-                "spread": round(spreads[slug, name], 4),
-                "of_normal": round(speed / tflops[slug, NORMAL], 4),
-                "cudnn_normal": round(cudnn, 1) if cudnn else None,
-                "over_fa3": round(speed / cudnn * CUDNN[key] / fa3, 4) if cudnn and fa3 else None,
-            }
-            rows.append(row)
-    return rows
+    timings = time_calls({label: calls[pair] for label, pair in labels.items()}, BURST)
+    timed = {pair: timings[label] for label, pair in labels.items()}
+    tflops = {pair: cell.flops / timing.seconds / 1e12 for pair, timing in timed.items()}
+    cudnn = tflops["cudnn", NORMAL] if beside else 0.0
+    then = dict(zip(COMPARED, fa3, strict=True)) if beside else {}
+    return [
+        {
+            "dtype": problem.dtype,
+            "head_dim": problem.head_dim,
+            "mask": problem.mask,
+            **vars(sizes),
+            "kernel": slug,
+            "family": name,
+            "tflops": round(speed, 1),
+            "spread": round(timed[slug, name].spread, 4),
+            "of_normal": round(speed / tflops[slug, NORMAL], 4),
+            "cudnn_normal": round(cudnn, 1) if beside else None,
+            "over_fa3": round(speed / cudnn * cudnn_then / then[name], 4) if name in then else None,
+        }
+        for slug in slugs
+        for name in families
+        for speed in [tflops[slug, name]]
+    ]
 
 
 def _bound(kernel: op.Op, given: Given) -> Call:
@@ -238,103 +211,98 @@ def missed(row: Mapping[str, Any]) -> bool:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """For each dtype and family the least and the mean; and beside FlashAttention-3."""
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+    for dtype, some in grouped(rows, itemgetter("dtype")).items():
+        families = grouped(some, itemgetter("family"))
         parts = []
         for name in FAMILIES:
-            found = [
-                row["of_normal"] for row in rows if (row["dtype"], row["family"]) == (dtype, name)
-            ]
-            if found and name != NORMAL:
-                parts.append(f"{name} {geomean(found):.3f} ({min(found):.3f})")
-        below = sum(missed(row) for row in rows if row["dtype"] == dtype)
+            if name in families and name != NORMAL:
+                shares = [row["of_normal"] for row in families[name]]
+                parts.append(f"{name} {geomean(shares):.3f} ({min(shares):.3f})")
         yield (
-            f"{dtype}, of its {NORMAL}, geomean (least): {', '.join(parts)}; below "
-            f"{LEAST[dtype]} in {below}"
+            f"{dtype}, of its {NORMAL}, geomean (least): {', '.join(parts)}; below {LEAST[dtype]} "
+            f"in {sum(map(missed, some))}"
         )
     for name in FAMILIES:
-        found = [row["over_fa3"] for row in rows if row["family"] == name and row["over_fa3"]]
-        if found:
-            slower = sum(value < 1 for value in found)
+        ratios = [row["over_fa3"] for row in rows if row["family"] == name and row["over_fa3"]]
+        if ratios:
+            slower = sum(value < 1 for value in ratios)
             yield (
-                f"fp16 {name} ÷ FA3: geomean {geomean(found):.3f}, least {min(found):.3f}, below 1 "
-                f"in {slower} of {len(found)}"
+                f"fp16 {name} ÷ FA3: geomean {geomean(ratios):.3f}, least {min(ratios):.3f}, "
+                f"below 1 in {slower} of {len(ratios)}"
             )
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Markdown: speeds beside NORMAL, one line a kernel and cell; and beside FlashAttention-3."""
-    lines: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        key = (row["dtype"], row["head_dim"], row["mask"], row["seqlen_k"], row["kernel"])
-        lines.setdefault(key, {})[row["family"]] = row
-    names = [name for name in FAMILIES if any(name in line for line in lines.values())]
+    of_cell = itemgetter("dtype", "head_dim", "mask", "seqlen_k", "kernel")
+    families = {row["family"] for row in rows}
+    names = [name for name in FAMILIES if name in families]
+    shares, beside = [], []
+    for (dtype, *cell, slug), some in grouped(rows, of_cell).items():
+        line = {row["family"]: row for row in some}
+        normal, (head_dim, mask, keys) = line[NORMAL], cell
+        figures = [_share(line.get(name)) for name in names[1:]]
+        shares.append(
+            [
+                *(dtype, *map(str, cell), slug.split(f"_{mask}_")[-1]),
+                *(f"{normal['tflops']:.0f}", *figures),
+            ]
+        )
+        if normal["over_fa3"]:
+            then = zip(COMPARED, FIGURES[head_dim, mask, keys], strict=False)
+            beside.append([*map(str, cell), *(_beside(line.get(name), fa3) for name, fa3 in then)])
     head = ["dtype", "hd", "mask", "S", "kernel", f"{NORMAL}, TFLOP/s", *names[1:]]
-    body = [
-        [
-            *map(str, key[:4]),
-            key[4].split(f"_{key[2]}_")[-1],
-            f"{line[NORMAL]['tflops']:.0f}",
-            *(_share(line.get(name)) for name in names[1:]),
-        ]
-        for key, line in lines.items()
-    ]
-    beside = [
-        [*map(str, key[1:4]), *(_beside(line.get(name), key) for name in _COMPARED)]
-        for key, line in lines.items()
-        if line[NORMAL]["over_fa3"]
-    ]
-    over = markdown(["hd", "mask", "S", *_COMPARED], beside) if beside else ""
-    return markdown(head, body), over
-
-
-_COMPARED = ("sigma=1", "sigma=4", "sigma=8")
+    over = markdown(["hd", "mask", "S", *COMPARED], beside) if beside else ""
+    return markdown(head, shares), over
 
 
 def _share(row: Mapping[str, Any] | None) -> str:
     return "–" if row is None else f"{row['of_normal']:.3f}{' !' if missed(row) else ''}"
 
 
-def _beside(row: Mapping[str, Any] | None, key: tuple[Any, ...]) -> str:
-    if row is None:
-        return "–"
-    return f"{row['tflops']:.0f} of {FA3[key[1:4]][row['family']]:.0f}: {row['over_fa3']:.3f}"
+def _beside(row: Mapping[str, Any] | None, fa3: float) -> str:
+    return f"{row['tflops']:.0f} of {fa3:.0f}: {row['over_fa3']:.3f}" if row else "–"
 
 
-def report(findings: Findings) -> None:
+def page(run: Run) -> None:
     """Write <stem>.md, and print it."""
-    shares, over = tables(findings.rows)
-    lines = "\n".join(f"- {line}" for line in summary(findings.rows))
-    page = findings.write_page(
+    shares, over = tables(run.rows)
+    text = run.write_page(
         "Speed by the data",
-        f"{findings.made_on}; burst, 16,384 tokens, hidden size 2048. Speeds of families of scores "
+        f"{run.made_on}; burst, 16,384 tokens, hidden size 2048. Speeds of families of scores "
         f"beside {NORMAL}; ! where below {LEAST['fp16']} in fp16, {LEAST['bf16']} in bf16.",
-        lines,
+        "\n".join(f"- {line}" for line in summary(run.rows)),
         shares,
         over
         and "fp16 beside FlashAttention-3 (hopper/ 0251105a, NVIDIA H200): TFLOP/s of both, and "
         "the quotient after both were divided by cuDNN's at sigma=1 in their own run:\n\n"
         + over,
-        findings.remarks,
+        run.remarks,
     )
-    print(page)
+    print(text)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(
-        __doc__,
-        peers=False,
-        dtype=DTYPES,
-        head_dim=int,
-        mask=MASKS,
-        seqlen=int,
-        family=FAMILIES,
-        schedule=str,
-    )
-    usual = dict(dtype=DTYPES, head_dim=HEAD_DIMS, mask=MASKS, seqlen=SEQLENS)
-    asked = parsed(wanted, argv, **usual, family=FAMILIES)
+def settle(asked: Asked) -> None:
+    """With what others are compared to."""
     asked.family = list(dict.fromkeys([NORMAL, *asked.family]))
-    return asked
 
+
+main = Script(
+    __doc__,
+    "data",
+    work,
+    page,
+    regimes=[BURST],
+    lists={
+        "dtype": (DTYPES, DTYPES),
+        "head_dim": (int, HEAD_DIMS),
+        "mask": (MASKS, MASKS),
+        "seqlen": (int, SEQLENS),
+        "family": (FAMILIES, FAMILIES),
+        "schedule": (str, None),
+    },
+    settle=settle,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

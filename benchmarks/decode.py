@@ -20,21 +20,19 @@ can reach (benchmarks/decode_micro.py).
 With --host a call of one token after a few keys, with lengths, is timed until it returns, beside
 torch's attention and cuDNN's; kernels, memsets, copies and allocations of each are counted.
 
-Written to benchmarks/results/<card>-<date>-decode.json, -decode-around, -decode-mixed or
--decode-host, with microseconds of a call, and printed with GB/s of keys and values.
+Files end in -decode, -decode-around, -decode-mixed or -decode-host.
 """
 
-import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 import torch
 from launch import SMALL_DECODING, launch_costs
-from record import Findings, build, exit_code, parser, say
+from record import Asked, Run, Script, flag, say
 from tables import launch_lines
 
 from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
@@ -65,48 +63,34 @@ AROUND = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return exit_code(lambda: run(asked))
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time every shape, write everything."""
-    said = [way for way in ("mixed", "around", "host") if getattr(asked, way)]
-    findings = Findings.begun(asked.out, "-".join(["decode", *said]), [BRIEF])
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, time every shape."""
     if asked.host:
-        return host(findings, asked)
-    work = list(_work(asked))
-    kernels = build({s for _, schedules in work for s in schedules}, binding=False)
-    findings.note_compiler(kernels)
+        host(run, asked)
+        return
+    shapes = list(_shapes(asked))
+    kernels = run.build({s for _, schedules in shapes for s in schedules}, binding=False)
 
     def step(item: tuple[Sizes, tuple[Schedule, ...]]) -> None:
         sizes, schedules = item
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
-        findings.rows += _mixed(mine, sizes) if asked.mixed else _equal(mine, sizes)
+        run.rows += _mixed(mine, sizes) if asked.mixed else _equal(mine, sizes)
 
-    findings.each(work, step)
-    return findings.finish()
+    run.each(shapes, step)
 
 
-def host(findings: Findings, asked: argparse.Namespace) -> int:
+def host(run: Run, asked: Asked) -> None:
     """Note what one call takes beside its arithmetic, of the kernel for a token of few keys."""
-    schedule = _usual(asked.dtype, asked.head_dim, SMALL_DECODING, "round_robin")
-    kernels = build([schedule])
-    findings.note_compiler(kernels)
+    schedule = usual(asked.dtype, asked.head_dim, SMALL_DECODING, "round_robin")
+    kernels = run.build([schedule])
 
-    def step(schedule: Schedule) -> None:
-        found = launch_costs(*kernels[schedule.slug]).items()
-        costs = {name: asdict(cost) for name, cost in found}
-        findings.rows += [
-            {"slug": schedule.slug, **vars(SMALL_DECODING), "call": name, **cost}
-            for name, cost in costs.items()
-        ]
-        say(f"{schedule.slug}, {SMALL_DECODING}:\n{launch_lines(costs)}")
+    def step(slug: str) -> None:
+        costs = {name: asdict(cost) for name, cost in launch_costs(*kernels[slug]).items()}
+        sizes = vars(SMALL_DECODING)
+        run.rows += [{"slug": slug, **sizes, "call": name, **costs[name]} for name in costs]
+        say(f"{slug}, {SMALL_DECODING}:\n{launch_lines(costs)}")
 
-    findings.each([schedule], step)
-    return findings.finish()
+    run.each([schedule.slug], step)
 
 
 def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> list[int]:
@@ -116,50 +100,50 @@ def zipf(sequences: int = 64, longest: int = 65_536, shortest: int = 100) -> lis
 
 
 def _equal(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
-    found = timed_together(kernels, sizes)
-    for slug, speed in found.items():
+    speeds = timed_together(kernels, sizes)
+    for slug, speed in speeds.items():
         say(f"{slug:40} {speed.in_words(speed.beside)}")
     peers = {"cuDNN": speed.cudnn_microseconds, "FA2": speed.fa2_microseconds}
     for name, microseconds in peers.items():
         if microseconds:
             say(f"{name:40} {microseconds:.1f} us, {speed.megabytes * 1e3 / microseconds:.0f}")
-    return [{"slug": slug, **asdict(speed)} for slug, speed in found.items()]
+    return [{"slug": slug, **asdict(speed)} for slug, speed in speeds.items()]
 
 
 def _mixed(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
     order = torch.randperm(sizes.batch, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor(zipf(sizes.batch), dtype=torch.int32)[order].cuda()
     more = {slug: {"seqused_k": lengths} for slug in kernels}
-    found = rotated(kernels, sizes, peers={}, more=more)
+    timed = rotated(kernels, sizes, peers={}, more=more)
     share = sum(zipf(sizes.batch)) / (sizes.batch * sizes.seqlen_k)
     rows = []
-    for slug, microseconds in found.microseconds.items():
-        megabytes = found.megabytes * share
+    for slug, microseconds in timed.microseconds.items():
+        megabytes = timed.megabytes * share
         row = {"slug": slug, "batch": sizes.batch, "heads": sizes.heads, "lengths": "zipf"}
         row |= {"kv_heads": sizes.kv_heads, "seqlen_q": sizes.seqlen_q, "megabytes": megabytes}
         row |= {"longest": sizes.seqlen_k, "shortest": min(zipf(sizes.batch))}
-        rows.append(row | {"microseconds": microseconds, "spread": found.spread[slug]})
+        rows.append(row | {"microseconds": microseconds, "spread": timed.spread[slug]})
         say(f"{slug:40} {microseconds:.1f} us, {megabytes * 1e3 / microseconds:.0f} GB/s")
     return rows
 
 
-def _work(asked: argparse.Namespace) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
+def _shapes(asked: Asked) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
     """Sizes, and the schedules that are timed on them."""
     if asked.around:
         for head_dim, (heads, kv_heads, queries), (batch, keys) in product(*AROUND):
             sizes = Sizes(batch, heads, kv_heads, queries, keys)
-            yield sizes, (_usual(asked.dtype, head_dim, sizes),)
+            yield sizes, (usual(asked.dtype, head_dim, sizes),)
         return
     shapes = [(len(zipf()), 1, max(zipf()))] if asked.mixed else SHAPES
     for batch, queries, keys in shapes:
         sizes = Sizes(batch, HEADS, KV_HEADS, queries, keys)
-        usual = {_usual(asked.dtype, asked.head_dim, sizes, by): None for by in DEALT}
-        first = next(iter(usual)).slug
+        dealt = {usual(asked.dtype, asked.head_dim, sizes, by): None for by in DEALT}
+        first = next(iter(dealt)).slug
         variants = (Schedule.from_slug(f"{first}_{codes}") for codes in asked.variants)
-        yield sizes, (*usual, *variants)
+        yield sizes, (*dealt, *variants)
 
 
-def _usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Schedule:
+def usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Schedule:
     """What fagen.attention_decode takes, or what it would take with chunks dealt so."""
     rows = sizes.seqlen_q * sizes.heads // sizes.kv_heads
     return derived(
@@ -173,24 +157,39 @@ def _usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Sc
     )[0]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = parser(__doc__)
-    made.add_argument("--dtype", default="fp16", choices=("fp16", "bf16"))
-    made.add_argument("--head-dim", type=int, default=128)
-    of = made.add_mutually_exclusive_group()
-    of.add_argument("--around", action="store_true", help="other head dims, groups, queries")
-    of.add_argument("--mixed", action="store_true", help="sequences of many lengths")
-    of.add_argument("--host", action="store_true", help="what a call takes of the host")
-    made.add_argument(
-        "--with",
-        dest="variants",
-        action="append",
-        default=[],
-        metavar="CODES",
-        help="a variant of each schedule, by the end of its slug: c32, s4_b3, nospec",
-    )
-    return made.parse_args(argv)
+KEYS: Mapping[str, Mapping[str, Any]] = {
+    "--dtype": dict(default="fp16", choices=("fp16", "bf16")),
+    "--head-dim": dict(type=int, default=128),
+}
+WAYS = ("mixed", "around", "host")
 
+
+def settle(asked: Asked) -> str | None:
+    """Complain of several ways at once."""
+    several = sum(getattr(asked, way) for way in WAYS) > 1
+    return "--mixed, --around and --host go one at a time" if several else None
+
+
+main = Script(
+    __doc__,
+    lambda asked: "-".join(["decode", *(way for way in WAYS if getattr(asked, way))]),
+    work,
+    regimes=[BRIEF],
+    options={
+        **KEYS,
+        "--around": flag("other head dims, groups, queries"),
+        "--mixed": flag("sequences of many lengths"),
+        "--host": flag("what a call takes of the host"),
+        "--with": dict(
+            dest="variants",
+            action="append",
+            default=[],
+            metavar="CODES",
+            help="a variant of each schedule, by the end of its slug: c32, s4_b3, nospec",
+        ),
+    },
+    settle=settle,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,8 +11,7 @@ ragged tensor maps, the scan of lengths. Each appends its rows to a file while i
 hangs or loses its GPU context, that row says so, and a new process goes on behind it, for twice the
 limit in all.
 
-Written to benchmarks/results/<card>-<date>-decode-micro.json and .md, after every program. The exit
-code is 6 where a row could not be measured; elements that came out wrong are a result.
+The exit code is 6 where a row could not be measured; elements that came out wrong are a result.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from record import BUILDERS, Findings, parser, say, script
+from record import BUILDERS, Asked, Run, Script, flag, say
 
 from fagen import process
 from fagen.arch import SM90
@@ -139,41 +138,34 @@ PROGRAMS = {
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    asked = _arguments(argv)
-    return script(asked, compile_only if asked.compile else run, report)
-
-
-def compile_only(asked: argparse.Namespace) -> int:
+def compile_only(asked: Asked) -> int | None:
     """Compile the programs, and say what the compiler says of them; where it refuses, code 4."""
-    made = compiled(asked.only or list(PROGRAMS))
-    for name, (_, remark) in made.items():
+    if not asked.compile:
+        return None
+    programs = compiled(asked.only)
+    for name, (_, remark) in programs.items():
         say(f"{name}: {remark or 'compiled'}")
-    return 0 if all(binary for binary, _ in made.values()) else BuildError.exit_code
+    return 0 if all(binary for binary, _ in programs.values()) else BuildError.exit_code
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Compile the programs, run them one after the other, write everything."""
-    findings = Findings.begun(asked.out, "decode-micro")
-    about = findings.about
-    del about["regimes"]  # programs time themselves
-    about["nvcc"] = find_toolchain().nvcc_version
-    binaries = compiled(asked.only or list(PROGRAMS))
-    began = time.monotonic()
-    for name, (binary, remark) in binaries.items():
+def work(run: Run, asked: Asked) -> None:
+    """Compile the programs, run them one after the other."""
+    del run.about["regimes"]  # programs time themselves
+    run.about["nvcc"] = find_toolchain().nvcc_version
+    binaries = compiled(asked.only)
+
+    def step(name: str) -> None:
+        binary, remark = binaries[name]
         if remark:
-            findings.note(remark, name)
+            run.note(remark, name)
         rows = measured(binary, asked.limit) if binary else [_left_out(0, "not compiled")]
-        findings.rows += [{"program": name, **row} for row in rows]
+        run.rows += [{"program": name, **row} for row in rows]
         failed = sum("error" in row for row in rows)
-        about["wrong"] = about.get("wrong", False) or failed > 0
-        about["seconds"] = round(time.monotonic() - began)
-        findings.save()
-        report(findings)
+        run.about["wrong"] = run.about.get("wrong", False) or failed > 0
+        page(run)
         say(f"{name}: {len(rows)} rows{f', {failed} of them failed' if failed else ''}")
-    print((findings.folder / f"{findings.stem}.md").read_text(encoding="utf-8"))
-    return findings.finish()
+
+    run.each(binaries, step)
 
 
 def compiled(names: Sequence[str]) -> dict[str, tuple[Path | None, str]]:
@@ -193,16 +185,8 @@ def _compiled(name: str) -> tuple[Path | None, str]:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{name}.part"
         libraries = [*(f"-L{where}" for where in tools.library_dirs), *RUNTIME_LIBRARIES]
-        command: list[str | Path] = [
-            *(tools.nvcc, "-ccbin", tools.gxx),
-            *FLAGS,
-            "-I",
-            tools.cutlass,
-            source,
-            "-o",
-            part,
-            *libraries,
-        ]
+        command: list[str | Path] = [tools.nvcc, "-ccbin", tools.gxx, *FLAGS, "-I", tools.cutlass]
+        command += [source, "-o", part, *libraries]
         result = process.run(command, timeout=600, only=compiler_environment())
         if result.returncode:
             return None, "; ".join((result.stderr or result.stdout).strip()[-2000:].splitlines())
@@ -266,43 +250,36 @@ def _rows(text: str, why: str) -> dict[int, Row]:
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def report(findings: Findings) -> None:
+def page(run: Run) -> str:
     """Write <stem>.md: a table for each program, what was predicted beside what was measured."""
     tables = []
     for name, program in PROGRAMS.items():
-        rows = [row for row in findings.rows if row["program"] == name]
+        rows = [row for row in run.rows if row["program"] == name]
         if rows:
             body = [_line(program, row) for row in rows]
             table = markdown(["what", "unit", "predicted", "measured"], body)
             tables.append(f"{program.about} ({name}.cu):\n\n{table}")
-    findings.write_page(
+    return run.write_page(
         "What decoding's pieces take",
-        f"{findings.made_on}. Predicted is what a model of the SM and of memory says, "
+        f"{run.made_on}. Predicted is what a model of the SM and of memory says, "
         "where it says something; measured are medians.",
         *tables,
-        findings.remarks,
+        run.remarks,
     )
 
 
 def _line(program: Program, row: Row) -> list[str]:
     unit = row.get("unit", "")
     if "error" in row:
-        predicted, found = "", row["error"].replace("|", "/").replace("\n", " ")
+        predicted, figure = "", row["error"].replace("|", "/").replace("\n", " ")
     else:
-        predicted, found = program.predicted(row), _rounded(row["value"], unit)
-    return [row["what"], "µs" if unit == "us" else unit, predicted or "–", found]
+        predicted, figure = program.predicted(row), _rounded(row["value"], unit)
+    return [row["what"], "µs" if unit == "us" else unit, predicted or "–", figure]
 
 
 def _rounded(value: float, unit: str) -> str:
     digits = {"us": 2, "GB/s": 0, "wrong": 0, "clusters": 0}.get(unit, 1)
     return f"{value:.{digits}f}"
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__, peers=False, only=PROGRAMS)
-    wanted.add_argument("--limit", type=_seconds, default=LIMIT, help="seconds of one process")
-    wanted.add_argument("--compile", action="store_true", help="no GPU: compile, and no more")
-    return wanted.parse_args(argv)
 
 
 def _seconds(text: str) -> float:
@@ -311,6 +288,19 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
     return seconds
 
+
+main = Script(
+    __doc__,
+    "decode-micro",
+    work,
+    lambda run: print(page(run)),
+    lists={"only": (PROGRAMS, PROGRAMS)},
+    options={
+        "--limit": dict(type=_seconds, default=LIMIT, help="seconds of one process"),
+        "--compile": flag("no GPU: compile, and no more"),
+    },
+    beside=compile_only,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,12 +18,10 @@ as errors of single elements average out, what the accumulator loses is seen. To
 sums takes time with the length, on a GPU too: with --emulate-to longer ones have the kernels' error
 alone.
 
-With --device cuda the table is written to benchmarks/results/ (or the folder --out) as
-<card>-<date>-fp8-accuracy.json, a list of lines, .run.json, what holds for all, and .md. Tensors
-that a kernel takes were then quantised by fagen.quantize, those that are emulated by its reference.
+With --device cuda the table is written as <card>-<date>-fp8-accuracy. Tensors that a kernel takes
+were then quantised by fagen.quantize, those that are emulated by its reference.
 """
 
-import argparse
 import copy
 import dataclasses
 import json
@@ -33,8 +31,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from record import RESULTS, Lines, build, parser, say, script
-from tables import plain_table
+from record import RESULTS, Asked, Run, Script, flag, say
+from tables import pivoted, plain_table
 from torch import Tensor
 
 from fagen.build import Binary
@@ -88,7 +86,7 @@ class Line:
 # ---- what is compared
 
 
-def tensors(asked: argparse.Namespace, seed: int, keys: int) -> Tensors:
+def tensors(asked: Asked, seed: int, keys: int) -> Tensors:
     """Make Q, K and V in fp16: with outliers, or, for long sums, V about 1 instead of 0."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -103,13 +101,13 @@ def tensors(asked: argparse.Namespace, seed: int, keys: int) -> Tensors:
     return normal(asked.queries), normal(keys), normal(keys, 1.0 if asked.long else 0.0)
 
 
-def planned(asked: argparse.Namespace, **keys: object) -> Plan:
+def planned(asked: Asked, **keys: object) -> Plan:
     """Plan the schedule that is measured, or one that differs from it in some keys."""
     tile = dict(head_dim=asked.head_dim, mask="full", block_m=128, block_n=asked.block_n)
     return plan(Schedule.make(**tile | keys))
 
 
-def parts(asked: argparse.Namespace) -> list[Part]:
+def parts(asked: Asked) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
     blocks = common | dict(scales="block", scale_rows=SCALE_ROWS_DEFAULT)
@@ -117,7 +115,7 @@ def parts(asked: argparse.Namespace) -> list[Part]:
     by_tensor = planned(asked, **common, scales="tensor")
     lazy = planned(asked, **blocks, maximum="lazy", p_offset=4.0)
     v_by_block = planned(asked, **blocks, v_scales="block")
-    made = [
+    in_e4m3 = [
         Part(BASELINE, by_tensor, v_scales="tensor"),
         Part(COMPLETE, by_block, True, "kv"),
         Part("fp8, complete, with a lazy row max, P times 2^4", lazy, True, "kv"),
@@ -128,13 +126,13 @@ def parts(asked: argparse.Namespace) -> list[Part]:
     return [
         Part("fp16, standard attention"),
         Part("fp16, fagen", planned(asked, dtype="fp16", output="reuse_v")),
-        *(dataclasses.replace(part, hopper_sums=asked.hopper_sums) for part in made),
+        *(dataclasses.replace(part, hopper_sums=asked.hopper_sums) for part in in_e4m3),
     ]
 
 
-def accumulators(asked: argparse.Namespace) -> list[Part]:
+def accumulators(asked: Asked) -> list[Part]:
     """The complete kernel, by how PV is added up; the first is fp32's, which no kernel has."""
-    made = []
+    ways = []
     for promote in (None, *PROMOTIONS, 0):
         of = planned(
             asked,
@@ -147,8 +145,8 @@ def accumulators(asked: argparse.Namespace) -> list[Part]:
         )
         name = f"Hopper's, promoted every {LONG_BLOCK * promote} keys" if promote else "Hopper's"
         hopper = promote is not None
-        made.append(Part(name if hopper else "fp32", of, True, hopper_sums=hopper))
-    return made
+        ways.append(Part(name if hopper else "fp32", of, True, hopper_sums=hopper))
+    return ways
 
 
 # ---- ways to compute
@@ -180,7 +178,7 @@ def emulated(part: Part) -> Attend:
     return attend
 
 
-def run(part: Part, binary: Binary) -> Attend:
+def ran(part: Part, binary: Binary) -> Attend:
     """Attention by the part's kernel, of tensors that quantisers' kernels made for it."""
     of, kernel = part.of, op.load(binary)
 
@@ -214,7 +212,7 @@ def spread(descale: Tensor) -> Tensor:
     return descale.reshape(*(descale.shape[i] if i < descale.dim() else 1 for i in range(3)))
 
 
-def error(attend: Attend, asked: argparse.Namespace, keys: int) -> float:
+def error(attend: Attend, asked: Asked, keys: int) -> float:
     """Return the root mean square error of all seeds' outputs."""
     squares = []
     drawn = asked.queries, asked.heads, asked.head_dim, asked.long, asked.device
@@ -230,14 +228,12 @@ def _problem(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Q, K and V, and out in fp64."""
     sizes = dict(queries=queries, heads=heads, head_dim=head_dim)
-    asked = argparse.Namespace(**sizes, long=long, device=device)
+    asked = Asked(**sizes, long=long, device=device)
     q, k, v = tensors(asked, seed, keys)
     return q, k, v, reference(q, k, v, mask="full", scale=head_dim**-0.5)[0]
 
 
-def measure(
-    part: Part, asked: argparse.Namespace, keys: int, kernels: Mapping[str, Binary]
-) -> Line:
+def measure(part: Part, asked: Asked, keys: int, kernels: Mapping[str, Binary]) -> Line:
     """Both errors of a part; of the emulation alone where there are no kernels.
 
     Of the kernel alone where the sums are longer than is to be emulated.
@@ -245,7 +241,7 @@ def measure(
     slug = part.of.slug if part.of else None
     beside = real = None
     if slug in kernels and part.name != "fp32":
-        real = error(run(part, kernels[slug]), asked, keys)
+        real = error(ran(part, kernels[slug]), asked, keys)
     if real is None or not asked.long or keys <= asked.emulate_to:
         beside = error(emulated(part), asked, keys)
     return Line(part.name, keys, asked.long, slug, beside, real)
@@ -276,10 +272,10 @@ def verdict(lines: Sequence[Line]) -> str:
     by_name = {line.part: line.kernel or line.emulated for line in lines}
     if not {BASELINE, COMPLETE} <= by_name.keys():
         return ""
-    found = (by_name[COMPLETE], by_name[BASELINE] / by_name[COMPLETE])
-    met = found[0] <= GOALS[0] and found[1] >= GOALS[1]
+    off, times = by_name[COMPLETE], by_name[BASELINE] / by_name[COMPLETE]
+    met = off <= GOALS[0] and times >= GOALS[1]
     return (
-        f"{COMPLETE}: {found[0]:.2e}, {found[1]:.2f} times below the baseline; the goal, at most "
+        f"{COMPLETE}: {off:.2e}, {times:.2f} times below the baseline; the goal, at most "
         f"{GOALS[0]:.1e} and {GOALS[1]} times, is {'met' if met else 'missed'}."
     )
 
@@ -288,125 +284,116 @@ def by_length(lines: Sequence[Line]) -> str:
     """Errors against the number of keys, as Markdown: a column for each way to add up."""
     real = any(line.kernel for line in lines)
     names = list(dict.fromkeys(line.part for line in lines))
-    found = {(line.part, line.keys): line for line in lines}
-    kernels = [name for name in names if real and name != "fp32"]
-    head = [*(f"{name}, emulated" if real else name for name in names)]
-    body = []
-    for keys in sorted({line.keys for line in lines}):
-        row = [found.get((name, keys)) for name in names]
-        cells = [f"{line.emulated:.3e}" if line and line.emulated else "–" for line in row]
-        for name in kernels:
-            line = found.get((name, keys))
-            cells.append(f"{line.kernel:.3e}" if line and line.kernel else "–")
-        body.append([f"{keys:,}", *cells])
-    return plain_table(["keys", *head, *(f"{name}, kernel" for name in kernels)], body)
-
-
-def report(record: Lines) -> None:
-    """Write <stem>.md, and print it."""
-    lines: list[Line] = record.rows
-    short = [line for line in lines if not line.long]
-    long = [line for line in lines if line.long]
-    asked = record.about["asked"]
-    slugs = dict.fromkeys(line.schedule for line in lines if line.kernel)
-    page = record.write_page(
-        "Errors of e4m3",
-        f"{record.made_on}. Root mean square errors against fp64.",
-        f"Outliers, head dim {asked['head_dim']}, {asked['parts']}:\n\n{compared(short)}"
-        if short
-        else "",
-        verdict(short),
-        f"Long sums, V about 1, head dim {asked['head_dim']}, {asked['lengths']}, by how P·V is "
-        f"added up:\n\n{by_length(long)}"
-        if long
-        else "",
-        "Kernels:\n\n" + "".join(f"- `{slug}`\n" for slug in slugs),
-        record.remarks,
+    figures = [(line, how) for line in lines for how in ("emulated", "kernel")]
+    columns = [(name, "emulated") for name in names]
+    columns += [(name, "kernel") for name in names if real and name != "fp32"]
+    body = pivoted(
+        sorted(figures, key=lambda one: one[0].keys),
+        lambda one: f"{one[0].keys:,}",
+        lambda one: (one[0].part, one[1]),
+        columns,
+        lambda some: f"{value:.3e}" if (value := getattr(*some[-1])) else "–",
     )
-    say(page)
+    head = [f"{name}, {how}" if real else name for name, how in columns]
+    return plain_table(["keys", *head], body)
+
+
+def page(run: Run) -> None:
+    """Write <stem>.md, and print it."""
+    lines: list[Line] = run.rows
+    short, long = ([line for line in lines if line.long == way] for way in (False, True))
+    asked = run.about["asked"]
+    outliers = f"Outliers, head dim {asked['head_dim']}, {asked['parts']}"
+    sums = f"Long sums, V about 1, head dim {asked['head_dim']}, {asked['lengths']}"
+    slugs = dict.fromkeys(line.schedule for line in lines if line.kernel)
+    text = run.write_page(
+        "Errors of e4m3",
+        f"{run.made_on}. Root mean square errors against fp64.",
+        f"{outliers}:\n\n{compared(short)}" if short else "",
+        verdict(short),
+        f"{sums}, by how P·V is added up:\n\n{by_length(long)}" if long else "",
+        "Kernels:\n\n" + "".join(f"- `{slug}`\n" for slug in slugs),
+        run.remarks,
+    )
+    say(text)
 
 
 # ---- running
 
 
-def experiment(asked: argparse.Namespace, *, long: bool) -> argparse.Namespace:
+def experiment(asked: Asked, *, long: bool) -> Asked:
     """What was asked for, with an experiment's own sizes where none were."""
-    made = copy.copy(asked)
-    made.long = long
-    made.queries = asked.queries or (64 if long else 1024)
-    made.heads = asked.heads or (1 if long else 8)
-    made.seeds = asked.seeds or (1 if long else 4)
-    return made
+    one = copy.copy(asked)
+    one.long = long
+    one.queries = asked.queries or (64 if long else 1024)
+    one.heads = asked.heads or (1 if long else 8)
+    one.seeds = asked.seeds or (1 if long else 4)
+    return one
 
 
-def on_cpu(asked: argparse.Namespace) -> int:
+def cases(asked: Asked) -> list[tuple[Part, Asked, int]]:
+    """Each part of an experiment, the experiment, and numbers of keys."""
+    if not asked.long:
+        return [(part, asked, asked.keys) for part in parts(asked)]
+    lengths = [keys for keys in LENGTHS if keys <= asked.longest]
+    return [(part, asked, keys) for keys in lengths for part in accumulators(asked)]
+
+
+def on_a_cpu(asked: Asked) -> int | None:
     """Print a table of emulated errors, and write them where asked; the exit code."""
+    if asked.device != "cpu" or asked.redraw:
+        return None
     asked = experiment(asked, long=asked.long)
-    lines = []
-    if asked.long:
-        for keys in LENGTHS:
-            if keys <= asked.longest:
-                lines += [measure(part, asked, keys, {}) for part in accumulators(asked)]
-        say(by_length(lines))
-    else:
-        lines = [measure(part, asked, asked.keys, {}) for part in parts(asked)]
-        say(f"{compared(lines)}\n{verdict(lines)}")
-    if asked.out:
-        found = {f"{line.keys} keys, {line.part}": line.emulated for line in lines}
-        asked.out.write_text(json.dumps({"rmse": found, "of": str(asked)}, indent=1) + "\n")
+    lines = [measure(*case, {}) for case in cases(asked)]
+    say(by_length(lines) if asked.long else f"{compared(lines)}\n{verdict(lines)}")
+    if asked.out != RESULTS:  # no file is written unless one is named
+        errors = {f"{line.keys} keys, {line.part}": line.emulated for line in lines}
+        asked.out.write_text(json.dumps({"rmse": errors, "of": str(asked)}, indent=1) + "\n")
     return 0
 
 
-def on_gpu(asked: argparse.Namespace) -> int:
-    """Build kernels, run all of both experiments and write them; the exit code.
-
-    What is measured is written after each line, so that a run cut short keeps what it has.
-    """
-    record = Lines.begun(asked.out or RESULTS, "fp8-accuracy")
-    record.about.pop("regimes")
+def work(run: Run, asked: Asked) -> None:
+    """Build kernels, run all of both experiments."""
+    run.about.pop("regimes")
     short, long = (experiment(asked, long=way) for way in (False, True))
-    record.about["asked"] = {
+    run.about["asked"] = {
         "head_dim": asked.head_dim,
         "parts": f"{asked.keys:,} keys, {short.queries:,} queries, {short.heads} heads, "
         f"{short.seeds} seeds",
         "lengths": f"{long.queries:,} queries, {long.heads} heads, {long.seeds} seeds",
     }
-    work = [] if asked.long else [(part, short, asked.keys) for part in parts(short)]
-    lengths = [keys for keys in LENGTHS if keys <= asked.longest]
-    work += [(part, long, keys) for keys in lengths for part in accumulators(long)]
-    plans = {part.of.slug: part.of for part, _, _ in work if part.of}
-    kernels = {
-        slug: binary for slug, (_, binary) in build(p.schedule for p in plans.values()).items()
-    }
+    both = [*([] if asked.long else cases(short)), *cases(long)]
+    built = run.build(part.of.schedule for part, *_ in both if part.of)
+    kernels = {slug: binary for slug, (_, binary) in built.items()}
 
-    def step(item: tuple[Part, argparse.Namespace, int]) -> None:
-        record.rows.append(measure(*item, kernels))
-        say(str(record.rows[-1]))
+    def step(case: tuple[Part, Asked, int]) -> None:
+        run.rows.append(measure(*case, kernels))
+        say(str(run.rows[-1]))
 
-    record.each(work, step)
-    report(record)
-    return 0
+    run.each(both, step)
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run what was asked for; the exit code is that of the `fagen` command."""
-    made = parser(__doc__, peers=False)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    made.add_argument("--long", action="store_true", help="error against length instead")
-    made.add_argument("--longest", type=int, default=LENGTHS[-1], help="where that ends")
-    made.add_argument("--emulate-to", type=int, default=LENGTHS[-1], metavar="KEYS")
-    made.add_argument("--keys", type=int, default=8192)
-    made.add_argument("--queries", type=int, help="1024, or 64 of long sums")
-    made.add_argument("--heads", type=int, help="8, or 1 of long sums")
-    made.add_argument("--head-dim", type=int, default=128)
-    made.add_argument("--block-n", type=int, default=128)
-    made.add_argument("--seeds", type=int, help="4, or 1 of long sums")
-    made.add_argument("--hopper-sums", action="store_true", help="14-bit sums; very slow")
-    made.set_defaults(out=None)  # of a CPU no file is written unless one is named
-    asked = made.parse_args(words)
-    run = on_gpu if asked.device == "cuda" else on_cpu
-    return script(asked, run, report, lambda path: Lines.read(path, Line))
-
+main = Script(
+    __doc__,
+    "fp8-accuracy",
+    work,
+    page,
+    row=Line,
+    options={
+        "--device": dict(choices=("cpu", "cuda"), default="cpu"),
+        "--long": flag("error against length instead"),
+        "--longest": dict(type=int, default=LENGTHS[-1], help="where that ends"),
+        "--emulate-to": dict(type=int, default=LENGTHS[-1], metavar="KEYS"),
+        "--keys": dict(type=int, default=8192),
+        "--queries": dict(type=int, help="1024, or 64 of long sums"),
+        "--heads": dict(type=int, help="8, or 1 of long sums"),
+        "--head-dim": dict(type=int, default=128),
+        "--block-n": dict(type=int, default=128),
+        "--seeds": dict(type=int, help="4, or 1 of long sums"),
+        "--hopper-sums": flag("14-bit sums; very slow"),
+    },
+    beside=on_a_cpu,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

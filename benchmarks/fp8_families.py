@@ -20,22 +20,20 @@ square.
 Needles beside a V about 1 are measured and have no goal where no mean is taken off: beside the
 needle's product the 13 bits of the tensor cores have no room for the tail's, within one block.
 
-With --device cuda the table is written to benchmarks/results/ (or the folder --out) as
-<card>-<date>-fp8-families.json, a list of lines, .run.json, what holds for all, and .md; the former
-two after every kernel and number of keys, so that a run cut short keeps what it has.
+With --device cuda the table is written as <card>-<date>-fp8-families.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import Lines, build, parser, say, script
-from tables import plain_table
+from record import Asked, Run, Script, flag, say
+from tables import grouped, pivoted, plain_table
 from torch import Tensor
 
 import fagen
@@ -55,6 +53,7 @@ GOAL = 2.0  # times the textbook's error
 MASKS = ("full", "causal")
 HEADS = 2
 QUERIES = 256  # at most, the last ones
+SCALE_ROWS = 64
 LENGTHS = {"cpu": (1024,), "cuda": (1024, 4096, 16_384, 65_536, 262_144)}
 HEAD_DIMS = {"cpu": (64,), "cuda": (64, 128, 256)}
 TIMED = (1024, 4096, 16_384, 65_536)  # keys, with as many queries, of 16,384 tokens or one sequence
@@ -104,7 +103,6 @@ def _of_heads(given: Operands) -> dict[str, Tensor]:
     return {f"{name}_descale": getattr(given, f"{name}_descale")[..., 0] for name in "qkv"}
 
 
-SCALE_ROWS = 64
 DEFAULT = "attention_fp8"
 DOORS = {
     DEFAULT: Door(
@@ -190,7 +188,10 @@ class Draw:
         return self.q.half(), self.k.half(), self.v.half()
 
 
-def needle(nats: float, where: float) -> Callable[[Draw], None]:
+Change = Callable[[Draw], object]
+
+
+def needle(nats: float, where: float) -> Change:
     """One key above a diffuse tail, at this share of the keys; V about 1."""
 
     def change(draw: Draw) -> None:
@@ -206,22 +207,19 @@ def sink(draw: Draw) -> None:
     draw.v[:, 0] *= 0.01
 
 
-def outlier(size: float) -> Callable[[Draw], None]:
+def outlier(size: float) -> Change:
     """One number of V."""
-
-    def change(draw: Draw) -> None:
-        draw.v[:, draw.keys // 3, :, 5] = size
-
-    return change
+    return lambda draw: draw.v[:, draw.keys // 3, :, 5].fill_(size)
 
 
-def mean(size: float) -> Callable[[Draw], None]:
+def mean(size: float) -> Change:
     """V about this."""
+    return lambda draw: draw.v.add_(size)
 
-    def change(draw: Draw) -> None:
-        draw.v += size
 
-    return change
+def column(size: float) -> Change:
+    """One column of V, so many times as large as the others."""
+    return lambda draw: draw.v[..., 5].mul_(size)
 
 
 def channels(draw: Draw) -> None:
@@ -235,16 +233,7 @@ def mixed(draw: Draw) -> None:
     draw.v *= torch.tensor([0.01, 100.0], device=draw.device)[:, None]
 
 
-def column(size: float) -> Callable[[Draw], None]:
-    """One column of V, so many times as large as the others."""
-
-    def change(draw: Draw) -> None:
-        draw.v[..., 5] *= size
-
-    return change
-
-
-FAMILIES: Mapping[str, Callable[[Draw], None]] = {
+FAMILIES: Mapping[str, Change] = {
     "randn": lambda draw: None,
     **{f"V about {size:g}": mean(size) for size in (0.5, 1, 4, 10)},
     **{f"outlier of {size:,} in V": outlier(size) for size in (64, 4096, 20_000)},
@@ -281,8 +270,8 @@ def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
     out = DOORS[door].call(given, scale, causal)
     ours = out.double() - truth
     theirs = textbook(by_rows, given, scale).to(out.dtype).double() - truth
-    found = [measured(x) for x in (ours, theirs, truth) for measured in (rms, largest)]
-    rmse, most, textbook_rmse, textbook_most, size, top = (float(f"{x:.4g}") for x in found)
+    figures = [measured(x) for x in (ours, theirs, truth) for measured in (rms, largest)]
+    rmse, most, textbook_rmse, textbook_most, size, top = (float(f"{x:.4g}") for x in figures)
     about = of.mask.name, of.head_dim, keys, of.slug
     return Line(family, door, *about, rmse, textbook_rmse, most, textbook_most, size, top)
 
@@ -311,11 +300,11 @@ def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
         one.slug: Call(launch(one, libraries[one.slug], (*given[:3], scale, *given[3:]), into))
         for one in (of, plan(plain(of)))
     }
-    found = time_calls(calls, BURST)
     work = flops(Problem.of(of.schedule), sizes) / 1e12
-    speeds = {slug: round(work / one.seconds, 1) for slug, one in found.items()}
+    timings = time_calls(calls, BURST)
+    tflops = {slug: round(work / one.seconds, 1) for slug, one in timings.items()}
     other = plain(of).slug
-    return Speed(of.slug, of.mask.name, of.head_dim, keys, speeds[of.slug], other, speeds[other])
+    return Speed(of.slug, of.mask.name, of.head_dim, keys, tflops[of.slug], other, tflops[other])
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -323,88 +312,78 @@ def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
 
 def compared(lines: Sequence[Line]) -> str:
     """The worst ratios of each family over lengths, head dims and masks, as Markdown."""
-    doors, families = (
-        list(dict.fromkeys(getattr(x, name) for x in lines)) for name in ("door", "family")
-    )
-    body = []
-    for family in families:
-        cells = [family]
-        for door in doors:
-            these = [x.ratios for x in lines if (x.family, x.door) == (family, door)]
-            cells.append(" / ".join(f"{max(of):.2f}" for of in zip(*these, strict=True)) or "–")
-        body.append(cells)
+
+    def worst(some: Sequence[Line]) -> str:
+        return " / ".join(f"{max(of):.2f}" for of in zip(*(x.ratios for x in some), strict=True))
+
+    doors = list(dict.fromkeys(line.door for line in lines))
+    body = pivoted(lines, attrgetter("family"), attrgetter("door"), doors, worst)
     return plain_table(["RMSE and largest error ÷ a textbook's, worst", *doors], body)
 
 
 def by_keys(lines: Sequence[Line]) -> str:
     """The worst ratio of root mean squares that have a goal, by door and number of keys."""
+
+    def worst(some: Sequence[Line]) -> str:
+        return f"{max(line.ratios[0] for line in some):.2f}"
+
     lengths = sorted({line.keys for line in lines})
-    body = []
-    for door in dict.fromkeys(line.door for line in lines):
-        cells = [door]
-        for keys in lengths:
-            these = [x.ratios[0] for x in lines if (x.door, x.keys) == (door, keys) and x.has_goal]
-            cells.append(f"{max(these):.2f}" if these else "–")
-        body.append(cells)
-    return plain_table(
-        ["RMSE ÷ a textbook's, worst", *(f"{keys:,} keys" for keys in lengths)], body
-    )
+    goals = [line for line in lines if line.has_goal]
+    body = pivoted(goals, attrgetter("door"), attrgetter("keys"), lengths, worst)
+    return plain_table(["RMSE ÷ a textbook's, worst", *(f"{n:,} keys" for n in lengths)], body)
 
 
 def speeds(timings: Sequence[Speed]) -> str:
     """What promotion costs, by kernel and number of keys."""
+
+    def figure(some: Sequence[Speed]) -> str:
+        return f"{some[-1].tflops:.0f}, {some[-1].tflops / some[-1].plain_tflops:.3f}"
+
     lengths = sorted({one.keys for one in timings})
-    found = {(one.head_dim, one.mask, one.keys): one for one in timings}
-    body = []
-    for head_dim, mask in dict.fromkeys((one.head_dim, one.mask) for one in timings):
-        ones = [found.get((head_dim, mask, keys)) for keys in lengths]
-        body.append(
-            [f"hd{head_dim} {mask}"]
-            + [f"{x.tflops:.0f}, {x.tflops / x.plain_tflops:.3f}" if x else "–" for x in ones]
-        )
+    body = pivoted(
+        timings, lambda one: f"hd{one.head_dim} {one.mask}", attrgetter("keys"), lengths, figure
+    )
     head = ["TFLOP/s, and ÷ the same tile without promotion"]
     return plain_table([*head, *(f"{keys:,}" for keys in lengths)], body)
 
 
 def verdict(lines: Sequence[Line]) -> str:
     """Whether each door is as exact as it should be."""
-    said = []
-    for door in dict.fromkeys(line.door for line in lines):
-        these = [line for line in lines if line.door == door and line.has_goal]
-        worst = max(these, key=lambda line: line.ratios[0])
+    verdicts = []
+    for door, some in grouped((x for x in lines if x.has_goal), attrgetter("door")).items():
+        worst = max(some, key=lambda line: line.ratios[0])
         met = "met" if worst.ratios[0] <= GOAL else "missed"
-        said.append(
-            f"{door}: {len(these)} cases; the goal, at most {GOAL:g} times a textbook's root mean "
+        verdicts.append(
+            f"{door}: {len(some)} cases; the goal, at most {GOAL:g} times a textbook's root mean "
             f"square, is {met}: the worst is {worst.ratios[0]:.2f} ({worst.family}, {worst.mask}, "
             f"head dim {worst.head_dim}, {worst.keys:,} keys)."
         )
-    return "\n\n".join(said)
+    return "\n\n".join(verdicts)
 
 
-def report(record: Lines) -> None:
+def page(run: Run) -> None:
     """Write <stem>.md, and print it."""
-    lines: list[Line] = record.rows
-    asked = record.about["asked"]
-    timings = [Speed(**one) for one in record.about.get("speeds", ())]
-    say(
-        record.write_page(
-            "Errors of e4m3 beside a textbook's",
-            f"{record.made_on}. Errors against fp64 over what bytes stand for.",
-            f"Head dims {asked['head_dims']}, {asked['keys']} keys; O in bf16.\n\n{by_keys(lines)}",
-            compared(lines),
-            verdict(lines),
-            f"Burst, V row-major, a scale for each head:\n\n{speeds(timings)}" if timings else "",
-            "Kernels:\n\n"
-            + "".join(f"- `{x}`\n" for x in dict.fromkeys(y.schedule for y in lines)),
-            record.remarks,
-        )
+    lines: list[Line] = run.rows
+    asked = run.about["asked"]
+    timings = [Speed(**one) for one in run.about.get("speeds", ())]
+    slugs = dict.fromkeys(line.schedule for line in lines)
+    text = run.write_page(
+        "Errors of e4m3 beside a textbook's",
+        f"{run.made_on}. Errors against fp64 over what bytes stand for.",
+        f"Head dims {asked['head_dims']}, {asked['keys']} keys; O in bf16.\n\n{by_keys(lines)}",
+        compared(lines),
+        verdict(lines),
+        f"Burst, V row-major, a scale for each head:\n\n{speeds(timings)}" if timings else "",
+        "Kernels:\n\n" + "".join(f"- `{slug}`\n" for slug in slugs),
+        run.remarks,
     )
+    say(text)
 
 
 # ---- running -------------------------------------------------------------------------------------
 
 
-def cases(asked: argparse.Namespace, card: str = "") -> list[tuple[str, Plan, int]]:
+def cases(asked: Asked, card: str = "") -> list[tuple[str, Plan, int]]:
     """The door, the kernel and the number of keys of every case."""
     return [
         (door, planned(door, mask, head_dim, keys, card), keys)
@@ -415,57 +394,64 @@ def cases(asked: argparse.Namespace, card: str = "") -> list[tuple[str, Plan, in
     ]
 
 
-def on_cpu(asked: argparse.Namespace) -> int:
+def on_a_cpu(asked: Asked) -> int | None:
     """Print the errors of emulated kernels; the exit code."""
+    if asked.device != "cpu" or asked.redraw:
+        return None
     lines = [measure(one, *case, asked.device) for case in cases(asked) for one in FAMILIES]
     say(f"{compared(lines)}\n{verdict(lines)}")
     return 0
 
 
-def on_gpu(asked: argparse.Namespace) -> int:
-    """Build kernels, run them on every case and write what was found; the exit code."""
-    record = Lines.begun(asked.out, "fp8-families")
-    record.about.pop("regimes")
-    record.about["asked"] = {
+def work(run: Run, asked: Asked) -> None:
+    """Build kernels, run them on every case."""
+    run.about.pop("regimes")
+    run.about["asked"] = {
         "head_dims": ", ".join(map(str, asked.head_dims)),
         "keys": ", ".join(f"{keys:,}" for keys in asked.keys),
     }
-    card = record.about["card"]
-    work = cases(asked, card)
-    build(of.schedule for _, of, _ in work)
+    all_cases = cases(asked, run.card)
+    run.build(of.schedule for _, of, _ in all_cases)
 
     def step(case: tuple[str, Plan, int]) -> None:
-        record.rows += [measure(one, *case, asked.device) for one in FAMILIES]
+        run.rows += [measure(one, *case, asked.device) for one in FAMILIES]
 
-    record.each(work, step)
+    run.each(all_cases, step)
     if asked.speed:
-        wanted = [
-            (planned("attention", mask, head_dim, keys, card), keys)
+        plans = [
+            (planned("attention", mask, head_dim, keys, run.card), keys)
             for head_dim in asked.head_dims
             for mask in MASKS
             for keys in TIMED
         ]
-        schedules = [one for of, _ in wanted for one in (of.schedule, plain(of))]
-        built = {slug: one.library for slug, (_, one) in build(schedules, binding=False).items()}
-        record.about["speeds"] = [dataclasses.asdict(timed(of, keys, built)) for of, keys in wanted]
-        record.save()
-    report(record)
-    return 0
+        schedules = [one for of, _ in plans for one in (of.schedule, plain(of))]
+        built = run.build(schedules, binding=False)
+        libraries = {slug: binary.library for slug, (_, binary) in built.items()}
+        run.about["speeds"] = [dataclasses.asdict(timed(of, keys, libraries)) for of, keys in plans]
+        run.save()
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run what was asked for; the exit code is that of the `fagen` command."""
-    made = parser(__doc__, peers=False)
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    made.add_argument("--keys", type=int, nargs="+")
-    made.add_argument("--head-dims", type=int, nargs="+")
-    made.add_argument("--speed", action="store_true", help="with --device cuda: time kernels too")
-    asked = made.parse_args(words)
+def settle(asked: Asked) -> None:
+    """Lengths and head dims of the device."""
     asked.keys = asked.keys or LENGTHS[asked.device]
     asked.head_dims = asked.head_dims or HEAD_DIMS[asked.device]
-    run = on_gpu if asked.device == "cuda" else on_cpu
-    return script(asked, run, report, lambda path: Lines.read(path, Line))
 
+
+main = Script(
+    __doc__,
+    "fp8-families",
+    work,
+    page,
+    row=Line,
+    options={
+        "--device": dict(choices=("cpu", "cuda"), default="cpu"),
+        "--keys": dict(type=int, nargs="+"),
+        "--head-dims": dict(type=int, nargs="+"),
+        "--speed": flag("with --device cuda: time kernels too"),
+    },
+    settle=settle,
+    beside=on_a_cpu,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

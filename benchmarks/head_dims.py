@@ -18,19 +18,14 @@ without autograd; where both refuse, kernels are checked against fp64 at small s
 With --spaces the kernels that spaces/ has for a cell's problem are timed in it as well, as
 `candidate`: of each space the --most that are predicted fastest. A kernel that serves at less than
 0.90 of the best in its cell is marked.
-
-Written to benchmarks/results/ as benchmarks/run.py does, after every cell:
-<card>-<date>-head-dims.json, .run.json and .md, of gradients <card>-<date>-backward-head-dims. The
-exit code is 6 where an output is wrong.
 """
 
-import argparse
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from record import RESULTS, Kernels, Record, build, heading, parser, say, script, serving
-from tables import picks
+from record import PASS, Asked, Kernels, Run, Script, flag, heading, said_of, say, serving
+from tables import grouped, picks
 from torch import Tensor
 
 from fagen.build import Binary
@@ -44,11 +39,12 @@ from fagen.measure.rounds import Kernel, quick_check
 from fagen.measure.rows import Row, geomean, markdown, problems, rounded, title
 from fagen.measure.timing import Call, Regime
 from fagen.measure.verification import contender_of
+from fagen.paths import locate
 from fagen.problem import Cell, Problem, standard_sizes
 from fagen.schedule import Schedule
 from fagen.search.files import read_spaces
 from fagen.search.space import survey
-from fagen.vocab import FORWARD, MASKS, PASSES
+from fagen.vocab import MASKS, PASSES
 
 DIMS = (
     *("32", "40", "48", "64", "72", "80", "96", "112", "120", "128", "160", "192", "192/128"),
@@ -64,44 +60,38 @@ PEERS = ("cudnn", "fa2", "efficient")
 GOAL = 1.05
 NEAR_BEST = 0.90  # of the fastest that was timed: a kernel that serves should not be slower
 CANDIDATE = "candidate"
-SPACES = RESULTS.parent.parent / "spaces"
+SPACES = locate("cli.py").parent / "spaces"
 ROUND = Regime("burst", idle=0.020, warm=0.0, timed=0.004, rounds=3)
 GRADIENTS_ROUND = Regime("burst", idle=0.020, warm=0.0005, timed=0.008, rounds=5)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    return script(_arguments(argv), run, report, Record.read)
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time every cell, write everything."""
-    gradients = PASSES[asked.kind].gradients
-    regime = GRADIENTS_ROUND if gradients else ROUND
-    kind = f"{asked.kind}-head-dims" if gradients else "head-dims"
-    record = Record.begun(asked.out, kind, [regime])
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, time every cell."""
+    (regime,) = regimes_for(asked)
     lines, rivals = {}, {}
     for cell in cells(asked):
-        if found := in_line(cell, record.about["card"]):
-            lines[cell] = found
+        if line := in_line(cell, run.card):
+            lines[cell] = line
             rivals[cell] = list(of_spaces(cell.problem, asked.most)) if asked.spaces else []
         else:
-            record.note("no kernel", cell)
-    kernels, work = built(record, lines, rivals)
-    record.note_compiler(kernels)
+            run.note("no kernel", cell)
+    kernels, slugs = built(run, lines, rivals)
 
     def step(cell: Cell) -> None:
-        if (problem := cell.problem.opened()) not in (row.cell.problem for row in record.rows):
+        if (problem := cell.problem.opened()) not in (row.cell.problem for row in run.rows):
             say(f"{problem}")
-        mine = [kernels[slug] for slug in work[cell]]
-        time_cell(record, cell, mine, asked.peer or usual_peers(cell.problem), regime)
+        mine = [kernels[slug] for slug in slugs[cell]]
+        time_cell(run, cell, mine, asked.peer or usual_peers(cell.problem), regime)
 
-    record.each(work, step)
-    report(record)
-    return record.finish()
+    run.each(slugs, step)
 
 
-def cells(asked: argparse.Namespace) -> Iterator[Cell]:
+def regimes_for(asked: Asked) -> list[Regime]:
+    """The one that cells are timed in."""
+    return [GRADIENTS_ROUND if PASSES[asked.kind].gradients else ROUND]
+
+
+def cells(asked: Asked) -> Iterator[Cell]:
     """The cells that are asked for."""
     gradients = PASSES[asked.kind].gradients
     for dims in asked.dims or (GRADIENT_DIMS if gradients else DIMS):
@@ -119,10 +109,10 @@ def in_line(cell: Cell, card: str) -> Sequence[Schedule]:
     Of gradients what is derived counts too, of which there may be several.
     """
     gradients = PASSES[cell.problem.kind].gradients
-    found = serving(cell, card, derived=gradients)
+    serves = serving(cell, card, derived=gradients)
     derived = buildable(cell.problem) if gradients else None
     # a row of a table stands alone, as does what is committed
-    return derived.schedules if derived and found[0] == derived.schedules[0] else found
+    return derived.schedules if derived and serves[0] == derived.schedules[0] else serves
 
 
 def of_spaces(problem: Problem, most: int) -> Iterator[Schedule]:
@@ -130,12 +120,12 @@ def of_spaces(problem: Problem, most: int) -> Iterator[Schedule]:
     for path in sorted(SPACES.glob("*.toml")):
         for declared in read_spaces(path):
             if declared.kind == problem.kind and problem in declared.targets():
-                found = survey(declared, problem)
-                yield from map(found.schedule, found.best[:most])
+                surveyed = survey(declared, problem)
+                yield from map(surveyed.schedule, surveyed.best[:most])
 
 
 def built(
-    record: Record,
+    run: Run,
     lines: Mapping[Cell, Sequence[Schedule]],
     rivals: Mapping[Cell, Sequence[Schedule]],
 ) -> tuple[Kernels, dict[Cell, list[str]]]:
@@ -145,13 +135,13 @@ def built(
     """
 
     def refused(error: RefusedBuild, slug: str) -> None:
-        record.note("left out, since it spills or its products do not overlap", slug)
+        run.note("left out, since it spills or its products do not overlap", slug)
 
     kernels: dict[str, tuple[Plan, Binary]] = {}
-    waiting, also = dict(lines), [one for found in rivals.values() for one in found]
+    waiting, also = dict(lines), [one for beside in rivals.values() for one in beside]
     while waiting:
         first = [line[0] for line in waiting.values()]
-        kernels |= build([*first, *also], binding=False, refused=refused)
+        kernels |= run.build([*first, *also], binding=False, refused=refused)
         waiting = {cell: line[1:] for cell, line in waiting.items() if line[0].slug not in kernels}
         waiting, also = {cell: line for cell, line in waiting.items() if line}, []
     work = {}
@@ -161,7 +151,7 @@ def built(
         if serves:
             work[cell] = list(dict.fromkeys([*serves, *beside]))
         else:
-            record.note("no kernel", cell)
+            run.note("no kernel", cell)
     return kernels, work
 
 
@@ -171,7 +161,7 @@ def usual_peers(problem: Problem) -> Sequence[str]:
 
 
 def time_cell(
-    record: Record,
+    run: Run,
     cell: Cell,
     kernels: Sequence[tuple[Plan, Binary]],
     peers: Sequence[str],
@@ -187,7 +177,7 @@ def time_cell(
         try:
             peer(name).bind(cell, *given)
         except DeviceError as refusal:
-            record.note(f"{title(name)} left out ({refusal})", cell)
+            run.note(f"{title(name)} left out ({refusal})", cell)
         else:
             others.append(peer(name))
             break
@@ -205,9 +195,9 @@ def time_cell(
     except VerificationError:
         if len(kernels) > 1:
             del shared, mine
-            time_cell(record, cell, kernels[:1], peers, regime)
+            time_cell(run, cell, kernels[:1], peers, regime)
         raise
-    record.rows += map(rounded, rows)
+    run.rows += map(rounded, rows)
 
 
 def check(cell: Cell, plan: Plan, binary: Binary) -> None:
@@ -246,93 +236,92 @@ def called(
 # ---- what is said --------------------------------------------------------------------------------
 
 
-def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Of each cell fagen's row and that of the peer, where there is one."""
-    of_cell: dict[Cell, dict[bool, Row]] = {}
-    for row in rows:
-        if row.implementation != CANDIDATE:
-            of_cell.setdefault(row.cell, {})[row.implementation == "fagen"] = row
-    for found in of_cell.values():
-        if len(found) == 2:
-            yield found[True], found[False]
-
-
-def means(rows: Sequence[Row]) -> str:
+def beside_peers(rows: Sequence[Row]) -> str:
     """Markdown: for each head dim and dtype the geomean over each peer that stood beside it."""
-    groups: dict[tuple[str, str, str], list[float]] = {}
-    for row, other in pairs(rows):
-        key = row.cell.problem.head_dims, row.dtype, title(other.implementation)
-        groups.setdefault(key, []).append(row.tflops / other.tflops)
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    for cell, timed in grouped((r for r in rows if r.implementation != CANDIDATE), _cell).items():
+        by_name = {row.implementation == "fagen": row for row in timed}
+        if len(by_name) == 2:
+            row, other = by_name[True], by_name[False]
+            key = cell.problem.head_dims, row.dtype, title(other.implementation)
+            ratios.setdefault(key, []).append(row.tflops / other.tflops)
     body = [
-        [*key, str(len(found)), f"{geomean(found):.3f}{' !' if geomean(found) < GOAL else ''}",
-         f"{min(found):.2f}"]
-        for key, found in groups.items()
-    ]  # fmt: skip
+        [*key, str(len(some)), _marked(geomean(some), GOAL, 3), f"{min(some):.2f}"]
+        for key, some in ratios.items()
+    ]
     return markdown(["hd", "dtype", "beside", "cells", "geomean", "worst"], body)
 
 
 def beside_best(rows: Sequence[Row]) -> str:
     """Markdown: in each cell that has candidates what serves, the fastest, and their quotient."""
-    of_cell: dict[Cell, list[Row]] = {}
-    for row in rows:
-        if row.schedule:
-            of_cell.setdefault(row.cell, []).append(row)
     body = []
-    for cell, found in of_cell.items():
-        serves = next((row for row in found if row.implementation == "fagen"), None)
-        if serves is None or len(found) == 1:
+    for cell, timed in grouped((row for row in rows if row.schedule), _cell).items():
+        serves = next((row for row in timed if row.implementation == "fagen"), None)
+        if serves is None or len(timed) == 1:
             continue
-        best = max(found, key=lambda row: row.tflops)
-        share = serves.tflops / best.tflops
-        body.append(
-            [cell.problem.head_dims, serves.dtype, serves.mask, cell.sizes.lengths,
-             f"{serves.schedule}", f"{serves.tflops:.0f}", f"{best.schedule}", f"{best.tflops:.0f}",
-             str(len(found)), f"{share:.2f}{' !' if share < NEAR_BEST else ''}"]
-        )  # fmt: skip
+        best = max(timed, key=lambda row: row.tflops)
+        line = [cell.problem.head_dims, serves.dtype, serves.mask, cell.sizes.lengths]
+        for row in (serves, best):
+            line += [f"{row.schedule}", f"{row.tflops:.0f}"]
+        share = _marked(serves.tflops / best.tflops, NEAR_BEST, 2)
+        body.append([*line, str(len(timed)), share])
     if not body:
         return ""
     head = ["hd", "dtype", "mask", "S", "serves", "TFLOP/s", "fastest", "TFLOP/s", "of", "share"]
-    return f"What serves ÷ the fastest that was timed; ! below {NEAR_BEST}:\n\n" + markdown(
-        head, body
-    )
+    about = f"What serves ÷ the fastest that was timed; ! below {NEAR_BEST}:"
+    return f"{about}\n\n{markdown(head, body)}"
 
 
-def report(record: Record) -> None:
+def _cell(row: Row) -> Cell:
+    return row.cell
+
+
+def _marked(value: float, least: float, digits: int) -> str:
+    return f"{value:.{digits}f}{' !' if value < least else ''}"
+
+
+def page(run: Run) -> None:
     """Write <stem>.md, and print its means."""
-    lines, shares = means(record.rows), beside_best(record.rows)
-    (regime,) = (Regime(**said) for said in record.about["regimes"].values())
-    record.write_page(
-        f"{heading(record.rows)} by head dim",
-        f"{record.made_on}; 16,384 tokens, hidden size of Q next to 2048, burst: "
-        f"{regime.idle * 1e3:g} ms of pause, {regime.timed * 1e3:g} ms timed, "
-        f"{regime.rounds} rounds. fagen ÷ the peer; ! below {GOAL}.",
+    lines, shares = beside_peers(run.rows), beside_best(run.rows)
+    (regime,) = (Regime(**how) for how in run.about["regimes"].values())
+    run.write_page(
+        f"{heading(run.rows)} by head dim",
+        f"{run.made_on}; 16,384 tokens, hidden size of Q next to 2048, burst: {said_of(regime)}. "
+        f"fagen ÷ the peer; ! below {GOAL}.",
         lines,
         shares,
-        problems(record.rows),
-        f"fagen's kernels:\n\n{picks(record.rows)}",
-        record.remarks,
+        problems(run.rows),
+        picks(run.rows),
+        run.remarks,
     )
-    print(lines)
-    if shares:
-        print(shares)
+    print("\n".join(filter(None, (lines, shares))))
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__, dims=str, dtype=DTYPES, mask=MASKS, seqlen=int)
-    wanted.add_argument(
-        "--pass", dest="kind", choices=list(PASSES), default=FORWARD, help="default: %(default)s"
-    )
-    wanted.add_argument(
-        "--spaces", action="store_true", help="of gradients: time what spaces/ has for them too"
-    )
-    wanted.add_argument(
-        "--most", type=int, default=6, help="kernels of a space; default: %(default)s"
-    )
-    asked = wanted.parse_args(argv)
-    if asked.spaces and not PASSES[asked.kind].gradients:
-        wanted.error("--spaces goes with --pass backward")
-    return asked
-
+main = Script(
+    __doc__,
+    lambda asked: f"{asked.kind}-head-dims" if PASSES[asked.kind].gradients else "head-dims",
+    work,
+    page,
+    row=Row,
+    regimes=regimes_for,
+    lists={
+        "dims": (str, None),
+        "dtype": (DTYPES, None),
+        "mask": (MASKS, None),
+        "seqlen": (int, None),
+    },
+    options={
+        "--pass": PASS | {"choices": list(PASSES)},
+        "--spaces": flag("of gradients: time what spaces/ has for them too"),
+        "--most": dict(type=int, default=6, help="kernels of a space; default: %(default)s"),
+    },
+    peers=True,
+    settle=lambda asked: (
+        "--spaces goes with --pass backward"
+        if asked.spaces and not PASSES[asked.kind].gradients
+        else None
+    ),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,18 +24,13 @@ from fagen import search
 HERE = Path(__file__).resolve().parent
 RESULTS, SEARCHES = HERE / "results", HERE / "search"
 EXAMPLE = HERE.parent / "examples" / "train.py"
+NAMED = (  # scripts whose files end as they are called
+    *("decode_ablation", "decode_micro", "ablation", "backward_shapes", "shapes", "head_dims"),
+    *("data", "against", "fp8_accuracy", "fp8_end_to_end", "fp8_families"),
+)
 # by the end of a file's name, the first that fits: the script that draws its page
 SCRIPTS = (
-    (r"decode-ablation", "decode_ablation"),
-    (r"decode-micro", "decode_micro"),
-    (r"ablation", "ablation"),
-    (r"backward-shapes", "backward_shapes"),
-    (r"shapes", "shapes"),
-    (r"head-dims", "head_dims"),
-    (r"data", "data"),
-    (r"fp8-accuracy", "fp8_accuracy"),
-    (r"fp8-end-to-end", "fp8_end_to_end"),
-    (r"fp8-families", "fp8_families"),
+    *((name.replace("_", "-"), name) for name in NAMED),
     (r"varlen(-\w+)*", "varlen"),
     (r"\d(-backward(-\w+)*)?", "run"),
 )
@@ -43,11 +38,11 @@ SCRIPTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the pages, or compare them; the exit code."""
-    wanted = argparse.ArgumentParser(description=__doc__)
-    wanted.add_argument("--check", action="store_true", help="write nothing")
-    asked = wanted.parse_args(argv)
-    with tempfile.TemporaryDirectory() as made:
-        drawn = dict(draw(Path(made)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    asked = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = dict(draw(Path(folder)))
         others = [place for path, place in drawn.items() if not alike(path, place)]
         for place in others:
             print(f"{place}: {'not as its data says' if asked.check else 'drawn anew'}")
@@ -101,15 +96,15 @@ def alike(path: Path, place: Path) -> bool:
     """Whether a page is as it is drawn; a plot too, where the same matplotlib drew it."""
     if not place.exists():
         return False
-    made, there = path.read_bytes(), place.read_bytes()
-    if path.suffix == ".svg" and _drawer(made) != _drawer(there):
+    drawn, there = path.read_bytes(), place.read_bytes()
+    if path.suffix == ".svg" and _drawer(drawn) != _drawer(there):
         return True
-    return made == there
+    return drawn == there
 
 
 def _drawer(svg: bytes) -> bytes:
-    found = re.search(rb"Matplotlib v[\d.]+", svg)
-    return found[0] if found else b""
+    version = re.search(rb"Matplotlib v[\d.]+", svg)
+    return version[0] if version else b""
 
 
 if __name__ == "__main__":

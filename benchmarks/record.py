@@ -1,7 +1,6 @@
-"""Cells in; kernels built, everything timed, and the files of a run written: for all scripts."""
+"""A script declared; its arguments, kernels, times and the files of its runs: for all scripts."""
 
 import argparse
-import dataclasses
 import datetime
 import json
 import os
@@ -9,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,30 +22,55 @@ from fagen.kind import Plan
 from fagen.measure.card import hopper
 from fagen.measure.cells import race
 from fagen.measure.peers import GRADIENTS, installed, ours, peer
-from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title, write_rows
+from fagen.measure.rows import QUANTISE, YARDSTICK, Row, read_rows, rounded, title
 from fagen.measure.timing import REGIMES, Regime
 from fagen.paths import write_whole
-from fagen.problem import Cell, Problem, solves, standard_sizes
+from fagen.problem import Cell, Problem, Sizes, solves, standard_sizes
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, FORWARD, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
+from fagen.vocab import CALLED, DTYPES, FORWARD, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Item = TypeVar("Item")
+Asked = argparse.Namespace
 Kernels = Mapping[str, tuple[Plan, Binary]]
+Refused = Callable[[RefusedBuild, str], None]
 RESULTS = Path(__file__).resolve().parent / "results"
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
+EPILOG = """
+Results go to benchmarks/results/ (or the folder --out) as <card>-<date>-<what>.json and .md, and a
+.run.json where rows are a plain list, after every step: a run cut short keeps what it has. The exit
+code is 6 where an output is wrong.
+"""
+PEER = (
+    "default: cudnn, fa2, and fa3 if installed; for e4m3 cudnn in fp16, cudnn-e4m3 if installed, "
+    "and quantise"
+)
+PASS: Mapping[str, Any] = {
+    "dest": "kind",
+    "choices": CALLED,
+    "default": FORWARD,
+    "help": "default: %(default)s",
+}
+
+
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 @dataclass
 class Run:
-    """The rows of a run on one card, what holds for all of them, and where its files go."""
+    """The rows of a run on one card, what holds for all of them, and where its files go.
+
+    Rows are dicts, in one file {"about": …, "rows": […]}; or dataclasses, a list in a file of its
+    own, beside which <stem>.run.json has what holds for all.
+    """
 
     folder: Path
     stem: str
     about: dict[str, Any]
+    row: type = dict
     rows: list[Any] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, folder: Path, kind: str = "", regimes: Iterable[Regime] = ()) -> Self:
+    def begun(cls, folder: Path, kind: str, regimes: Iterable[Regime], row: type = dict) -> "Run":
         """Begin a run on this card, now; no host, no user, no path is noted.
 
         Raises DeviceError without a Hopper GPU.
@@ -59,21 +83,48 @@ class Run:
             "cuda": torch.version.cuda,
             "cudnn": _dotted(torch.backends.cudnn.version()),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "regimes": {
-                regime.name: dataclasses.asdict(regime) for regime in regimes or REGIMES.values()
-            },
+            "regimes": {regime.name: asdict(regime) for regime in regimes},
             "notes": {},
         }
-        return cls(folder, "-".join(filter(None, (card.slug, about["date"], kind))), about)
+        stem = "-".join(filter(None, (card.slug, about["date"], kind)))
+        return cls(folder, stem, about, row)
 
-    def note(self, said: str, of: object) -> None:
+    @classmethod
+    def read(cls, path: Path, row: type = dict) -> "Run":
+        """Read a run back from the path of its rows."""
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if row is dict:
+            return cls(path.parent, path.stem, rows["about"], row, rows["rows"])
+        about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+        rows = read_rows(path) if row is Row else [row(**one) for one in rows]
+        return cls(path.parent, path.stem, about, row, [*rows])
+
+    def save(self) -> None:
+        """Write the rows, a line each so that a diff stays readable, and what holds for them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.stem}.json"
+        lines = ",\n".join(json.dumps(_plain(row), ensure_ascii=False) for row in self.rows)
+        about = json.dumps(self.about, indent=1, ensure_ascii=False)
+        if self.row is dict:
+            write_whole(path, f'{{"about": {about},\n"rows": [\n{lines}\n]}}\n')
+        else:
+            write_whole(path, f"[\n{lines}\n]\n")
+            write_whole(path.with_suffix(".run.json"), f"{about}\n")
+
+    def note(self, what: str, of: object) -> None:
         """Remember something that holds for one cell."""
-        self.about["notes"].setdefault(said, []).append(str(of))
+        self.about["notes"].setdefault(what, []).append(str(of))
 
-    def note_compiler(self, kernels: Kernels) -> None:
-        """Remember what compiled these kernels: the same for all of them."""
-        for _, binary in kernels.values():
-            self.about["nvcc"] = binary.made_with["nvcc"]
+    def note_wrong(self, error: object) -> None:
+        """Remember an output that is wrong."""
+        say(f"  {error}")
+        self.note("wrong, and not timed", error)
+        self.about["wrong"] = True
+
+    @property
+    def card(self) -> str:
+        """Its name."""
+        return str(self.about["card"])
 
     @property
     def made_on(self) -> str:
@@ -89,7 +140,7 @@ class Run:
     def remarks(self) -> str:
         """The notes as Markdown."""
         notes: Mapping[str, Sequence[str]] = self.about.get("notes", {})
-        return "".join(f"- {said}: {'; '.join(of)}\n" for said, of in notes.items())
+        return "".join(f"- {what}: {'; '.join(cells)}\n" for what, cells in notes.items())
 
     def write_page(self, heading: str, *parts: str) -> str:
         """Write <stem>.md out of parts, the empty ones left out; return its text.
@@ -101,33 +152,48 @@ class Run:
         write_whole(self.folder / f"{self.stem}.md", page)
         return page
 
-    def each(self, work: Iterable[Item], step: Callable[[Item], object]) -> None:
-        """Take a step for each piece of work, and save after it: a run cut short keeps what it has.
+    def build(
+        self, schedules: Iterable[Schedule], *, binding: bool = True, refused: Refused | None = None
+    ) -> Kernels:
+        """The kernels of schedules by slug, several compiled at a time; with torch ops or not.
 
-        A step whose output is wrong is noted, and the exit code is 6 then. Raises FagenError where
-        nothing could be timed.
+        What compiled them is noted. Of one that breaks its Plan `refused` is told, and its slug,
+        and it is left out; without that RefusedBuild is raised.
+        """
+        began = time.monotonic()
+        kernels: dict[str, tuple[Plan, Binary]] = {}
+        with ThreadPoolExecutor(BUILDERS) as pool:
+            builds = {
+                schedule.slug: pool.submit(flow.built, schedule, binding=binding)
+                for schedule in {schedule.slug: schedule for schedule in schedules}.values()
+            }
+            for slug, build in builds.items():
+                try:
+                    kernels[slug] = build.result()
+                except RefusedBuild as error:
+                    if refused is None:
+                        raise
+                    refused(error, slug)
+        for _, binary in kernels.values():  # the same for all of them
+            self.about["nvcc"] = binary.made_with["nvcc"]
+        say(f"{len(kernels)} kernel(s) built in {time.monotonic() - began:.0f} s")
+        return kernels
+
+    def each(self, work: Iterable[Item], step: Callable[[Item], object]) -> None:
+        """Take a step for each piece of work, and save after it.
+
+        A step whose output is wrong is noted. Raises FagenError where nothing could be timed.
         """
         began = time.monotonic() - self.about.get("seconds", 0)
         for item in work:
             try:
                 step(item)
             except VerificationError as error:
-                say(f"  {error}")
-                self.note("wrong, and not timed", error)
-                self.about["wrong"] = True
+                self.note_wrong(error)
             self.about["seconds"] = round(time.monotonic() - began)
             self.save()
         if not self.rows:
             raise FagenError(f"nothing could be timed:\n{self.remarks}")
-
-    def save(self) -> None:
-        """Write the rows and what holds for them."""
-        raise NotImplementedError
-
-    def save_beside(self) -> None:
-        """Write <stem>.run.json: what holds for all rows."""
-        text = json.dumps(self.about, indent=1, ensure_ascii=False) + "\n"
-        write_whole(self.folder / f"{self.stem}.run.json", text)
 
     def finish(self) -> int:
         """Say where everything is; the exit code."""
@@ -135,71 +201,95 @@ class Run:
         return VerificationError.exit_code if self.about.get("wrong") else 0
 
 
-class Record(Run):
-    """A run of rows as they are in benchmark tables."""
-
-    rows: list[Row]
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a run back from the path of its rows."""
-        return cls(path.parent, path.stem, _beside(path), list(read_rows(path)))
-
-    def save(self) -> None:
-        """Write the rows, and beside them what holds for them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_rows(self.folder / f"{self.stem}.json", self.rows)
-        self.save_beside()
+def _plain(row: Any) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    return rounded(row).record() if isinstance(row, Row) else asdict(row)
 
 
-class Lines(Run):
-    """A run whose rows are dataclasses of a script's own, in a file of their own."""
-
-    @classmethod
-    def read(cls, path: Path, line: Callable[..., Any]) -> Self:
-        """Read a run back from the path of its lines."""
-        lines = [line(**said) for said in json.loads(path.read_text(encoding="utf-8"))]
-        return cls(path.parent, path.stem, _beside(path), lines)
-
-    def save(self) -> None:
-        """Write the lines, and beside them what holds for them."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        rows = ",\n".join(json.dumps(dataclasses.asdict(line)) for line in self.rows)
-        write_whole(self.folder / f"{self.stem}.json", f"[\n{rows}\n]\n")
-        self.save_beside()
+# ---- a script ------------------------------------------------------------------------------------
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
-    return about
+@dataclass(frozen=True)
+class Script:
+    """What a script takes and does; called with arguments it is the script's `main`.
+
+    `work(run, asked)` adds rows to a run on a GPU; `page(run)` writes its page, with --redraw of
+    what was read back. `kind` ends the files' names. Of `lists`, options that may be
+    repeated, there are a type or choices, and what is meant where nothing is said; `options` are
+    arguments of add_argument. `settle` may change what is asked for, or return a complaint. Where
+    `beside` returns an exit code, that was all: it needs no GPU.
+    """
+
+    doc: str | None
+    kind: str | Callable[[Asked], str]
+    work: Callable[[Run, Asked], object]
+    page: Callable[[Run], object] = lambda run: None
+    row: type = dict
+    regimes: Sequence[Regime] | Callable[[Asked], Sequence[Regime]] = tuple(REGIMES.values())
+    lists: Mapping[str, tuple[Any, Iterable[Any] | None]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peers: bool = False
+    settle: Callable[[Asked], str | None] = lambda asked: None
+    beside: Callable[[Asked], int | None] = lambda asked: None
+
+    def arguments(self, argv: Sequence[str] | None = None) -> Asked:
+        """What is asked for."""
+        raw = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=self.doc, epilog=EPILOG, formatter_class=raw)
+        if self.peers:
+            parser.add_argument("--peer", action="append", help=PEER)
+        for name, (values, _) in self.lists.items():
+            how = {"type": values} if isinstance(values, type) else {"choices": list(values)}
+            parser.add_argument(f"--{name.replace('_', '-')}", action="append", **how)
+        parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
+        parser.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
+        for option, how in self.options.items():
+            parser.add_argument(option, **how)
+        asked = parser.parse_args(argv)
+        for name, (_, usual) in self.lists.items():
+            setattr(asked, name, getattr(asked, name) or (None if usual is None else list(usual)))
+        if complaint := self.settle(asked):
+            parser.error(complaint)
+        return asked
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run, or with --redraw write a run's page anew; the exit code is the `fagen` command's."""
+        asked = self.arguments(argv)
+        try:
+            if (code := self.beside(asked)) is not None:
+                return code
+            if asked.redraw:
+                self.page(Run.read(asked.redraw, self.row))
+                return 0
+            kind = self.kind if isinstance(self.kind, str) else self.kind(asked)
+            regimes = self.regimes(asked) if callable(self.regimes) else self.regimes
+            run = Run.begun(asked.out, kind, regimes, self.row)
+            self.work(run, asked)
+            self.page(run)
+            return run.finish()
+        except FagenError as error:
+            print(error, file=sys.stderr)
+            return error.exit_code
 
 
-class Findings(Run):
-    """A run whose rows are a script's own: one file, {"about": …, "rows": [{…}, …]}."""
-
-    rows: list[dict[str, Any]]
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a run back."""
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return cls(path.parent, path.stem, found["about"], found["rows"])
-
-    def save(self) -> None:
-        """Write all of it, a row to a line so that a diff stays readable."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        about = json.dumps(self.about, indent=1, ensure_ascii=False)
-        rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in self.rows)
-        text = f'{{"about": {about},\n"rows": [\n{rows}\n]}}\n'
-        write_whole(self.folder / f"{self.stem}.json", text)
-
-
-def heading(rows: Sequence[Row]) -> str:
-    """What rows are of, for a page's heading: both passes never stand on one page."""
-    return "Gradients" if any(PASSES[row.pass_].gradients for row in rows) else "Attention"
+def flag(text: str) -> dict[str, Any]:
+    """An option that is said or not."""
+    return {"action": "store_true", "help": text}
 
 
 # ---- which kernels -------------------------------------------------------------------------------
+
+
+def grid(asked: Asked, kind: str = FORWARD) -> list[Cell]:
+    """The cells that are asked for, each of 16,384 tokens and hidden size 2048."""
+    return [
+        Cell(Problem(dtype, head_dim, head_dim, mask, kind=kind), standard_sizes(head_dim, seqlen))
+        for dtype in asked.dtype
+        for head_dim in asked.head_dim
+        for mask in asked.mask
+        for seqlen in asked.seqlen
+    ]
 
 
 def serving(
@@ -224,148 +314,8 @@ def serving(
     if fp8:
         blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
-    asked = dataclasses.replace(problem, out_dtype=DTYPES[problem.dtype].out)
-    return [serve(dataclasses.replace(asked, **way), sizes, card).schedule for way in ways]
-
-
-def build(
-    schedules: Iterable[Schedule],
-    *,
-    binding: bool = True,
-    refused: Callable[[RefusedBuild, str], None] | None = None,
-) -> Kernels:
-    """The kernels of schedules by slug, several compiled at a time; with their torch ops or not.
-
-    Of one that breaks its Plan `refused` is told, and its slug, and it is left out; without that
-    RefusedBuild is raised.
-    """
-    wanted = list({schedule.slug: schedule for schedule in schedules}.values())
-    began = time.monotonic()
-    built: dict[str, tuple[Plan, Binary]] = {}
-    with ThreadPoolExecutor(BUILDERS) as pool:
-        begun = {one.slug: pool.submit(flow.built, one, binding=binding) for one in wanted}
-        for slug, under_way in begun.items():
-            try:
-                built[slug] = under_way.result()
-            except RefusedBuild as error:
-                if refused is None:
-                    raise
-                refused(error, slug)
-    say(f"{len(built)} kernel(s) built in {time.monotonic() - began:.0f} s")
-    return built
-
-
-# ---- timing --------------------------------------------------------------------------------------
-
-
-def time_all(
-    record: Record,
-    work: Mapping[Cell, Sequence[Schedule]],
-    kernels: Kernels,
-    peers: Sequence[str] | None = None,
-    *,
-    regimes: Sequence[Regime] = tuple(REGIMES.values()),
-    wide: Regime | None = None,
-    without: Sequence[str] = (),
-) -> None:
-    """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
-
-    Peers named in `without` are left out.
-
-    The record is saved after every cell. Under `wide`, if given, fagen and the yardstick alone are
-    timed, in 16 bits.
-
-    What cannot be timed is noted, and why: a cell without a schedule, a peer that refuses, a
-    kernel whose output is wrong.  Raises FagenError where nothing can.
-    """
-    for cell in work:
-        if not work[cell]:
-            record.note("no committed schedule", cell)
-    numbered = list(enumerate((cell for cell in work if work[cell]), 1))
-
-    def step(item: tuple[int, Cell]) -> None:
-        number, cell = item
-        mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
-        names = [n for n in peers or usual_peers(cell.problem) if n not in without]
-        others = [peer(name) for name in names]
-        print(f"[{number}/{len(numbered)}]", end=" ", flush=True)
-
-        def left_out(who: str, why: str) -> None:
-            record.note(f"{title(who)} left out ({why})", cell)
-
-        rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
-        if wide and not DTYPES[cell.problem.dtype].fp8:
-            both = [*mine, *(one for one in others if one.name == YARDSTICK)]
-            rows += race(cell, both, regimes=[wide], progress=say)
-        record.rows += map(rounded, rows)  # as they are read back: a page drawn anew is the same
-
-    record.each(numbered, step)
-
-
-# ---- the command line ----------------------------------------------------------------------------
-
-
-def parser(
-    said: str | None, *, peers: bool = True, **lists: "type | Iterable[Any]"
-) -> argparse.ArgumentParser:
-    """What scripts take; of `lists`, options that may be repeated, the type or the choices."""
-    made = argparse.ArgumentParser(
-        description=said, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    if peers:
-        made.add_argument(
-            "--peer",
-            action="append",
-            help="default: cudnn, fa2, and fa3 if installed; for e4m3 cudnn in fp16, cudnn-e4m3 if "
-            "installed, and quantise",
-        )
-    for name, values in lists.items():
-        how: dict[str, Any] = (
-            {"type": values} if isinstance(values, type) else {"choices": list(values)}
-        )
-        made.add_argument(f"--{name.replace('_', '-')}", action="append", **how)
-    made.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
-    made.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
-    return made
-
-
-def parsed(
-    made: argparse.ArgumentParser, argv: Sequence[str] | None, **usual: Iterable[Any]
-) -> argparse.Namespace:
-    """The arguments; `usual` is what a list has where nothing is said."""
-    asked = made.parse_args(argv)
-    for name, values in usual.items():
-        setattr(asked, name, getattr(asked, name) or list(values))
-    return asked
-
-
-def grid(asked: argparse.Namespace, kind: str = FORWARD) -> list[Cell]:
-    """The cells that are asked for, each of 16,384 tokens and hidden size 2048."""
-    return [
-        Cell(Problem(dtype, head_dim, head_dim, mask, kind=kind), standard_sizes(head_dim, seqlen))
-        for dtype in asked.dtype
-        for head_dim in asked.head_dim
-        for mask in asked.mask
-        for seqlen in asked.seqlen
-    ]
-
-
-def script(
-    asked: argparse.Namespace,
-    run: Callable[[argparse.Namespace], int],
-    report: Callable[[Any], object],
-    read: Callable[[Path], Run] = Findings.read,
-) -> int:
-    """Do what a script is asked for: run, or with --redraw write a run's page anew without a GPU.
-
-    The exit code is that of the `fagen` command.
-    """
-
-    def redraw() -> int:
-        report(read(asked.redraw))
-        return 0
-
-    return exit_code(redraw if asked.redraw else lambda: run(asked))
+    asked = replace(problem, out_dtype=DTYPES[problem.dtype].out)
+    return [serve(replace(asked, **way), sizes, card).schedule for way in ways]
 
 
 def usual_peers(problem: Problem) -> list[str]:
@@ -381,18 +331,72 @@ def usual_peers(problem: Problem) -> list[str]:
     return ["cudnn", "fa2", *(["fa3"] if installed("fa3") else [])]
 
 
-def exit_code(run: Callable[[], int]) -> int:
-    """Run it; an error of fagen's is printed, and gives its exit code."""
-    try:
-        return run()
-    except FagenError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+# ---- timing --------------------------------------------------------------------------------------
+
+
+def time_all(
+    run: Run,
+    work: Mapping[Cell, Sequence[Schedule]],
+    kernels: Kernels,
+    peers: Sequence[str] | None = None,
+    *,
+    regimes: Sequence[Regime] = tuple(REGIMES.values()),
+    wide: Regime | None = None,
+    without: Sequence[str] = (),
+) -> None:
+    """Time each cell's schedules beside peers, if not these then the usual ones of its dtype.
+
+    Peers named in `without` are left out. Under `wide`, if given, fagen and the yardstick alone are
+    timed, in 16 bits.
+
+    What cannot be timed is noted, and why: a cell without a schedule, a peer that refuses, a
+    kernel whose output is wrong.  Raises FagenError where nothing can.
+    """
+    for cell in work:
+        if not work[cell]:
+            run.note("no committed schedule", cell)
+    numbered = list(enumerate((cell for cell in work if work[cell]), 1))
+
+    def step(item: tuple[int, Cell]) -> None:
+        number, cell = item
+        mine = [ours(kernels[schedule.slug][1]) for schedule in work[cell]]
+        names = [n for n in peers or usual_peers(cell.problem) if n not in without]
+        others = [peer(name) for name in names]
+        print(f"[{number}/{len(numbered)}]", end=" ", flush=True)
+
+        def left_out(who: str, why: str) -> None:
+            run.note(f"{title(who)} left out ({why})", cell)
+
+        rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
+        if wide and not DTYPES[cell.problem.dtype].fp8:
+            both = [*mine, *(one for one in others if one.name == YARDSTICK)]
+            rows += race(cell, both, regimes=[wide], progress=say)
+        run.rows += map(rounded, rows)  # as they are read back: a page drawn anew is the same
+
+    run.each(numbered, step)
+
+
+def sizes_of(row: Mapping[str, Any]) -> Sizes:
+    """The sizes that a row of a file has among its keys."""
+    return Sizes(*(row[name] for name in Sizes.__dataclass_fields__))
+
+
+def said_of(regime: Regime) -> str:
+    """How a regime's rounds are run, in words."""
+    return (
+        f"{regime.idle * 1e3:g} ms of pause, {regime.timed * 1e3:g} ms timed, "
+        f"{regime.rounds} rounds"
+    )
 
 
 def say(line: str) -> None:
     """Print a line at once."""
     print(line, flush=True)
+
+
+def heading(rows: Sequence[Row]) -> str:
+    """What rows are of, for a page's heading: both passes never stand on one page."""
+    return "Gradients" if any(PASSES[row.pass_].gradients for row in rows) else "Attention"
 
 
 def _dotted(cudnn: int | None) -> str:

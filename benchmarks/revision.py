@@ -10,7 +10,7 @@ from fagen.errors import FagenError
 from fagen.process import run
 
 ROOT = Path(__file__).resolve().parent.parent
-TREE = ("cli.py", "fagen", "schedules", "templates")
+TREE = ("cli.py", "fagen", "generated", "schedules", "templates")
 RENDER = """
 import json, sys
 from fagen import flow, registry
@@ -47,4 +47,7 @@ def rendered_at(revision: str) -> dict[str, str]:
         git("archive", "-o", str(archive), revision, *TREE)
         with tarfile.open(archive) as tar:
             tar.extractall(tree, filter="data")
+        if not (tree / "fagen" / "registry.py").exists():  # then all kernels were committed
+            committed = (tree / "generated").glob("*.cu")
+            return {path.stem: path.read_text("utf-8") for path in committed}
         return rendered(tree)

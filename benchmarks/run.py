@@ -32,26 +32,21 @@ its time. Each is timed with a scale per head and with one per block of rows, wh
 the latter costs is said, and tables show the faster. None holds the rest of quantisation: that of
 Q, K and V is a column of its own. cuDNN, which all is divided by, computes in fp16.
 
-Written to benchmarks/results/, after every cell, so that a run cut short keeps what it has:
-  <card>-<date>.json       a list of rows, whose fields are those of fagen.measure.rows.Row
-  <card>-<date>.run.json   what holds for all of them: card, driver, versions, date (UTC), how long
-                           each regime runs, the matrix product's TFLOP/s in the same run, what a
-                           call costs the host, and notes on what was left out, with reasons
-  <card>-<date>.md         the table, the geomeans of fagen over cuDNN per head dim, shares of the
-                           matrix product, bf16 beside fp16 where both ran, launch costs
-  <card>-<date>-<dtype>-<regime>.svg
-Of gradients each begins <card>-<date>-backward.
+Beside the rows, whose fields are those of fagen.measure.rows.Row, <card>-<date>.run.json has card,
+driver, versions, date (UTC), how long each regime runs, the matrix product's TFLOP/s in the same
+run, what a call costs the host, and notes on what was left out, with reasons. The page has the
+geomeans of fagen over cuDNN per head dim, shares of the matrix product, bf16 beside fp16 where both
+ran, and launch costs; a plot is <card>-<date>-<dtype>-<regime>.svg. Of gradients each begins
+<card>-<date>-backward.
 """
 
-import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 
 import plots
 import torch
 from launch import SMALL, launch_costs
-from record import Record, build, grid, heading, parsed, parser, say, script, serving, time_all
+from record import PASS, Asked, Run, Script, flag, grid, heading, say, serving, time_all
 from tables import (
     beside_fp16,
     by_scales,
@@ -70,12 +65,13 @@ from fagen.measure.rows import (
     QUANTISE,
     WIDE,
     YARDSTICK,
+    Row,
     geomeans,
     problems,
     table,
 )
-from fagen.measure.timing import BURST, REGIMES, Call, time_calls
-from fagen.vocab import CALLED, DTYPES, FORWARD, MASKS, PASSES
+from fagen.measure.timing import BURST, REGIMES, Call, Regime, time_calls
+from fagen.vocab import DTYPES, MASKS, PASSES
 
 HEAD_DIMS = (64, 128, 256)
 BURST_WIDE = dataclasses.replace(BURST, name=WIDE, sigma=4.0)
@@ -93,42 +89,37 @@ FP8_SAID = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    return script(_arguments(argv), run, report, Record.read)
+def regimes_for(asked: Asked) -> list[Regime]:
+    """Both, and of the forward pass what widely spread scores are timed in."""
+    wide = [] if PASSES[asked.kind].gradients else [BURST_WIDE]
+    return [*REGIMES.values(), *wide]
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time every cell, write everything."""
-    gradients = PASSES[asked.kind].gradients
-    wide = None if gradients else BURST_WIDE
-    regimes = [*REGIMES.values(), *([wide] if wide else [])]
-    record = Record.begun(asked.out, asked.kind if gradients else "", regimes)
-    cells = grid(asked, asked.kind)
-    card = record.about["card"]
-    work = {cell: serving(cell, card, everything=asked.all_schedules) for cell in cells}
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, and time every cell."""
+    wide = None if PASSES[asked.kind].gradients else BURST_WIDE
+    cells, card = grid(asked, asked.kind), run.card
+    schedules = {cell: serving(cell, card, everything=asked.all_schedules) for cell in cells}
     if asked.deterministic:
-        for cell in (cell for cell in cells if work[cell]):
+        for cell in (cell for cell in cells if schedules[cell]):
             problem = dataclasses.replace(cell.problem, deterministic=True)
-            work[cell] += serving(dataclasses.replace(cell, problem=problem), card, derived=True)
+            same = dataclasses.replace(cell, problem=problem)
+            schedules[cell] += serving(same, card, derived=True)
     small = serving(dataclasses.replace(cells[0], sizes=SMALL), card)
-    kernels = build([*small, *(schedule for found in work.values() for schedule in found)])
-    record.note_compiler(kernels)
-    record.about["matmul_tflops"] = {
+    kernels = run.build([*small, *(one for served in schedules.values() for one in served)])
+    run.about["matmul_tflops"] = {
         dtype: {name: round(tflops, 1) for name, tflops in matmul_ceiling(dtype).items()}
         for dtype in asked.dtype
     }
-    say(f"matmul 8192^3, TFLOP/s: {record.about['matmul_tflops']}")
+    say(f"matmul 8192^3, TFLOP/s: {run.about['matmul_tflops']}")
     for brief in (False, True):
-        part = {cell: work[cell] for cell in cells if (cell.problem.dtype in asked.burst) == brief}
-        regimes = [BURST] if brief else list(REGIMES.values())
-        given = dict(regimes=regimes, wide=wide, without=asked.without)
-        if part:
-            time_all(record, part, kernels, asked.peer, **given)
+        some = [cell for cell in cells if (cell.problem.dtype in asked.burst) == brief]
+        how = dict(regimes=[BURST] if brief else list(REGIMES.values()), wide=wide)
+        if some:
+            part = {cell: schedules[cell] for cell in some}
+            time_all(run, part, kernels, asked.peer, without=asked.without, **how)
     if small:
-        time_launch(record, *kernels[small[0].slug])
-    report(record)
-    return record.finish()
+        time_launch(run, *kernels[small[0].slug])
 
 
 def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
@@ -150,37 +141,37 @@ def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     }
 
 
-def time_launch(record: Record, plan: Plan, binary: Binary) -> None:
+def time_launch(run: Run, plan: Plan, binary: Binary) -> None:
     """Note what a call costs, of this kernel for a small problem."""
     try:
         costs = launch_costs(plan, binary)
     except Exception as error:  # a profiler that is missing fails in ways of its own
-        record.note("no launch costs", error)
+        run.note("no launch costs", error)
     else:
-        record.about["launch"] = {name: dataclasses.asdict(costs[name]) for name in costs}
-        say(launch_lines(record.about["launch"]))
-    record.save()
+        run.about["launch"] = {name: dataclasses.asdict(costs[name]) for name in costs}
+        say(launch_lines(run.about["launch"]))
+    run.save()
 
 
-def report(record: Record) -> None:
+def page(run: Run) -> None:
     """Write <stem>.md and the plots of a run, and print the table."""
-    rows, about = record.rows, record.about
+    rows, about = run.rows, run.about
     gradients = any(PASSES[row.pass_].gradients for row in rows)
-    subtitle = f"{record.made_on}; 16,384 tokens, hidden size 2048"
+    subtitle = f"{run.made_on}; 16,384 tokens, hidden size 2048"
     ceilings = about["matmul_tflops"]
     products = "\n\n".join(
         f"matmul 8192³ {dtype}: "
-        + ", ".join(f"{tflops:.0f} TFLOP/s {name}" for name, tflops in found.items())
-        for dtype, found in ceilings.items()
+        + ", ".join(f"{tflops:.0f} TFLOP/s {name}" for name, tflops in by_regime.items())
+        for dtype, by_regime in ceilings.items()
     )
-    drawn = plots.plot(rows, record.folder, record.stem, subtitle=subtitle, ceilings=ceilings)
+    drawn = plots.plot(rows, run.folder, run.stem, subtitle=subtitle, ceilings=ceilings)
     pictures = "\n\n".join(
         f"![TFLOP/s against sequence length, {dtype}, {regime}]({plot.name})"
         for plot in drawn
         for dtype, regime in [plot.stem.rsplit("-", 2)[1:]]
     )
     calls = f"One call, {SMALL}:\n\n{launch_lines(about['launch'])}" if "launch" in about else ""
-    record.write_page(
+    run.write_page(
         f"{heading(rows)}, fagen beside its peers",
         f"{subtitle}. TFLOP/s, @ the SM clock in MHz; every call allocates its outputs."
         + (GRADIENTS_SAID if gradients else " σ, of the scores, is 1 if not said.")
@@ -195,34 +186,45 @@ def report(record: Record) -> None:
         with_quantising(rows),
         beside_fp16(rows),
         calls,
-        f"fagen's kernels:\n\n{picks(rows)}",
-        record.remarks,
+        picks(rows),
+        run.remarks,
     )
     print(table(rows))
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    wanted = parser(__doc__, dtype=sorted(DTYPES), head_dim=int, mask=MASKS, seqlen=int)
-    wanted.add_argument(
-        "--pass", dest="kind", choices=CALLED, default=FORWARD, help="default: %(default)s"
-    )
-    wanted.add_argument(
-        "--burst", action="append", choices=sorted(DTYPES), default=[], help="in this regime alone"
-    )
-    wanted.add_argument("--without", action="append", metavar="PEER", default=[])
-    wanted.add_argument(
-        "--all-schedules", action="store_true", help="time every committed schedule of a cell"
-    )
-    wanted.add_argument(
-        "--deterministic", action="store_true", help="of gradients: these kernels as well"
-    )
-    asked = parsed(wanted, argv, dtype=["fp16"], head_dim=HEAD_DIMS, mask=MASKS)
-    if asked.deterministic and not PASSES[asked.kind].gradients:
-        wanted.error("--deterministic goes with --pass backward")
-    usual = GRADIENT_SEQLENS if PASSES[asked.kind].gradients else SEQLENS
-    asked.seqlen = asked.seqlen or list(usual)
-    return asked
+def settle(asked: Asked) -> str | None:
+    """The usual lengths, which are others of gradients."""
+    gradients = PASSES[asked.kind].gradients
+    asked.seqlen = asked.seqlen or list(GRADIENT_SEQLENS if gradients else SEQLENS)
+    wrong = asked.deterministic and not gradients
+    return "--deterministic goes with --pass backward" if wrong else None
 
+
+main = Script(
+    __doc__,
+    lambda asked: asked.kind if PASSES[asked.kind].gradients else "",
+    work,
+    page,
+    row=Row,
+    regimes=regimes_for,
+    lists={
+        "dtype": (sorted(DTYPES), ["fp16"]),
+        "head_dim": (int, HEAD_DIMS),
+        "mask": (MASKS, MASKS),
+        "seqlen": (int, None),
+    },
+    options={
+        "--pass": PASS,
+        "--burst": dict(
+            action="append", choices=sorted(DTYPES), default=[], help="in this regime alone"
+        ),
+        "--without": dict(action="append", metavar="PEER", default=[]),
+        "--all-schedules": flag("time every committed schedule of a cell"),
+        "--deterministic": flag("of gradients: these kernels as well"),
+    },
+    peers=True,
+    settle=settle,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,8 @@
 """Benchmark rows in, the small tables that stand below the big one out; needs no GPU."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from fagen.measure.rows import (
     OURS,
@@ -17,6 +18,36 @@ from fagen.measure.rows import (
 )
 from fagen.problem import in_order
 from fagen.vocab import DTYPES
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by a key of each, both in the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def pivoted(
+    items: Iterable[Item],
+    line: Callable[[Item], Any],
+    column: Callable[[Item], Any],
+    columns: Sequence[Any],
+    figure: Callable[[Sequence[Item]], str],
+) -> list[list[str]]:
+    """A line for each key of items, a tuple or one, and in it a figure for each of these columns.
+
+    "–" where there is nothing in a column.
+    """
+    body = []
+    for key, members in grouped(items, line).items():
+        cells = grouped(members, column)
+        heads = map(str, key) if isinstance(key, tuple) else [str(key)]
+        body.append([*heads, *(figure(cells[c]) if c in cells else "–" for c in columns)])
+    return body
 
 
 def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str, float]]) -> str:
@@ -37,8 +68,8 @@ def share_of_matmul(rows: Sequence[Row], matmul_tflops: Mapping[str, Mapping[str
             shares = [f"{timed[n].tflops / ceiling:.0%}" if n in timed else "–" for n in names]
             body.append([dtype, cell.problem.head_dims, f"{keys}", f"{ceiling:.0f}", *shares])
     head = ["dtype", "hd", "S", "matmul TFLOP/s", *map(title, names)]
-    said = "Sustained, full attention, as a share of the matrix product 8192³ of the same run:\n\n"
-    return said + markdown(head, body) if body else ""
+    about = "Sustained, full attention, as a share of the matrix product 8192³ of the same run:"
+    return f"{about}\n\n{markdown(head, body)}" if body else ""
 
 
 def beside_fp16(rows: Sequence[Row]) -> str:
@@ -49,17 +80,18 @@ def beside_fp16(rows: Sequence[Row]) -> str:
         for row in rows
         if row.implementation == "fagen"
     ]
-    found = {regime: ratios(renamed, regime, of="bf16", over="fp16") for regime in regimes}
-    cells = in_order({cell for regime in regimes for cell in found[regime]})
+    quotients = {regime: ratios(renamed, regime, of="bf16", over="fp16") for regime in regimes}
+    cells = in_order({cell for by_cell in quotients.values() for cell in by_cell})
     if not cells:
         return ""
-    body = []
-    for cell in cells:
-        figures = [
-            f"{found[regime][cell]:.3f}" if cell in found[regime] else "–" for regime in regimes
+    body = [
+        [
+            *(cell.problem.head_dims, cell.problem.mask, cell.sizes.lengths),
+            *(f"{of[cell]:.3f}" if cell in of else "–" for of in quotients.values()),
         ]
-        body.append([cell.problem.head_dims, cell.problem.mask, cell.sizes.lengths, *figures])
-    means = [f"{geomean(found[regime].values()):.3f}" for regime in regimes]
+        for cell in cells
+    ]
+    means = [f"{geomean(of.values()):.3f}" for of in quotients.values()]
     body.append(["all", "", "geomean", *means])
     head = ["hd", "mask", "S", *(REGIME_TITLES[regime] for regime in regimes)]
     return "fagen in bf16 ÷ in fp16:\n\n" + markdown(head, body)
@@ -73,23 +105,19 @@ def with_quantising(rows: Sequence[Row]) -> str:
     for regime in regimes_of(rows):
         best = fastest(rows, regime)
         for cell in in_order(best):
-            timed = best[cell]
-            if QUANTISE not in timed:
-                continue
-            problem, seqlen = cell.problem, f"{cell.sizes.seqlen_q}"
-            cost = timed[QUANTISE].microseconds
-            for name in OURS:
+            timed, problem = best[cell], cell.problem
+            for name in OURS if QUANTISE in timed else ():
                 if name in timed:
-                    alone = timed[name]
+                    alone, cost = timed[name], timed[QUANTISE].microseconds
                     whole = alone.tflops * alone.microseconds / (alone.microseconds + cost)
                     figures = (f"{alone.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
-                    what = (problem.dtype, problem.head_dims, problem.mask, seqlen)
+                    what = problem.dtype, problem.head_dims, problem.mask, f"{cell.sizes.seqlen_q}"
                     body.append([regime, *what, title(name), *figures])
     if not body:
         return ""
     head = ["regime", "dtype", "hd", "mask", "S", "kernel", "µs", "quantising, µs"]
-    said = "What quantising Q, K and V adds, where it is done for this one call:\n\n"
-    return said + markdown([*head, "both, TFLOP/s"], body)
+    about = "What quantising Q, K and V adds, where it is done for this one call:\n\n"
+    return about + markdown([*head, "both, TFLOP/s"], body)
 
 
 def by_scales(rows: Sequence[Row]) -> str:
@@ -111,19 +139,18 @@ def by_scales(rows: Sequence[Row]) -> str:
             body.append([title(name), str(max(map(len, found))), *means])
     if not body:
         return ""
-    said = "TFLOP/s with scales by block of rows ÷ with one per head, geomeans:\n\n"
-    return said + markdown(["kernel", "cells", *regimes], body)
+    about = "TFLOP/s with scales by block of rows ÷ with one per head, geomeans:\n\n"
+    return about + markdown(["kernel", "cells", *regimes], body)
 
 
 def picks(rows: Iterable[Row]) -> str:
     """Markdown: which schedules were timed, and for which numbers of keys."""
-    lengths: dict[str, set[int]] = {}
-    for row in rows:
-        if row.schedule:
-            lengths.setdefault(row.schedule, set()).add(row.seqlen_k)
-    return "".join(
-        f"- `{slug}`: {', '.join(map(str, sorted(of)))} keys\n" for slug, of in lengths.items()
+    lengths = grouped((row for row in rows if row.schedule), lambda row: row.schedule)
+    lines = (
+        f"- `{slug}`: {', '.join(map(str, sorted({row.seqlen_k for row in timed})))} keys\n"
+        for slug, timed in lengths.items()
     )
+    return f"fagen's kernels:\n\n{''.join(lines)}"
 
 
 def launch_lines(costs: Mapping[str, Mapping[str, float]]) -> str:

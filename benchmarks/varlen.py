@@ -12,22 +12,21 @@ sequence computes by itself, a causal triangle as half its square. FlashAttentio
 e4m3 others compute in fp16, and quantising is not in the time: Q and K have a scale for each head,
 V for each column.
 
-Written to benchmarks/results/<card>-<date>-varlen.json and .md after every list, so that a run cut
-short keeps what it has; -varlen-fp16, say, where some dtypes are asked for. The exit code is 6
-where outputs disagree.
+Files are <card>-<date>-varlen, or -varlen-fp16, say, where some dtypes are asked for.
 """
 
-import argparse
 import dataclasses
 import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import torch
-from record import Findings, build, parsed, parser, say, script, serving
+from record import Asked, Run, Script, say, serving
+from tables import grouped
 from torch import Tensor
 
 from fagen.dispatch.select import buildable, select
@@ -57,11 +56,11 @@ def lengths_of(name: str, head_dim: int) -> list[int]:
     dice = random.Random(0)
     if name == TINY:
         return [dice.randint(1, 64) for _ in range(1_024)]
-    found: list[int] = []
-    while (left := MIXED_TOKENS - sum(found)) > 0:
+    lengths: list[int] = []
+    while (left := MIXED_TOKENS - sum(lengths)) > 0:
         length = round(math.exp(dice.uniform(math.log(16), math.log(16_384))))
-        found.append(min(left, length))
-    return found
+        lengths.append(min(left, length))
+    return lengths
 
 
 def useful_flops(problem: Problem, lengths: Sequence[int], heads: int) -> float:
@@ -69,41 +68,30 @@ def useful_flops(problem: Problem, lengths: Sequence[int], heads: int) -> float:
     return sum(flops(problem, Sizes(1, heads, heads, one, one)) for one in lengths)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the arguments ask for; the exit code is that of the `fagen` command."""
-    return script(_arguments(argv), run, lambda findings: print(report(findings)))
-
-
-def run(asked: argparse.Namespace) -> int:
-    """Build the kernels, time every list, write everything."""
-    some = [] if asked.dtype == list(DTYPES) else asked.dtype
-    findings = Findings.begun(asked.out, "-".join(["varlen", *some]))
+def work(run: Run, asked: Asked) -> None:
+    """Build the kernels, time every list."""
     problems = [
         problem_of(dtype, head_dim, mask)
         for dtype in asked.dtype
         for head_dim in asked.head_dim
         for mask in asked.mask
     ]
-    card = findings.about["card"]
-    rows = {problem: select(problem, card).only for problem in problems}
+    rows = {problem: select(problem, run.card).only for problem in problems}
     chosen = {problem: buildable(problem, slug).schedules[0] for problem, slug in rows.items()}
-    dense = {problem: dense_of(problem, card) for problem in problems}
-    kernels = build([*chosen.values(), *(one for found in dense.values() for one in found)])
-    findings.note_compiler(kernels)
-    work = [(problem, name) for problem in problems for name in asked.list]
-    findings.about["not timed"] = [f"{problem.name} {name}" for problem, name in work]
+    dense = {problem: dense_of(problem, run.card) for problem in problems}
+    kernels = run.build([*chosen.values(), *(one for some in dense.values() for one in some)])
+    lists = [(problem, name) for problem in problems for name in asked.list]
+    run.about["not timed"] = [f"{problem.name} {name}" for problem, name in lists]
 
     def step(item: tuple[Problem, str]) -> None:
         problem, name = item
-        findings.about["not timed"].pop(0)
+        run.about["not timed"].pop(0)
         beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
         kernel = op.load(kernels[chosen[problem].slug][1])
-        time_list(findings, problem, name, chosen[problem].slug, kernel, beside)
-        report(findings)  # a run cut short has a page too
+        time_list(run, problem, name, chosen[problem].slug, kernel, beside)
+        page(run)  # a run cut short has a page too
 
-    findings.each(work, step)
-    print(report(findings))
-    return findings.finish()
+    run.each(lists, step)
 
 
 def problem_of(dtype: str, head_dim: int, mask: str) -> Problem:
@@ -123,8 +111,8 @@ def taken(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What a kernel takes of q, k and v (total, heads, D) in 16 bits: them, and their descales."""
     if not DTYPES[problem.dtype].fp8:
         return q, k, v
-    found = [rounded(x[None], scales) for x, scales in ((q, "head"), (k, "head"), (v, "column"))]
-    return *(one.values[0] for one in found), *(one.descale for one in found), None, None
+    bytes_ = [rounded(x[None], scales) for x, scales in ((q, "head"), (k, "head"), (v, "column"))]
+    return *(one.values[0] for one in bytes_), *(one.descale for one in bytes_), None, None
 
 
 def cell_of(problem: Problem) -> Cell:
@@ -134,7 +122,7 @@ def cell_of(problem: Problem) -> Cell:
 
 
 def time_list(
-    findings: Findings,
+    run: Run,
     problem: Problem,
     name: str,
     slug: str,
@@ -180,7 +168,7 @@ def time_list(
         try:
             calls["cudnn"] = peer("cudnn").bind(cell, *stored)
         except DeviceError as refusal:
-            findings.note(f"{title('cudnn')} left out ({refusal})", cell)
+            run.note(f"{title('cudnn')} left out ({refusal})", cell)
     if name == TINY:
         calls = {who: captured(call, RUNS) for who, call in calls.items()}
     each = RUNS if name == TINY else 1
@@ -189,7 +177,7 @@ def time_list(
         timings = time_calls(calls, regime, clock=clock)
         for who, timing in timings.items():
             seconds = timing.seconds / each
-            findings.rows.append(
+            run.rows.append(
                 {
                     "dtype": problem.dtype,
                     "head_dim": problem.head_dim,
@@ -207,60 +195,72 @@ def time_list(
                     "tflops": round(useful_flops(problem, lengths, heads) / seconds / 1e12, 1),
                 }
             )
-            found = findings.rows[-1]
-            say(f"  {problem} {name:6} {who:6} {regime.name:10} {found['tflops']:7.1f} TFLOP/s")
+            tflops = run.rows[-1]["tflops"]
+            say(f"  {problem} {name:6} {who:6} {regime.name:10} {tflops:7.1f} TFLOP/s")
 
 
-def report(findings: Findings) -> str:
+def page(run: Run) -> str:
     """Write <stem>.md, with what is to come, or never came; return it."""
-    same = ("dtype", "head_dim", "mask", "list", "regime")
-    times: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in findings.rows:
-        times.setdefault(tuple(row[key] for key in same), {})[row["implementation"]] = row
-    body = []
-    for key, of in times.items():
-        mine = of["fagen"]
-        ratios = [
-            f"{of[who]['us'] / mine['us']:.3f}" if who in of else "–"
-            for who in ("fa2", "dense", "cudnn")
+    same = itemgetter("dtype", "head_dim", "mask", "list", "regime")
+    times = {
+        key: {row["implementation"]: row for row in rows}
+        for key, rows in grouped(run.rows, same).items()
+    }
+    ratios = {key: over_others(of) for key, of in times.items()}
+    body = [
+        [
+            *map(str, key),
+            *(f"{of['fagen']['us']:.1f}", f"{of['fagen']['tflops']:.0f}"),
+            *(f"{ratio:.3f}" if ratio else "–" for ratio in ratios[key]),
         ]
-        body.append([*map(str, key), f"{mine['us']:.1f}", f"{mine['tflops']:.0f}", *ratios])
-    dtypes = {row["dtype"] for row in findings.rows}
-    beside = [f"× {yardstick('FlashAttention-2', *dtypes)}", "× fagen, dense",
-              f"× {yardstick('cuDNN', *dtypes)}, dense"]  # fmt: skip
+        for key, of in times.items()
+    ]
+    sums = [
+        [*key, *(_mean_and_least([ratio for ratio in of_one if ratio]) for of_one in columns)]
+        for key, keys in grouped(ratios, itemgetter(0, -1)).items()
+        for columns in [zip(*(ratios[one] for one in keys), strict=True)]
+    ]
+    dtypes = {row["dtype"] for row in run.rows}
+    beside = [
+        f"× {yardstick('FlashAttention-2', *dtypes)}",
+        "× fagen, dense",
+        f"× {yardstick('cuDNN', *dtypes)}, dense",
+    ]
     head = ["dtype", "hd", "mask", "lengths", "regime", "µs", "TFLOP/s", *beside]
-    lacking = findings.about.get("not timed", ())
-    return findings.write_page(
+    lacking = run.about.get("not timed", ())
+    return run.write_page(
         "Varlen sequences",
-        f"{findings.made_on}; hidden size 2048. Varlen sequences; medians, and how many times as "
+        f"{run.made_on}; hidden size 2048. Varlen sequences; medians, and how many times as "
         "fast as others.",
-        summed_up(times, beside),
+        "Geometric means, and the least:\n\n" + markdown(["dtype", "regime", *beside], sums),
         markdown(head, body),
         f"Not timed: {'; '.join(lacking)}." if lacking else "",
-        findings.remarks,
+        run.remarks,
     )
 
 
-def summed_up(times: Mapping[tuple[Any, ...], Mapping[str, Any]], beside: Sequence[str]) -> str:
-    """Markdown: by dtype and regime how many times as fast as others, geomeans and the least."""
-    found: dict[tuple[str, str], list[list[float]]] = {}
-    for (dtype, *_, regime), of in times.items():
-        ratios = found.setdefault((dtype, regime), [[], [], []])
-        for each, who in zip(ratios, ("fa2", "dense", "cudnn"), strict=True):
-            if who in of:
-                each.append(of[who]["us"] / of["fagen"]["us"])
-    body = [
-        [*key, *(f"{geomean(each):.3f} ({min(each):.3f})" if each else "–" for each in ratios)]
-        for key, ratios in found.items()
-    ]
-    return "Geometric means, and the least:\n\n" + markdown(["dtype", "regime", *beside], body)
+def over_others(of: Mapping[str, Mapping[str, Any]]) -> list[float | None]:
+    """How many times as fast as each other fagen is; None where that was not timed."""
+    times = (of[who]["us"] if who in of else None for who in ("fa2", "dense", "cudnn"))
+    return [us and us / of["fagen"]["us"] for us in times]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    of = dict(dtype=DTYPES, mask=MASKS, list=LISTS)
-    wanted = parser(__doc__, peers=False, **of, head_dim=int)
-    return parsed(wanted, argv, **of, head_dim=(64, 128, 256))
+def _mean_and_least(ratios: Sequence[float]) -> str:
+    return f"{geomean(ratios):.3f} ({min(ratios):.3f})" if ratios else "–"
 
+
+main = Script(
+    __doc__,
+    lambda asked: "-".join(["varlen", *([] if asked.dtype == list(DTYPES) else asked.dtype)]),
+    work,
+    lambda run: print(page(run)),
+    lists={
+        "dtype": (DTYPES, DTYPES),
+        "mask": (MASKS, MASKS),
+        "list": (LISTS, LISTS),
+        "head_dim": (int, (64, 128, 256)),
+    },
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -42,5 +42,5 @@ def scripts(monkeypatch):
         return module
 
     yield load
-    for name in ("plots", "record", "against"):
+    for name in ("plots", "record", "against", "decode", "draws", "launch", "revision", "tables"):
         sys.modules.pop(name, None)

@@ -30,7 +30,15 @@ MEASURING = {  # scripts, and what each needs beside --out to begin at once
     "shapes": ("--before", "."),
 }
 OTHERS = {"against": "REVISION", "pages": "--check"}
-FOR_ALL = {"headline", "launch", "plots", "record", "revision", "tables"}  # modules, no scripts
+FOR_ALL = {
+    "draws",
+    "headline",
+    "launch",
+    "plots",
+    "record",
+    "revision",
+    "tables",
+}  # modules, no scripts
 
 
 def test_every_script_is_listed_here():
@@ -146,7 +154,7 @@ def test_a_plot_is_drawn_for_light_and_for_dark_screens(script, tmp_path):
 
 def test_the_default_grid_is_the_24_fp16_cells_of_both_masks(script):
     run = script("run")
-    cells = run.grid(run._arguments([]))
+    cells = run.grid(run.main.arguments([]))
     assert len(cells) == 24 and {cell.problem.dtype for cell in cells} == {"fp16"}
 
 
@@ -167,7 +175,7 @@ def test_the_figures_are_of_90_shapes_and_as_far_from_flashattention_3_as_was_fo
     shapes = script("shapes")
     found = shapes.figures()
     assert len(found) == len({figure.cell for figure in found}) == 90
-    assert math.isclose(shapes.geomean(f.ahead for f in found), 1.116, abs_tol=1e-3)
+    assert math.isclose(geomean(f.ahead for f in found), 1.116, abs_tol=1e-3)
     worst = min(found, key=lambda figure: figure.ahead)
     assert worst.cell.problem.mask == "causal" and worst.ahead == 399 / 519
 
@@ -175,7 +183,7 @@ def test_the_figures_are_of_90_shapes_and_as_far_from_flashattention_3_as_was_fo
 @pytest.mark.parametrize("dims", ["80", "96", "112", "160", "192", "192/128"])
 def test_a_space_of_each_head_dim_has_what_serves_its_gradients_and_few_others(script, dims):
     head_dims = script("head_dims")
-    asked = head_dims._arguments(["--pass", "backward", "--spaces", "--dims", dims])
+    asked = head_dims.main.arguments(["--pass", "backward", "--spaces", "--dims", dims])
     for cell in head_dims.cells(asked):
         slugs = [one.slug for one in head_dims.of_spaces(cell.problem, asked.most)]
         assert head_dims.in_line(cell, "")[0].slug in slugs
@@ -205,7 +213,7 @@ def test_committed_rows_of_few_queries_are_those_that_are_predicted(
 def test_scores_are_as_their_family_is_told(script, family):
     data, length = script("data"), 512
     q, k, v = (normal(1, length, 2, 64, seed=seed) for seed in range(3))
-    query, key, value, scale = data.made(family, q, k, v)
+    query, key, value, scale = data.scored(family, q, k, v)
     assert value is v and query.shape == q.shape
     scores = scale * query[0, :, 0].double() @ key[0, :, 0].double().T
     by_key, place = scores.mean(0), torch.arange(length) / (length - 1)
@@ -222,7 +230,6 @@ def test_scores_are_as_their_family_is_told(script, family):
     else:
         slope = place if family == "rising" else 1 - place
         assert float((by_key - 16 * slope).abs().max()) < 0.5
-    assert data.FA3.keys() == data.CUDNN.keys()
 
 
 # ---- programs of their own -----------------------------------------------------------------------
