@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fagen
-from fagen.errors import DeviceError, ScheduleError
+from fagen.errors import DeviceError
 from fagen.flash_attn_interface import (
     flash_attn_combine,
     flash_attn_func,
@@ -19,7 +19,6 @@ from fagen.flash_attn_interface import (
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
-from fagen.registry import from_slug
 from tests.tensors import ints, normal
 
 pytestmark = [
@@ -124,9 +123,6 @@ def test_tensors_that_no_kernel_reads_are_named():
     assert "k is a nested tensor; attention_varlen" in refused("attention", ValueError, k=nested)
     quantised = torch.quantize_per_tensor(K.float(), 0.1, 0, torch.qint8)
     assert "k is torch.qint8" in refused("attention_decode", ValueError, k=quantised)
-    assert "q has 0 dimensions" in refused(
-        "flash_attn_varlen_func", ValueError, q=torch.tensor(1.0)
-    )
 
 
 @pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
@@ -237,38 +233,10 @@ def test_packed_sequences_are_traced_by_torch_jit():
     assert torch.equal(torch.jit.trace(attend, PACKED)(*PACKED), attend(*PACKED))
 
 
-# ---- what is readied ahead ----------------------------------------------------------------------
-
-
-def test_what_cannot_be_readied_is_named(monkeypatch):
-    of = dict(dtype="fp16", head_dim=64)
-    for wrong, said in (
-        ({"rows": "many"}, "prepare: rows is of type str; it must be a whole number or None"),
-        ({"seqlen": -1}, "seqlen is -1; it must be 0 or more"),
-        ({"head_dim_v": 0}, "v has head_dim 0"),
-        ({"device": "nowhere"}, "device is 'nowhere', which torch does not know here"),
-        ({"causal": "full"}, "causal is of type str; it must be True or False"),
-        ({"deterministic": "yes"}, "deterministic is of type str; it must be True or False"),
-        ({"progress": 1}, "progress is of type int; it must be a function or None"),
-    ):
-        with pytest.raises((TypeError, ValueError)) as refusal:
-            fagen.prepare(**of | wrong)
-        assert said in str(refusal.value)
+def test_what_torch_sees_no_gpu_for_is_not_readied(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match='device is "cuda:1", and torch sees no GPU'):
-        fagen.prepare(**of, device="cuda:1")
-    with pytest.raises(ValueError, match="v has head_dim 0"):
-        fagen.prepare_varlen(**of, head_dim_v=0)
-    with pytest.raises(ScheduleError, match="fwd_fp16_d64_full_m128n64 is not what the call asks"):
-        fagen.prepare_decode(**of, heads=8, schedule=from_slug("fwd_fp16_d64_full_m128n64"))
-    for wrong, said in (
-        ({"heads": 8, "kv_heads": 0}, "must be a multiple of k's 0"),
-        ({"heads": 8, "queries": -1}, "queries is -1; it must be a whole number from 1 on"),
-        ({"heads": "8"}, "prepare_decode: heads is of type str"),
-    ):
-        with pytest.raises((TypeError, ValueError)) as refusal:
-            fagen.prepare_decode(**of | wrong)
-        assert said in str(refusal.value)
+        fagen.prepare(dtype="fp16", head_dim=64, device="cuda:1")
 
 
 # ---- over a cache -------------------------------------------------------------------------------
@@ -277,13 +245,6 @@ def test_what_cannot_be_readied_is_named(monkeypatch):
 def test_one_length_for_all_is_any_whole_number_of_int32():
     usual = flash_attn_with_kvcache(Q, K, V, cache_seqlens=7)
     assert torch.equal(flash_attn_with_kvcache(Q, K, V, cache_seqlens=numpy.int64(7)), usual)
-    with pytest.raises(ValueError, match="cache_seqlens is 2147483648, which is no int32"):
-        flash_attn_with_kvcache(Q, K, V, cache_seqlens=2**31)
-    assert "cache_seqlens is not on the device of k_cache" in refused(
-        "flash_attn_with_kvcache", ValueError, cache_seqlens=torch.empty(2, device="meta")
-    )
-    with pytest.raises(ValueError, match=r"window_size is \(1, 2, 3\); it must be \(left, right\)"):
-        flash_attn_func(Q, K, V, window_size=(1, 2, 3))
     with pytest.raises(TypeError, match=r"cache_seqlens is of type Size; it must be a torch\.T"):
         get_scheduler_metadata(1, 1, 1, 1, 1, 1, torch.Size((1,)))
 

@@ -172,14 +172,3 @@ def test_a_call_that_was_ready_judges_as_the_first_did():
     for wrong in (1.0, Fraction(1), numpy.float32(1)):  # equal to True in any dictionary
         with pytest.raises(TypeError, match="causal is of type"):
             function(**given, causal=wrong)
-
-
-def test_lengths_of_queries_are_judged():
-    function, given = EVERY["attention_varlen"]
-    for wrong, said in (
-        (ints(1), r"seqused_q has shape \(1,\) in torch.int32; it must be \(batch = 2\)"),
-        (torch.tensor([1, 2]), "seqused_q has shape .* in torch.int64"),
-        (torch.empty(2, dtype=torch.int32, device="meta"), "seqused_q is not on the device"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            function(**given, seqused_q=wrong)

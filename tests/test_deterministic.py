@@ -179,13 +179,6 @@ def test_prepared_it_need_not_be_readied(asked):
     assert orders_of_gradients() == {True}
 
 
-def test_a_forward_pass_alone_is_not_prepared_to_be_deterministic():
-    alone = PREPARED | {"gradient": False}
-    for prepare in (fagen.prepare, fagen.prepare_varlen):
-        with pytest.raises(ValueError, match="deterministic goes with gradient=True: the forward"):
-            prepare(**alone, deterministic=True)
-
-
 # ---- torch's own ways ---------------------------------------------------------------------------
 
 

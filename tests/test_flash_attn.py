@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import re
 import sys
 from inspect import Parameter, signature
 
@@ -365,13 +364,6 @@ def test_used_queries_of_a_window_that_is_a_tensor():
     for endless in ((-1, 0), (300, -1)):
         window = torch.tensor(endless)
         assert torch.equal(flash_attn_varlen_func(*given, causal=True, window_size=window), out)
-    for window, error, message in (
-        ((17, 3), NotImplementedError, r"window_size = \(17, 3\) is not there yet"),
-        ((1,), ValueError, r"window_size is \[1\]; it must be"),
-        ((1.5, 2.0), TypeError, "window_size is of type Tensor; it must be a sequence of"),
-    ):
-        with pytest.raises(error, match=message):
-            flash_attn_varlen_func(*given, window_size=torch.tensor(window))
 
 
 @pytest.mark.parametrize("dense", ["q", "k", "both"])
@@ -508,111 +500,3 @@ def test_the_passes_of_used_lengths_are_those_of_the_call(causal):
     again = flash_attn_varlen_func(*parted, None, None, 40, 40, None, used_k, causal=causal)
     for one, other in zip(made, torch.autograd.grad(again.sum(), parted), strict=False):
         near(one, other)
-
-
-# ---- refused ------------------------------------------------------------------------------------
-
-X = normal(2, 5, 4, 64, dtype=HALF)
-OF_PASSES = dict(dout=X, q=X, k=X, v=X, out=X, softmax_lse=torch.zeros(2, 4, 5))
-PACKED = dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), packed(), strict=True))
-PACKED |= {"max_seqlen_q": 70, "max_seqlen_k": 130}
-PACKED8 = PACKED | dict(zip("qkv", packed8().tensors, strict=False))
-DENSE = dict(zip("qkv", qkv(), strict=True))
-DENSE8 = dict(zip("qkv", in_e4m3(), strict=True)) | {"q_descale": SIZES["q_descale"]}
-CAUSAL = DENSE | {"causal": True}
-YET = " is not there yet"
-OF_DESCALE = "it must be (batch = 2, kv_h"
-
-
-NOT_YET = {
-    flash_attn_func: [
-        (DENSE, {"qv": torch.ones(2, 70, 4, 64)}, "qv is not there yet in fagen; None is none"),
-        (DENSE, {"window_size": (128, 0)}, f"window_size = (128, 0){YET} in fagen; (-1, -1) is "),
-        (DENSE, {"window_size": (-1, 5)}, f"window_size = (-1, 5){YET}"),
-        (CAUSAL, {"window_size": (198, -1)}, f"window_size = (198, -1){YET}"),
-        (CAUSAL, {"window_size": (0, 0)}, f"window_size = (0, 0){YET}"),
-        (DENSE, {"window_size": (-1, 68)}, f"window_size = (-1, 68){YET}"),
-        (DENSE, {"attention_chunk": 64}, f"attention_chunk = 64{YET} in fagen; 0 is none"),
-        (DENSE, {"softcap": 15.0}, f"softcap = 15.0{YET} in fagen; 0.0 is none"),
-    ],
-    flash_attn_varlen_func: [
-        (PACKED, {"window_size": torch.tensor((128, 0))}, f"window_size = (128, 0){YET}"),
-        (PACKED, {"qv": torch.ones(119, 4, 64)}, f"qv{YET} in fagen; None is none"),
-        (PACKED, {"window_size": (128, 0)}, f"window_size = (128, 0){YET}"),
-        (PACKED, {"softcap": 15.0}, f"softcap = 15.0{YET} in fagen; 0.0 is none"),
-    ],
-    _flash_attn_backward: [
-        (OF_PASSES, {"q": X.to(E4M3)}, f"e4m3{YET}"),
-        (OF_PASSES, {"window_size_left": 1}, f"window_size = (1, -1){YET}"),
-        (OF_PASSES, {"softcap": 15.0}, f"softcap = 15.0{YET}"),
-    ],
-}
-
-
-def cases_of(table):
-    """The cases of a table with their functions, as parameters."""
-    return [(function, *case) for function, cases in table.items() for case in cases]
-
-
-@pytest.mark.parametrize(("function", "given", "change", "message"), cases_of(NOT_YET))
-def test_what_is_not_there_yet_is_named(function, given, change, message):
-    with pytest.raises(NotImplementedError) as refusal:
-        function(**given | change)
-    assert str(refusal.value).startswith(f"{function.__name__}: {message}")
-
-
-@pytest.mark.parametrize("name", ["k_new", "page_table", "kv_batch_idx", "rotary_cos"])
-def test_a_cache_of_pages_and_new_keys_is_not_there_yet(name):
-    with pytest.raises(NotImplementedError, match="is not there yet in fagen"):
-        _flash_attn_forward(X, X, X, **{name: X})
-    with pytest.raises(NotImplementedError, match="seqused_q over a cache is not there yet"):
-        _flash_attn_forward(X, X, X, seqused_q=ints(1, 2), leftpad_k=ints(0, 1))
-
-
-IN_ONE = "; it must be (batch, seqlen, 3, heads, head_dim)"
-WRONG = {
-    flash_attn_func: [
-        (DENSE8, {"q": torch.ones(40, 6, 64).to(E4M3)}, "q has 3 dimensions; it must have 4: (bat"),
-        (DENSE8, {"q_descale": torch.ones(2, 6)}, f"q_descale has shape (2, 6); {OF_DESCALE}"),
-        (DENSE8, {"k_descale": torch.ones(())}, f"k_descale has shape (); {OF_DESCALE}"),
-        (DENSE8, {"v_descale": torch.ones(2, 3, 64)}, "v_descale has shape (2, 3, 64); it must be"),
-        (DENSE8, {"k_descale": torch.ones(2, 3).half()}, "k_descale is not float32, which this k"),
-        (DENSE8, {"q": normal(2, 40, 4, 64).to(E4M3)}, "heads = 4 must be a multiple of kv_heads"),
-        (DENSE8, {"q": normal(2, 40, 6, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat"),
-        (DENSE8, {"softmax_scale": -1.0}, "softmax_scale is -1; it must be finite and above 0"),
-        (DENSE8, {"num_splits": 257}, "num_splits is 257; it must be 256 at most"),
-        (DENSE8, {"sm_margin": 132}, "sm_margin is 132; it must be 0 … 131"),
-        (DENSE8, {"sm_margin": -1}, "sm_margin is -1; it must be 0 … 131"),
-    ],
-    flash_attn_varlen_func: [
-        (PACKED8, {"k_descale": torch.ones(2, 2)}, "k_descale has shape (2, 2); it must be (batch"),
-        (PACKED8, {"q_descale": torch.ones(6, 4)}, "q_descale has shape (6, 4); it must be (batch"),
-        (PACKED8, {"q": torch.ones(2, 119, 4, 64).to(E4M3)}, "q has 4 dimensions; it must have 3"),
-        (
-            PACKED | {"cu_seqlens_k": None},
-            {"k": X[:, :, :2], "v": X[:, :, :2]},
-            "k has shape (2, 5, 2, 64); without cu_seqlens_k it m",
-        ),
-    ],
-    flash_attn_qkvpacked_func: [
-        ({}, {"qkv": X}, "qkv has shape (2, 5, 4, 64)" + IN_ONE),
-        ({}, {"qkv": normal(2, 30, 2, 4, 64)}, "qkv has shape (2, 30, 2, 4, 64)" + IN_ONE),
-        ({}, {"qkv": X, "num_heads_q": 1}, "num_heads_q + 2 · kv_heads"),
-        ({}, {"qkv": X, "num_heads_q": 6}, "num_heads_q + 2 · kv_heads"),
-    ],
-    _flash_attn_backward: [
-        (OF_PASSES, {"dk": X[:1]}, "dk has shape (1, 5, 4, 64)"),
-        (OF_PASSES, {"dv": X.bfloat16()}, "dv has shape (2, 5, 4, 64) in torch.bfloat16"),
-        (OF_PASSES, {"dout": X[:1]}, "dout has shape (1, 5, 4, 64); it must be out's"),
-        (OF_PASSES, {"softmax_scale": math.nan}, "softmax_scale is nan"),
-    ],
-    _flash_attn_forward: [
-        (dict(q=X, k=X, v=X), {"out_": X[:1].clone()}, "out_ has shape (1, 5, 4, 64)"),
-    ],
-}
-
-
-@pytest.mark.parametrize(("function", "given", "change", "message"), cases_of(WRONG))
-def test_a_wrong_argument_is_named(function, given, change, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        function(**given | change)

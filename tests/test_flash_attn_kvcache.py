@@ -1,7 +1,6 @@
 """fagen.flash_attn_interface over caches: calls written for FlashAttention-3, and what they get."""
 
 import math
-import re
 from itertools import pairwise, product
 
 import pytest
@@ -289,78 +288,6 @@ def test_splits_of_any_head_dim_are_combined(columns):
     torch.testing.assert_close(lse, right, atol=1e-5, rtol=1e-5)
     into = torch.empty(5, 3, 16, columns, dtype=torch.bfloat16)
     assert flash_attn_combine(outs, lses, into)[0] is into and torch.equal(into, out)
-
-
-@pytest.mark.parametrize(
-    ("out", "dtype", "message"),
-    [
-        (torch.zeros(3, 5, 4, 32), None, r"it must be \(3, 5, 4, 64\) in torch\.float"),
-        (torch.zeros(3, 5, 4, 64), HALF, r"it must be \(3, 5, 4, 64\) in torch\.float"),
-        (torch.zeros(()).expand(3, 5, 4, 64), None, "several of its elements are one in memory"),
-        (torch.zeros(3, 5, 1, 64).expand(3, 5, 4, 64), None, "several of its elements are one in"),
-        (torch.zeros(3, 5, 4, 64, requires_grad=True), None, "out requires a gradient"),
-    ],
-)
-def test_an_out_that_does_not_fit_is_refused(out, dtype, message):
-    with pytest.raises(ValueError, match=message):
-        flash_attn_combine(torch.zeros(2, 3, 5, 4, 64), torch.zeros(2, 3, 5, 4), out, dtype)
-
-
-# ---- refused ------------------------------------------------------------------------------------
-
-Q, K, V = caches(3)
-GIVEN = dict(q=Q, k_cache=K, v_cache=V)
-BY_TURNS = LAYOUTS["sequences first in no order"](K)
-PACKED_Q = dict(q=Q.flatten(0, 1), cu_seqlens_q=ints(0, 3, 6, 9))
-TURNED = K.transpose(1, 3).contiguous().transpose(1, 3)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"page_table": ints(0)}, "page_table is not there yet in fagen; caches are dense"),
-        ({"block_table": ints(0)}, "block_table is not there yet in fagen; caches are dense"),
-        ({"k": K}, "k is not there yet in fagen; write it to k_cache first"),
-        ({"v": V}, "v is not there yet in fagen; write it to v_cache first"),
-        ({"rotary_cos": Q}, "rotary_cos is not there yet in fagen; turn q before"),
-        ({"rotary_sin": Q}, "rotary_sin is not there yet"),
-        ({"cache_batch_idx": ints(0, 1, 2)}, "cache_batch_idx is not there yet"),
-        ({"qv": Q}, "qv is not there yet in fagen; None is none"),
-        ({"window_size": (64, 0)}, "window_size = (64, 0) is not there yet"),
-        ({"window_size": (-1, 1)}, "window_size = (-1, 1) is not there yet"),
-        ({"attention_chunk": 64}, "attention_chunk = 64 is not there yet"),
-        ({"softcap": 15.0}, "softcap = 15.0 is not there yet"),
-        (
-            {"k_cache": K.to(torch.float8_e4m3fn)},
-            "e4m3, with q_descale, k_descale and v_descale, is not there yet",
-        ),
-        (PACKED_Q | {"k_cache": BY_TURNS}, "cu_seqlens_q over caches of shape (3, 90, 2, 64)"),
-    ],
-)
-def test_what_is_not_there_yet_is_named(more, message):
-    words = re.escape(f"flash_attn_with_kvcache: {message}")
-    with pytest.raises(NotImplementedError, match=words):
-        flash_attn_with_kvcache(**GIVEN | more)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"q": Q[0]}, "q has 3 dimensions"),
-        ({"cu_seqlens_q": ints(0, 3, 6, 9)}, "q has 4 dimensions; with cu_seqlens_q it must have"),
-        ({"k_cache": K[0]}, "k_cache has 3 dimensions"),
-        ({"v_cache": V[:2]}, "v has shape (2, 90, 2, 64)"),
-        ({"cache_seqlens": torch.tensor([1, 2, 3])}, "cache_seqlens has shape (3) in torch.int64"),
-        ({"cache_seqlens": ints(1, 2)}, "cache_seqlens has shape (2) in torch.int32; it must be ("),
-        ({"cache_leftpad": ints(1)}, "cache_leftpad has shape (1)"),
-        ({"k_cache": TURNED}, "k has stride 180 in dimension 3"),
-        ({"softmax_scale": 0.0}, "softmax_scale is 0; it must be"),
-        ({"q": Q.float()}, "q is float32; use fp16 or bf16"),
-    ],
-)
-def test_a_wrong_argument_is_named(change, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        flash_attn_with_kvcache(**GIVEN | change)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -15,6 +15,7 @@ from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
 from fagen.runtime.checks import allocated, checked
 from fagen.runtime.quantize import QUANTIZE
+from tests import wrong
 from tests.fresh import forget
 from tests.often import some
 from tests.op_helpers import refused_everywhere
@@ -89,80 +90,64 @@ def test_opcheck_finds_nothing(kernel, of):
         torch.library.opcheck(kernel, (turned, SEED, given_for(of)), angles)
 
 
+WRONG = """
+x:
+  x=x[0] -> x has shape (70, 3, {d}); it must be (batch, seqlen, heads, {d})
+  x=x[..., :16] -> x has shape (2, 70, 3, 16); it must be (batch, seqlen, heads, {d})
+  x=x.float() -> x is not {dtype}, which this kernel takes; x.to(torch.{dtype}) converts it
+  x=turned(x, 0, 3) -> x has stride 420 in dimension 3, which
+  x=stepped(x, 0) -> x has stride {stride} in dimension 0, which must be a multiple of 8 elem
+  x=shifted(x) -> x does not begin at a multiple of 16 bytes; x.clone() does
+  x=long(x[:1, :1, :1]) -> x has seqlen = 1073741825; it may be 1073741824 at most
+  x=long(x[:1, :1, :1]).transpose(0, 1) -> x has batch = 1073741825; it may be 1073741824 at most
+
+descale:
+  descale=ones(7) -> descale has shape (7); it must be {shape}
+  descale=ones(2, 4) -> descale has shape (2, 4); it must be {shape}
+  descale=descale.double()
+    -> descale is not float32, which this kernel takes; descale.to(torch.float32) converts
+
+block:
+  descale=descale -> descale: descales of blocks are found, they ca
+
+rotary:
+  cos=cos[:1] -> cos has shape (1, 70, {angles}); it must be (batch = 2, seqlen = 70, {angles})
+  sin=sin[:, :5] -> sin has shape (2, 5, {angles}); it must be (batch = 2, seqlen = 70, {angles})
+  cos=cos.float() -> cos is not {dtype}, which this kernel takes;
+  sin=stepped(sin.contiguous(), 0)
+    -> sin has stride {angles_stride} in dimension 0, which must be a multiple of
+  sin=shifted(sin) -> sin does not begin at a multiple of 16 bytes;
+"""
+
+
 def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
-    x, d, dtype = fitting(of), of.head_dim, of.dtype.torch
-    right = dict(x=x, seed=SEED, **angles_for(of, x))
-    tall = torch.zeros(1, 1, 1, d, dtype=x.dtype).expand(1, (1 << 30) + 1, 1, -1)
-    in_shape = f"it must be (batch, seqlen, heads, {d})"
-    wrong = [
-        (dict(x=x[0]), f"x has shape (70, 3, {d}); {in_shape}"),
-        (dict(x=x[..., :16]), f"x has shape (2, 70, 3, 16); {in_shape}"),
-        (
-            dict(x=x.float()),
-            f"x is not {dtype}, which this kernel takes; x.to(torch.{dtype}) converts it",
-        ),
-        (
-            dict(x=x.transpose(0, 3).contiguous().transpose(0, 3)),
-            "x has stride 420 in dimension 3, which",
-        ),
-        (
-            dict(x=wider(x)),
-            f"x has stride {210 * (d + 1)} in dimension 0, which must be a multiple of 8 elem",
-        ),
-        (dict(x=shifted(x)), "x does not begin at a multiple of 16 bytes; x.clone() does"),
-        (dict(x=tall), "x has seqlen = 1073741825; it may be 1073741824 at most"),
-        (dict(x=tall.transpose(0, 1)), "x has batch = 1073741825; it may be 1073741824 at most"),
-    ]
-    shape = "()" if of.by_tensor else "(batch = 2, heads = 3)"
-    descales = [
-        (torch.ones(7), f"descale has shape (7); it must be {shape}"),
-        (torch.ones(2, 4), f"descale has shape (2, 4); it must be {shape}"),
-        (
-            given_for(of).double(),
-            "descale is not float32, which this kernel takes; descale.to(torch.float32) converts",
-        ),
-    ]
-    wrong += [
-        (
-            dict(descale=x),
-            "descale: descales of blocks are found, they ca" if of.by_block else words,
-        )
-        for x, words in descales
-    ]
+    x = fitting(of)
+    good = dict(x=x, seed=SEED, **angles_for(of, x))
+    words = dict(
+        d=of.head_dim,
+        dtype=of.dtype.torch,
+        stride=210 * of.head_dim + 4,
+        shape="()" if of.by_tensor else "(batch = 2, heads = 3)",
+        angles=of.angles,
+        angles_stride=70 * of.angles + 4,
+    )
+    for case in wrong.cases(WRONG):
+        name, change, _, said = case.values
+        if name == "x" or name == ("block" if of.by_block else "descale"):
+            given = good | wrong.changed(change, good | {"descale": given_for(of)})
+        elif name == "rotary" and of.rotary:
+            given = wrong.changed(change, good)
+        else:
+            continue
+        if name == "x":
+            given = good | {"x": given["x"]}
+        assert refused_everywhere(of, kernel, given).startswith(said.format(**words))
     if of.rotary:
-        cos, angles = right["cos"], of.angles
-        must = f"it must be (batch = 2, seqlen = 70, {angles})"
-        wrong += [
-            ({name: table}, f"{name} {words}")
-            for name in ("cos", "sin")
-            for table, words in (
-                (cos[:1], f"has shape (1, 70, {angles}); {must}"),
-                (cos[:, :5], f"has shape (2, 5, {angles}); {must}"),
-                (cos.float(), f"is not {dtype}, which this kernel takes; "),
-                (
-                    wider(cos),
-                    f"has stride {70 * (angles + 1)} in dimension 0, which must be a multiple of",
-                ),
-                (shifted(cos), "does not begin at a multiple of 16 bytes; "),
-            )
-        ]
         with pytest.raises(ValueError, match=f"^fagen::{of.slug}: cos is missing$"):
-            checked(of, dict(x=x, sin=cos))
+            checked(of, dict(x=x, sin=good["sin"]))
     else:
         with pytest.raises((TypeError, RuntimeError), match="expected at most 3"):
             kernel(x, SEED, cos=x, sin=x)
-    for change, words in wrong:
-        assert refused_everywhere(of, kernel, right | change).startswith(words)
-
-
-def wider(x: Tensor) -> Tensor:
-    """A tensor with rows that are a column longer in memory."""
-    return torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)[..., :-1]
-
-
-def shifted(x: Tensor) -> Tensor:
-    """A tensor that begins an element behind a multiple of 16 bytes."""
-    return torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
 
 
 def test_a_gradient_is_refused_and_needs_none_without_grad_mode(kernel, of):

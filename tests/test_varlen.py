@@ -368,15 +368,6 @@ def test_prepared_a_call_finds_its_kernels(gradient, fresh_dynamo, monkeypatch):
     assert out.requires_grad == gradient
 
 
-def test_what_no_kernel_computes_is_not_prepared():
-    for wrong, words in (
-        (dict(head_dim=64, out_dtype="bf16"), "dtype is float16"),
-        (dict(head_dim=20), "head_dim 20"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            fagen.prepare_varlen(dtype="fp16", device="cpu", **wrong)
-
-
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -396,67 +387,3 @@ def test_the_committed_ones_in_e4m3_are_of_three_head_dims_and_both_masks():
     asked = {(one.attention.head_dim, one.attention.mask) for one in found}
     assert len(found) == len(asked) == 6
     assert {one.fp8.v_layout for one in found} == {"rows"}
-
-
-# ---- refused ------------------------------------------------------------------------------------
-
-NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
-SEQUENCES = "it must be (offsets - 1 = 6 or 1, "
-MISSING = "_descale is missing: a number of an e4m3 tensor is its value times its descale"
-HAS_NONE = "descales, means, v_layout, scale_rows and out_dtype go with e4m3 tensors"
-
-OF_16_BITS = [
-    ({"q": normal(1, 9, 4, 64)}, "q has 4 dimensions; it must have 3: (total, heads, head_dim)"),
-    ({"v": normal(9, 64)}, "v has 2 dimensions; it must have 3"),
-    ({"cu_seqlens_q": torch.zeros(1, 7)}, "cu_seqlens_q has shape (1, 7); it must be (batch +"),
-    ({"cu_seqlens_k": torch.zeros(0)}, "cu_seqlens_k has shape (0,); it must be (batch + 1)"),
-    (
-        {"cu_seqlens_q": torch.arange(7)},
-        "cu_seqlens_q is not int32, which this kernel takes; cu_seqlens_q.to(torch.int32) co",
-    ),
-    ({"k": normal(215, 3, 64).half()}, "v has shape (215, 2, 64); it must be (total_k = 215"),
-    ({"q": normal(119, 5, 64).half()}, "heads = 5 must be a multiple of kv_heads = 2"),
-    ({"k": normal(215, 2, 64)}, "k is not float16, which this kernel takes; k.to(torch.float16"),
-    ({"q": normal(119, 4, 64)}, "q is float32; use fp16 or bf16: q.to(torch.bfloat16)"),
-    ({"q": normal(119, 4, 64).to(E4M3)}, f"q{MISSING}"),
-    ({"q": normal(119, 4, 60).half()}, "q and k have head_dim 60; it must be a multiple of 8"),
-    ({"scale": 0.0}, "scale is 0; it must be finite and above 0"),
-    ({"q_descale": torch.ones(())}, f"{HAS_NONE}, which fagen.quantize"),
-    ({"v_mean": torch.ones(())}, HAS_NONE),
-    ({"out_dtype": torch.float16}, HAS_NONE),
-]
-OF_E4M3 = [
-    ({"q_descale": None}, f"q{MISSING}"),
-    ({"v_descale": None}, f"v{MISSING}"),
-    ({"k_descale": torch.ones(2)}, "k_descale has shape (2,); it must be one number (), (bat"),
-    (
-        {"q_descale": torch.ones(6, 4, 3)},
-        "q_descale has 3 blocks of rows for a head; of varlen sequences a head has one number, "
-        "() or (batch, heads), and of v also one for each column",
-    ),
-    (
-        {"k_descale": torch.ones(6, 4)},
-        f"k_descale has shape (6, 4, 1); {SEQUENCES}kv_heads = 2 or 1, 1",
-    ),
-    (
-        {"v_mean": torch.ones(6, 2, 32)},
-        f"v_mean has shape (6, 2, 32); {SEQUENCES}kv_heads = 2 or 1, 64 ",
-    ),
-    ({"out_dtype": torch.float32}, "out_dtype is torch.float32; it must be one of"),
-    (
-        {"k": normal(215, 2, 64).half()},
-        "k is not float8_e4m3fn, which this kernel takes; fagen.quantize(k[None]) makes it so",
-    ),
-    ({"q": torch.ones(119, 4, 40).to(E4M3)}, "in e4m3 it must be a multiple of 16 up to 256"),
-]
-
-
-@pytest.mark.parametrize(
-    ("make", "change", "message"),
-    [(packed16, *case) for case in OF_16_BITS] + [(packed8, *case) for case in OF_E4M3],
-)
-def test_a_wrong_argument_is_named(make, change, message):
-    of = make()
-    given = dict(zip(NAMES, of.tensors, strict=True)) | of.named
-    with pytest.raises(ValueError, match=re.escape(message)):
-        fagen.attention_varlen(**given | change)

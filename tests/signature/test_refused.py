@@ -3,19 +3,18 @@
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import library_at
 from fagen.runtime.checks import checked
-from tests import toy
+from tests import toy, wrong
 from tests.op_helpers import refusal, refused_everywhere
 from tests.stubs import (
     StubOp,
@@ -24,161 +23,60 @@ from tests.stubs import (
 
 # ---- refusals: the same words everywhere --------------------------------------------------------
 
-Change = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A call that must be refused, made from a good one, and what must be said of it."""
-
-    name: str
-    change: Change
-    said: str
-    slug: str = "toy_base"
-
-
-def strided(tensor: Tensor, *strides: int) -> Tensor:
-    room = tensor.new_zeros(sum(s * n for s, n in zip(strides, tensor.shape, strict=True)) + 1)
-    return room.as_strided(tensor.shape, strides)
-
-
-def misplaced(tensor: Tensor) -> Tensor:
-    return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape)
-
-
-def number(name: str, value: float, said: str, slug: str = "toy_base") -> Wrong:
-    return Wrong(f"{name}_{value:g}", lambda a: {name: value}, said, slug)
-
-
-X = "(batch, rows, heads, 16)"
 FINITE = "it must be finite and above 0 as a float32"
-WRONG = [
-    Wrong("x_rank", lambda a: dict(x=a["x"][0]), f"x has shape (36, 3, 16); it must be {X}"),
-    Wrong(
-        "x_columns", lambda a: dict(x=a["x"][..., :8]), f"x has shape (2, 36, 3, 8); it must be {X}"
-    ),
-    Wrong(
-        "x_dtype",
-        lambda a: dict(x=a["x"].bfloat16()),
-        "x is not float16, which this kernel takes; x.to(torch.float16) converts it",
-    ),
-    Wrong(
-        "x_long",
-        lambda a: dict(x=a["x"][:, :1].expand(-1, 1001, -1, -1)),
-        "x has rows = 1001; it may be 1000 at most",
-    ),
-    Wrong(
-        "too_many",
-        lambda a: dict(x=a["x"][:, :, :1].expand(-1, -1, 36, -1)),
-        "there are 2^30 pairs or what a launcher counts or more",
-    ),
-    Wrong(
-        "x_last",
-        lambda a: dict(x=strided(a["x"], 9216, 256, 64, 2)),
-        "x has stride 2 in dimension 3, which must be 1; x.contiguous() makes it so",
-    ),
-    Wrong(
-        "x_step",
-        lambda a: dict(x=strided(a["x"], 1920, 52, 16, 1)),
-        "x has stride 52 in dimension 1, which must be a multiple of 8 elements (16 bytes); x.cont",
-    ),
-    Wrong(
-        "x_address",
-        lambda a: dict(x=misplaced(a["x"])),
-        "x does not begin at a multiple of 16 bytes; x.clone() does",
-    ),
-    Wrong(
-        "weights_blocks",
-        lambda a: dict(weights=a["weights"][:, :2]),
-        "weights has shape (2, 2); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)",
-    ),
-    Wrong(
-        "weights_batch",
-        lambda a: dict(weights=torch.ones(3, 3)),
-        "weights has shape (3, 3); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)",
-    ),
-    Wrong(
-        "weights_far_apart",
-        lambda a: dict(weights=strided(a["weights"], 66, 1)),
-        "weights has stride 66 in dimension 0, which must not exceed 64; weights.contiguous() m",
-    ),
-    Wrong(
-        "ends",
-        lambda a: dict(ends=a["ends"][:2]),
-        "ends has shape (2); it must be (batch + 1 = 3)",
-    ),
-    Wrong(
-        "ends_dtype",
-        lambda a: dict(ends=a["ends"].long()),
-        "ends is not int32, which this kernel takes; ends.to(torch.int32) converts it",
-    ),
-    Wrong(
-        "half_of_a_group",
-        lambda a: dict(cos=None),
-        "cos and sin go together; only sin is given",
-    ),
-    Wrong(
-        "other_half_of_a_group",
-        lambda a: dict(sin=None),
-        "cos and sin go together; only cos is given",
-    ),
-    Wrong(
-        "sin_rows",
-        lambda a: dict(sin=a["sin"][:5]),
-        "sin has shape (5, 8); it must be (rows = 36, 8)",
-    ),
-    Wrong(
-        "factor_shape",
-        lambda a: dict(factor=torch.ones(2, 1)),
-        "factor has shape (2, 1); it must be (batch = 2, heads = 3)",
-    ),
-    Wrong(
-        "rule",
-        lambda a: dict(x=a["x"][:, :35], weights=None, cos=None, sin=None),
-        "rows = 35 must be a multiple of heads = 3",
-    ),
-    Wrong(
-        "rule_of_none",
-        lambda a: dict(x=a["x"][:, :, :0], weights=None, cos=None, sin=None),
-        "rows = 36 must be a multiple of heads = 0",
-    ),
-    *(
-        number("gain", one, f"gain is {one:g}; {FINITE}, and 1024 at most")
-        for one in (0.0, -2.5, math.nan, 1e39, 1024.5)
-    ),
-    *(number("count", one, f"count is {one}; it must be above 0") for one in (0, -123456789)),
-    # what one line adds
-    Wrong(
-        "bias_shape",
-        lambda a: dict(bias=a["bias"][:2]),
-        "bias has shape (2, 16); it must be (heads = 3, 16)",
-        "toy_bias",
-    ),
-    Wrong("bias_dtype", lambda a: dict(bias=a["bias"].float()), "bias is not float16,", "toy_bias"),
-    Wrong(
-        "bias_stride",
-        lambda a: dict(bias=strided(a["bias"], 20, 1)),
-        "bias has stride 20 in dimension 0, which must be a multiple of 8 elements",
-        "toy_bias",
-    ),
-    Wrong(
-        "bias_address",
-        lambda a: dict(bias=misplaced(a["bias"])),
-        "bias does not begin at a multiple of 16 bytes",
-        "toy_bias",
-    ),
-    number("shift", -1.0, f"shift is -1; {FINITE}", "toy_shift"),
-]
+WRONG = f"""
+toy_base:
+  x=x[0] -> x has shape (36, 3, 16); it must be (batch, rows, heads, 16)
+  x=x[..., :8] -> x has shape (2, 36, 3, 8); it must be (batch, rows, heads, 16)
+  x=x.bfloat16() -> x is not float16, which this kernel takes; x.to(torch.float16) converts it
+  x=x[:, :1].expand(-1, 1001, -1, -1) -> x has rows = 1001; it may be 1000 at most
+  x=x[:, :, :1].expand(-1, -1, 36, -1) -> there are 2^30 pairs or what a launcher counts or more
+  x=strided(x, 9216, 256, 64, 2)
+    -> x has stride 2 in dimension 3, which must be 1; x.contiguous() makes it so
+  x=strided(x, 1920, 52, 16, 1) -> x has stride 52 in dimension 1, which must be a multiple of 8
+    -> elements (16 bytes); x.cont
+  x=shifted(x) -> x does not begin at a multiple of 16 bytes; x.clone() does
+  weights=weights[:, :2]
+    -> weights has shape (2, 2); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)
+  weights=ones(3, 3)
+    -> weights has shape (3, 3); it must be (batch = 2 or 1, ceil(rows / 16) = 3 or 1)
+  weights=strided(weights, 66, 1)
+    -> weights has stride 66 in dimension 0, which must not exceed 64; weights.contiguous() m
+  ends=ends[:2] -> ends has shape (2); it must be (batch + 1 = 3)
+  ends=ends.long() -> ends is not int32, which this kernel takes; ends.to(torch.int32) converts it
+  cos=None -> cos and sin go together; only sin is given
+  sin=None -> cos and sin go together; only cos is given
+  sin=sin[:5] -> sin has shape (5, 8); it must be (rows = 36, 8)
+  factor=ones(2, 1) -> factor has shape (2, 1); it must be (batch = 2, heads = 3)
+  x=x[:, :35], weights=None, cos=None, sin=None -> rows = 35 must be a multiple of heads = 3
+  x=x[:, :, :0], weights=None, cos=None, sin=None -> rows = 36 must be a multiple of heads = 0
+  gain=0.0 -> gain is 0; {FINITE}, and 1024 at most
+  gain=-2.5 -> gain is -2.5; {FINITE}, and 1024 at most
+  gain=nan -> gain is nan; {FINITE}, and 1024 at most
+  gain=1e39 -> gain is 1e+39; {FINITE}, and 1024 at most
+  gain=1024.5 -> gain is 1024.5; {FINITE}, and 1024 at most
+  count=0 -> count is 0; it must be above 0
+  count=-123456789 -> count is -123456789; it must be above 0
+
+toy_bias:
+  bias=bias[:2] -> bias has shape (2, 16); it must be (heads = 3, 16)
+  bias=bias.float() -> bias is not float16,
+  bias=strided(bias, 20, 1)
+    -> bias has stride 20 in dimension 0, which must be a multiple of 8 elements
+  bias=shifted(bias) -> bias does not begin at a multiple of 16 bytes
+
+toy_shift:
+  shift=-1.0 -> shift is -1; {FINITE}
+"""
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+@pytest.mark.parametrize(("slug", "change", "error", "words"), wrong.cases(WRONG))
 def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
-    stub_op: Callable[[str], StubOp], wrong: Wrong
+    stub_op: Callable[[str], StubOp], slug: str, change: str, error: Any, words: str
 ) -> None:
-    one = stub_op(wrong.slug)
-    named = toy.arguments(one.plan)
-    message = refused_everywhere(one.plan, one.op, named | wrong.change(named))
-    assert message.startswith(wrong.said)
+    one = stub_op(slug)
+    changed = wrong.changed(change, toy.arguments(one.plan))
+    assert refused_everywhere(one.plan, one.op, changed).startswith(words)
 
 
 def test_what_is_missing_is_named(biased: StubOp) -> None:
@@ -206,9 +104,8 @@ def test_a_refused_tensor_and_one_that_must_be_given_say_why(tmp_path: Path) -> 
         ({"factor": torch.ones(2, 3)}, "factor: a toy finds its own"),
         ({"weights": None}, "weights is missing; this toy weighs rows"),
     ):
-        wrong = named | change
         for call in (one.op, one.below, op.emulated(slug)):
-            assert refusal(partial(call, **wrong)) == f"fagen::{slug}: {said}"
+            assert refusal(partial(call, **named | change)) == f"fagen::{slug}: {said}"
     status = statuses(one)
     assert status() == "launched"
     assert status(factor_given=1) == "a toy finds its own"
