@@ -110,8 +110,9 @@ def test_a_broken_entry_is_built_again(planned, tools, counter, harm):
 
 
 CHILD = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is in the background ignores it
 sys.path[:0] = [{tests!r}, {root!r}]
 from fagen.build import build
 from fagen.registry import from_slug, plan

@@ -28,7 +28,7 @@ _HEADERS = Path(__file__).parent
 _SOURCE, _LIBRARY = "simulated.cpp", "simulated.so"
 # Threads are jumped between, which some compilers' checks, on by themselves, end as wrong.
 _FLAGS = (
-    *("-std=c++20", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w"),
+    *("-std=c++20", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-w"),
     "-U_FORTIFY_SOURCE",
 )
 _OF_GXX = ("-fno-gnu-unique",)  # which clang++ does not know, nor need
