@@ -208,7 +208,8 @@ def attention(
         given = (q, k, v, scale, *of_fp8) if of_fp8 else (q, k, v, scale)
         return results(ATTENTION.call, kernel, given, return_lse, deterministic, named)
     except FAILURES as error:
-        explain(error, attention, locals())
+        if not is_compiling():  # torch says then what was raised
+            explain(error, attention, locals())
         raise
 
 

@@ -153,7 +153,7 @@ def attention_decode(
             tile = _tile(q_shape, k_shape[2], alike=False)
             choice = None if schedule is None else slug_of(schedule)
             of = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
-            how = _mask(q_shape[1], causal=causal), bool(q_shape[1] == 1), tile, lazy, choice
+            how = *_mask(q_shape[1], causal=causal), tile, lazy, choice
             named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *of, *how)
         else:
             call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
@@ -178,7 +178,8 @@ def attention_decode(
             given = (q, k, v, reference, scale, seqused_k, leftpad_k)
         return results("", kernel, given, return_lse, False, named)
     except FAILURES as error:
-        explain(error, attention_decode, locals())
+        if not is_compiling():  # torch says then what was raised
+            explain(error, attention_decode, locals())
         if not isinstance(error, ValueError):
             _refuse_ranks(q, k, v)
         raise
@@ -198,15 +199,18 @@ def of_call(
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
     tile, mask = _tile(q, settled(kv_heads), alike=alike), _mask(q[1], causal=causal)
-    return device, dtype, q[3], settled(width), mask, q[1] == 1, tile, lazy, schedule
+    return device, dtype, q[3], settled(width), *mask, tile, lazy, schedule
 
 
 def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
     return q[0], q[2], k[2], q[1], k[1]
 
 
-def _mask(queries: int, *, causal: bool) -> str:
-    return ONE_QUERY if queries == 1 else "causal" if causal else "full"
+def _mask(queries: int, *, causal: bool) -> tuple[str, bool]:
+    """The mask of a call, and whether it has one query: constants, of sizes that are open too."""
+    if queries == 1:
+        return ONE_QUERY, True
+    return "causal" if causal else "full", False
 
 
 def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, str]:
@@ -295,7 +299,7 @@ def prepare_decode(
     kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
     for alike in (True, False):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, alike=alike)
-        key = _key(*of, mask, queries == 1, tile, not unified, schedule)
+        key = _key(*of, *mask, tile, not unified, schedule)
         rows = DECODING.rows(key)
         slug = key.schedule
         if rows:

@@ -157,7 +157,8 @@ def attention_varlen(
         given = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
         return results(VARLEN.call, kernel, given, return_lse, deterministic, named)
     except FAILURES as error:
-        explain(error, attention_varlen, locals())
+        if not is_compiling():  # torch says then what was raised
+            explain(error, attention_varlen, locals())
         raise
 
 
