@@ -163,12 +163,6 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     torch.testing.assert_close(function(**given), wanted)
 
 
-def test_a_mask_is_true_or_false_however_it_is_written():
-    causal = fagen.attention(Q, K, V, causal=True)
-    for word in (1, numpy.True_, numpy.bool_(1)):
-        assert torch.equal(fagen.attention(Q, K, V, causal=word, deterministic=word), causal)
-
-
 # ---- scales -------------------------------------------------------------------------------------
 
 

@@ -23,12 +23,12 @@ from fagen.flash_attn_interface import (
     get_scheduler_metadata,
 )
 from fagen.kinds.backward.oracle import gradients
-from fagen.kinds.forward.oracle import reference
 from fagen.measure.peers import installed
 from fagen.vocab import MASKS
 from tests.attention_helpers import qkv
 from tests.tensors import ints, normal
-from tests.varlen_helpers import exact_passes, packed, packed8
+from tests.varlen_helpers import packed, packed8
+from tests.wrong import turned
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_ready"),
@@ -99,12 +99,152 @@ def test_installed_it_is_what_flash_attention_3s_name_imports(monkeypatch):
         flash_attn_interface.install()
 
 
-# ---- what it computes ---------------------------------------------------------------------------
+# ---- what it computes is what fagen's calls do ---------------------------------------------------
+
+# of each batch and KV head, powers of 2 so that the e4m3 values themselves are what is rounded
+A = torch.tensor([[1.0, 8.0, 0.25], [4.0, 0.5, 2.0]])
+SIZES = {"q_descale": A, "k_descale": A.flip(0) / 4, "v_descale": A.flip(1) * 8}
 
 
-def exact(q, k, v, causal=False, scale=None):
-    mask = "causal" if causal else "full"
-    return reference(q, k, v, mask=mask, scale=scale or q.shape[3] ** -0.5)
+def in_e4m3(heads=6, queries=40, keys=100):
+    """Q, K and V in e4m3 of three KV heads."""
+    shapes = (queries, heads), (keys, 3), (keys, 3)
+    return [normal(2, *shape, 64, seed=seed).to(E4M3) for seed, shape in enumerate(shapes)]
+
+
+def of_heads(descale, heads=6):
+    """That of q's query heads, of one for each KV head."""
+    return descale.repeat_interleave(heads // descale.shape[1], 1)
+
+
+OF_E4M3 = packed8()
+TENSORS = {
+    "dense": dict(zip("qkv", qkv(), strict=True)),
+    "e4m3": dict(zip((*"qkv", *"abc"), (*in_e4m3(), *SIZES.values()), strict=True)),
+    "packed": dict(zip("qkv", packed()[:3], strict=True)),
+    "packed e4m3": dict(zip("qkv", OF_E4M3.tensors[:3], strict=True)) | OF_E4M3.named,
+}
+NAMES = vars(torch) | dict(
+    func=flash_attn_func,
+    varlen=flash_attn_varlen_func,
+    attention=fagen.attention,
+    attention_varlen=fagen.attention_varlen,
+    of_heads=of_heads,
+    turned=turned,
+    in_bf16=torch.Tensor.bfloat16,
+    ints=ints,
+    at=packed()[3:],
+    used=ints(5, 3, 20, 0, 0, 32),
+    used_q=ints(5, 0, 33, 3, 1, 70),
+    one=torch.ones(()),
+    both=dict(return_attn_probs=True),
+    lse=dict(return_lse=True),
+)
+
+# by what they are called with: what FlashAttention-3's calls give to the bit, gradients too
+SAME = """
+dense:
+  func(q, k, v, **both) == attention(q, k, v, **lse)
+  func(q, k, v, causal=True, **both) == attention(q, k, v, causal=True, **lse)
+  func(q[:, :1], k, v, causal=True, **both) == attention(q[:, :1], k, v, causal=True, **lse)
+  func(q, k[:, :40], v[:, :40], causal=True) == attention(q, k[:, :40], v[:, :40], causal=True)
+  func(q, k[:, :0], v[:, :0], **both) == attention(q, k[:, :0], v[:, :0], **lse)
+  func(*map(in_bf16, (q, k, v)), **both) == attention(*map(in_bf16, (q, k, v)), **lse)
+  func(q, k, v, 0.3, True, None, None, None, None, (-1, -1), 0, 0.0, 1, None, False, 0, False)
+    == attention(q, k, v, scale=0.3, causal=True)
+  func(q, k, v, num_splits=-1, sm_margin=8, pack_gqa=True) == attention(q, k, v)
+  func(q, k, v, num_splits=256, sm_margin=131, pack_gqa=False) == attention(q, k, v)
+  func(q, k, v, num_splits=0, deterministic=True) == attention(q, k, v)
+  func(q, k, v, window_size=(-1, -1)) == attention(q, k, v)
+  func(q, k, v, window_size=[-1, 0]) == attention(q, k, v, causal=True)
+  func(q, k, v, window_size=(-1, 0), causal=True) == attention(q, k, v, causal=True)
+  func(q, k, v, window_size=(-1, 5), causal=True) == attention(q, k, v, causal=True)
+  func(q, k, v, window_size=(199, 69)) == attention(q, k, v)
+  func(q, k, v, window_size=(199, -1), causal=True) == attention(q, k, v, causal=True)
+  func(q, k, v, window_size=(500, 0)) == attention(q, k, v, causal=True)
+  func(turned(q, 1, 3), turned(k, 1, 3), turned(v, 1, 3)) == attention(q, k, v)
+  func(q, k, v, q_descale=full((2, 2), 7.0), v_descale=full((2, 2), 7.0)) == attention(q, k, v)
+
+e4m3:
+  func(q, k, v, q_descale=a, k_descale=b, v_descale=c, causal=True, **both)
+    == attention(q, k, v, q_descale=of_heads(a), k_descale=b, v_descale=c, causal=True, **lse)
+  func(q[:, :, :3], k, v, q_descale=a, k_descale=b, v_descale=c)
+    == attention(q[:, :, :3], k, v, q_descale=a, k_descale=b, v_descale=c)
+  func(cat((q, q), 2), k, v, q_descale=a, k_descale=b, v_descale=c)
+    == attention(cat((q, q), 2), k, v, q_descale=of_heads(a, 12), k_descale=b, v_descale=c)
+  func(q, k, v) == attention(q, k, v, q_descale=one, k_descale=one, v_descale=one)
+  func(q, k, v, None, False, None, a)
+    == attention(q, k, v, q_descale=of_heads(a), k_descale=one, v_descale=one)
+  func(q, k, v, k_descale=b) == attention(q, k, v, q_descale=one, k_descale=b, v_descale=one)
+  func(q, k, v, v_descale=c) == attention(q, k, v, q_descale=one, k_descale=one, v_descale=c)
+  func(q, k, v, q_descale=a, v_descale=c)
+    == attention(q, k, v, q_descale=of_heads(a), k_descale=one, v_descale=c)
+  func(q, k, v, q_descale=full((2, 3), 0.5)) == func(q, k, v, q_descale=(one / 2).expand(2, 3))
+  func(q, k[:, :, :1], v[:, :, :1], q_descale=full((2, 1), 0.5))
+    == func(q, k[:, :, :1], v[:, :, :1], q_descale=(one / 2).expand(2, 1))
+
+packed:
+  varlen(q, k, v, *at, 70, 130, **both) == attention_varlen(q, k, v, *at, **lse)
+  varlen(q, k, v, *at, 70, 130, causal=True, **both)
+    == attention_varlen(q, k, v, *at, causal=True, **lse)
+  varlen(q, k, v, *at, 70, 130, window_size=(-1, 0))
+    == attention_varlen(q, k, v, *at, causal=True)
+  varlen(q, k, v, *at, 70, 130, window_size=(129, 69)) == attention_varlen(q, k, v, *at)
+  varlen(q, k, v, *at, 70, 130, num_splits=0, pack_gqa=True, deterministic=True)
+    == attention_varlen(q, k, v, *at)
+  varlen(q, k, v, *at, 70, 130, num_splits=16, sm_margin=8, k_descale=ones(6, 2))
+    == attention_varlen(q, k, v, *at)
+  varlen(q, k, v, *at, 70, 130, softmax_scale=64**-0.5) == attention_varlen(q, k, v, *at)
+  varlen(turned(q, 0, 2), turned(k, 0, 2), v, *at, 70, 130, seqused_k=used)
+    == attention_varlen(q, k, v, *at, seqused_k=used)
+  varlen(q, k, v, *at, 70, 130, used_q, window_size=tensor((300, -1)))
+    == attention_varlen(q, k, v, *at, seqused_q=used_q)
+  varlen(q, k, v, *at, 70, 130, used_q, used, 0.2, True, None, None, None, None, (-1, -1), 0, 0.0,
+    3, True, False, 0, True)
+    == attention_varlen(q, k, v, *at, seqused_q=used_q, seqused_k=used, scale=0.2,
+    causal=True, **lse)
+  varlen(q, k, v, *at, 70, 130, window_size=tensor((-1, 0)))
+    == attention_varlen(q, k, v, *at, causal=True)
+
+packed e4m3:
+  varlen(q, k, v, *at, 70, 130) == attention_varlen(q, k, v, *at, q_descale=one,
+    k_descale=one, v_descale=one)
+  varlen(q, k, v, *at, 70, 130, q_descale=q_descale[:, ::2], k_descale=k_descale,
+    v_descale=v_descale, causal=True, **both)
+    == attention_varlen(q, k, v, *at, q_descale=of_heads(q_descale[:, ::2], 4),
+    k_descale=k_descale, v_descale=v_descale, causal=True, **lse)
+"""
+
+
+def same_cases():
+    """The cases of the table: what tensors are called so, and both sides."""
+    for section in SAME.strip().split("\n\n"):
+        name, _, lines = section.partition(":\n")
+        for line in lines.replace("\n    ", " ").splitlines():
+            yield pytest.param(name, *line.strip().split(" == "), id=line.strip())
+
+
+@pytest.mark.parametrize(("of", "ours", "fagens"), [*same_cases()])
+def test_it_is_fagens_call_and_its_gradients(of, ours, fagens):
+    found = []
+    for expression in (ours, fagens):
+        tensors = {n: x.detach().clone() for n, x in TENSORS[of].items()}
+        leaves = [x.requires_grad_() for x in tensors.values() if x.dtype == HALF]
+        results = eval(expression, NAMES | tensors)
+        results = results if isinstance(results, tuple) else (results,)
+        assert all(x.is_contiguous() for x in results)
+        total = sum(x.float().masked_fill(x == -math.inf, 0).sum() for x in results)
+        found.append((*results, *(torch.autograd.grad(total, leaves) if leaves else ())))
+    assert all(map(torch.equal, *found)) and [x.dtype for x in found[0]] == [
+        x.dtype for x in found[1]
+    ]
+
+
+def test_a_descale_that_all_heads_share_is_not_copied(monkeypatch):
+    shared = torch.tensor(0.5).expand(2, 3)
+    monkeypatch.setattr(calls, "attention", lambda *_, **given: given)
+    found = flash_attn_func(*in_e4m3(), q_descale=shared)
+    assert found["q_descale"].data_ptr() == shared.data_ptr()
 
 
 def near(found, wanted, dtype=HALF):
@@ -114,165 +254,6 @@ def near(found, wanted, dtype=HALF):
 
 def near_lse(found, wanted):
     torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "queries", "keys"),
-    [(HALF, 70, 200), (BF16, 70, 150), (BF16, 90, 40), (HALF, 1, 130), (HALF, 20, 0)],
-)
-@pytest.mark.parametrize("causal", [False, True])
-def test_it_is_attention_with_grouped_heads_and_a_mask_at_the_bottom_right(
-    dtype, queries, keys, causal
-):
-    q, k, v = qkv(dtype, queries=queries, keys=keys)
-    out, lse = flash_attn_func(q, k, v, causal=causal, return_attn_probs=True)
-    assert (out.dtype, out.shape) == (dtype, (2, queries, 4, 64)) and out.is_contiguous()
-    assert (lse.dtype, lse.shape) == (torch.float32, (2, 4, queries)) and lse.is_contiguous()
-    wanted, wanted_lse = exact(q, k, v, causal)
-    close = {HALF: 2e-3, BF16: 1.6e-2}[dtype]
-    torch.testing.assert_close(out.double(), wanted, rtol=close, atol=close)
-    torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
-    if causal and queries > keys:
-        assert not out[:, : queries - keys].any()
-
-
-def test_arguments_go_by_place_as_they_do_there():
-    q, k, v = qkv(queries=20, keys=50)
-    given = (q, k, v, 0.3, True, None, None, None, None, (-1, -1), 0, 0.0, 1, None, False, 0, False)
-    wanted = exact(q, k, v, causal=True, scale=0.3)[0]
-    torch.testing.assert_close(flash_attn_func(*given).double(), wanted, rtol=2e-3, atol=2e-3)
-
-
-def test_what_is_about_speed_or_gradients_alone_changes_no_bit():
-    q, k, v = qkv(queries=20, keys=50)
-    out = flash_attn_func(q, k, v)
-    for name, values in (
-        ("num_splits", (-1, 0, 1, 2, 256)),
-        ("sm_margin", (0, 8, 131)),
-        ("pack_gqa", (None, False, True)),
-        ("deterministic", (False, True)),
-    ):
-        for value in values:
-            assert torch.equal(out, flash_attn_func(q, k, v, **{name: value})), (name, value)
-
-
-@pytest.mark.parametrize(
-    ("window", "causal", "is_causal"),
-    [
-        ((-1, -1), False, False),
-        ([-1, 0], False, True),
-        ((-1, 0), True, True),
-        ((-1, 5), True, True),  # `causal` bounds the right
-        ((49, 19), False, False),  # all 50 keys are in reach of all 20 queries
-        ((49, -1), True, True),
-        ((500, 0), False, True),
-    ],
-)
-def test_a_window_that_is_a_mask_is_that_mask(window, causal, is_causal):
-    (queries, keys), (left, right) = (20, 50), window
-    q, k, v = qkv(queries=queries, keys=keys)
-    out = flash_attn_func(q, k, v, causal=causal, window_size=window)
-    assert torch.equal(out, flash_attn_func(q, k, v, causal=is_causal))
-    for i in (0, queries - 1):  # what FlashAttention-3 says of a window
-        here = i + keys - queries
-        last = min(here + right if right >= 0 else keys, here if causal else keys, keys - 1)
-        assert (here - left if left >= 0 else 0) <= 0
-        assert last == (here if is_causal else keys - 1)
-
-
-def test_layouts_that_it_copies_are_taken():
-    tensors = qkv(queries=20, keys=50)
-    turned = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in tensors]
-    assert {x.stride(1) for x in turned} == {1}
-    assert torch.equal(flash_attn_func(*tensors), flash_attn_func(*turned))
-
-
-# ---- e4m3 ---------------------------------------------------------------------------------------
-
-# of each batch and KV head, powers of 2 so that the e4m3 values themselves are what is rounded
-SIZES = {
-    "q_descale": torch.tensor([[1.0, 8.0, 0.25], [4.0, 0.5, 2.0]]),
-    "k_descale": torch.tensor([[2.0, 0.125, 4.0], [0.25, 4.0, 1.0]]),
-    "v_descale": torch.tensor([[1.0, 64.0, 8.0], [0.125, 1.0, 16.0]]),
-}
-
-
-def in_e4m3(heads=6, queries=40, keys=100):
-    """Q, K and V in e4m3 of three KV heads."""
-    shapes = (queries, heads), (keys, 3), (keys, 3)
-    return [normal(2, *shape, 64, seed=seed).to(E4M3) for seed, shape in enumerate(shapes)]
-
-
-def real(x, descale):
-    """What e4m3 tensors stand for: each KV head's descale is that of all its query heads."""
-    if descale is None:
-        return x.double()
-    return (
-        x.double() * descale.repeat_interleave(x.shape[2] // descale.shape[1], 1)[:, None, :, None]
-    )
-
-
-def far(out, wanted):
-    """The largest error of a head, root mean square relative to the head's own."""
-    error, size = ((x.double().square().mean((1, 3))).sqrt() for x in (out - wanted, wanted))
-    return float((error / size).max())
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("heads", [3, 6, 12])
-def test_descales_are_of_kv_heads_and_that_of_q_of_the_heads_that_share_one(heads, causal):
-    tensors = in_e4m3(heads)
-    out, lse = flash_attn_func(*tensors, causal=causal, return_attn_probs=True, **SIZES)
-    assert (out.dtype, out.shape) == (BF16, (2, 40, heads, 64))
-    assert (lse.dtype, lse.shape) == (torch.float32, (2, heads, 40))
-    q, k, v = map(real, tensors, SIZES.values())
-    wanted, wanted_lse = exact(q, k, v, causal)
-    assert far(out, wanted) < 0.05
-    torch.testing.assert_close(lse.double(), wanted_lse, rtol=2e-3, atol=2e-2)
-    # by the other grouping of heads, or none, it would be far off
-    if heads > 3:
-        mixed = real(tensors[0], SIZES["q_descale"].repeat(1, heads // 3))
-        assert far(out, exact(mixed, k, v, causal)[0]) > 0.5
-
-
-@pytest.mark.parametrize("missing", range(8))
-def test_a_descale_that_is_none_is_one(missing):
-    tensors = in_e4m3(queries=20)
-    given = [None if missing >> bit & 1 else sizes for bit, sizes in enumerate(SIZES.values())]
-    out = flash_attn_func(*tensors, None, False, None, *given)
-    ones = [torch.ones(2, 3) if sizes is None else sizes for sizes in given]
-    assert torch.equal(out, flash_attn_func(*tensors, None, False, None, *ones))
-    assert far(out, exact(*map(real, tensors, given))[0]) < 0.06
-
-
-@pytest.mark.parametrize("kv_heads", [1, 3])
-def test_a_descale_that_all_heads_share_is_not_copied(kv_heads, monkeypatch):
-    q, k, v = in_e4m3(queries=20)
-    k, v = k[:, :, :kv_heads], v[:, :, :kv_heads]
-    shared, spread = torch.tensor(0.5).expand(2, kv_heads), torch.full((2, kv_heads), 0.5)
-    out = flash_attn_func(q, k, v, None, False, None, shared, shared, shared)
-    assert torch.equal(out, flash_attn_func(q, k, v, None, False, None, spread, spread, spread))
-    assert far(out, exact(*(real(x, spread) for x in (q, k, v)))[0]) < 0.06
-    monkeypatch.setattr(calls, "attention", lambda *_, **given: given)
-    assert flash_attn_func(q, k, v, q_descale=shared)["q_descale"].data_ptr() == shared.data_ptr()
-
-
-def test_beside_16_bits_descales_are_not_read():
-    q, k, v = qkv(queries=20, keys=50)
-    descales = {name: torch.full((2, 2), 7.0) for name in SIZES}
-    assert torch.equal(flash_attn_func(q, k, v, **descales), flash_attn_func(q, k, v))
-
-
-def test_of_packed_sequences_descales_are_of_kv_heads_too_and_may_be_left_out():
-    of = packed8()
-    shared = of.named["q_descale"][:, ::2]
-    spread = of.named | {"q_descale": shared.repeat_interleave(2, 1)}
-    how = dict(causal=True, return_attn_probs=True)
-    found = flash_attn_varlen_func(*of.tensors, 70, 130, **of.named | how | {"q_descale": shared})
-    wanted = fagen.attention_varlen(*of.tensors, causal=True, return_lse=True, **spread)
-    assert all(map(torch.equal, found, wanted))
-    ones = fagen.attention_varlen(*of.tensors, **dict.fromkeys(SIZES, torch.ones(())))
-    assert torch.equal(flash_attn_varlen_func(*of.tensors, 70, 130), ones)
 
 
 def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
@@ -301,34 +282,6 @@ def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
 # ---- varlen sequences ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("more", "causal"),
-    [
-        ({}, False),
-        ({"causal": True}, True),
-        ({"window_size": (-1, 0)}, True),
-        ({"window_size": (129, 69)}, False),
-        ({"num_splits": 0, "pack_gqa": True, "deterministic": True}, False),
-        ({"num_splits": 16, "sm_margin": 8}, False),
-        ({"softmax_scale": 64**-0.5, "k_descale": torch.ones(6, 2)}, False),
-    ],
-)
-def test_packed_sequences_are_those_of_attention_varlen(more, causal):
-    given = packed()
-    found = flash_attn_varlen_func(*given, 70, 130, return_attn_probs=True, **more)
-    wanted = fagen.attention_varlen(*given, causal=causal, return_lse=True)
-    assert all(map(torch.equal, found, wanted))
-    assert torch.equal(flash_attn_varlen_func(*given, 70, 130, **more), found[0])
-
-
-def test_of_packed_sequences_it_copies_layouts_and_takes_used_keys():
-    q, k, v, *at = packed()
-    used = ints(5, 3, 20, 0, 0, 32)
-    turned = [x.transpose(0, 2).contiguous().transpose(0, 2) for x in (q, k, v)]
-    out = flash_attn_varlen_func(*turned, *at, 70, 130, seqused_k=used)
-    assert torch.equal(out, fagen.attention_varlen(q, k, v, *at, seqused_k=used))
-
-
 # where sequences begin, and what of them is used: none, some, all
 AT_Q, USED_Q = ints(0, 40, 73, 73, 90, 130), ints(33, 0, 0, 17, 40)
 AT_K, USED_K = ints(0, 60, 100, 130, 131, 231), ints(60, 31, 7, 0, 93)
@@ -338,32 +291,6 @@ USED = dict(seqused_q=USED_Q, seqused_k=USED_K)
 def sequences(dtype=HALF):
     shapes = (130, 6, 64), (231, 2, 64), (231, 2, 64)
     return [normal(*shape, seed=i, dtype=dtype).requires_grad_() for i, shape in enumerate(shapes)]
-
-
-@pytest.mark.parametrize("dtype", [BF16, HALF])
-@pytest.mark.parametrize("causal", [False, True])
-def test_used_queries_and_keys_as_its_varlen_test_gives_them(dtype, causal):
-    leaves = sequences(dtype)
-    out, lse = flash_attn_varlen_func(
-        *leaves, AT_Q, AT_K, 40, 100, **USED, causal=causal, qv=None,
-        q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0,
-        softcap=0.0, pack_gqa=True, num_splits=3, return_attn_probs=True,
-    )  # fmt: skip
-    dout = normal(130, 6, 64, seed=9, dtype=dtype)
-    found = out, *torch.autograd.grad(out, leaves, dout)
-    used = dict(used_q=USED_Q.tolist(), used_k=USED_K.tolist())
-    wanted, wanted_lse, *right = exact_passes(leaves, (AT_Q, AT_K), dout, causal=causal, **used)
-    near_lse(lse, wanted_lse)
-    for one, other in zip(found, (wanted, *right), strict=True):
-        near(one, other, dtype)
-
-
-def test_used_queries_of_a_window_that_is_a_tensor():
-    given = (*sequences(), AT_Q, AT_K, 40, 100, USED_Q, USED_K)
-    out = flash_attn_varlen_func(*given, causal=True)
-    for endless in ((-1, 0), (300, -1)):
-        window = torch.tensor(endless)
-        assert torch.equal(flash_attn_varlen_func(*given, causal=True, window_size=window), out)
 
 
 @pytest.mark.parametrize("dense", ["q", "k", "both"])

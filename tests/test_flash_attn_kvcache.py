@@ -167,31 +167,6 @@ def test_a_cache_of_one_row_or_of_none_is_read_for_packed_queries_too(shape):
     near(found, (right.flatten(0, 1), right_lse.transpose(0, 1).flatten(1)))
 
 
-@pytest.mark.parametrize("at", [None, ints(0, 3, 5, 9)])
-def test_a_cache_as_its_test_calls_it(at):
-    shapes = (3, 6), (70, 2), (70, 2)
-    q, k, v = (normal(3, *shape, 64, seed=i, dtype=HALF) for i, shape in enumerate(shapes))
-    lengths, pads = ints(70, 9, 33), ints(4, 0, 20)
-    out, lse, *rest = flash_attn_with_kvcache(
-        q if at is None else q.flatten(0, 1), k, v, None, None, qv=None, rotary_cos=None,
-        rotary_sin=None, cache_seqlens=lengths, cache_batch_idx=None, cache_leftpad=pads,
-        page_table=None, cu_seqlens_q=at, cu_seqlens_k_new=None,
-        max_seqlen_q=None if at is None else 4, rotary_seqlens=lengths, causal=True,
-        window_size=(-1, -1), attention_chunk=0, rotary_interleaved=False,
-        scheduler_metadata=None, num_splits=3, return_softmax_lse=True,
-    )  # fmt: skip
-    assert not rest
-    starts = [0, 3, 6, 9] if at is None else at.tolist()
-    if at is None:
-        lse = lse.transpose(0, 1).flatten(1)
-    for i, (top, bottom) in enumerate(pairwise(starts)):
-        seen, rows = slice(int(pads[i]), int(lengths[i])), slice(top, bottom)
-        keys = k[i : i + 1, seen], v[i : i + 1, seen]
-        own = q.flatten(0, 1)[None, rows]
-        wanted = attend(own, *keys, mask=MASKS["causal"], scale=0.125)
-        near((out.reshape(9, 6, 64)[rows], lse[:, rows]), [x[0] for x in wanted])
-
-
 def test_hints_and_what_is_not_read_change_no_bit():
     q, k, v = caches(3)
     used = LENGTHS["used"]
