@@ -3,6 +3,7 @@
 from click.testing import CliRunner, Result
 
 import cli
+from fagen.doctor import Finding, doctor
 from fagen.paths import locate
 from fagen.registry import ENTRIES
 
@@ -22,3 +23,9 @@ def fagen(*words: object, input: str | bytes | None = None) -> Result:
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output
     return result
+
+
+def finding_of(name: str) -> Finding:
+    """What `fagen doctor` has to say of one thing."""
+    (finding,) = (one for one in doctor() if one.name == name)
+    return finding

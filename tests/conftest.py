@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache as once
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,13 @@ import pytest
 
 from fagen import registry
 from fagen.build import Binary, build, prune
+from fagen.kind import Plan
 from fagen.render import Source, render
+from fagen.toolchain import Toolchain
 from tests import rings
 from tests.committed import Committed
 from tests.often import some
+from tests.scripted_compilers import scripted
 
 if TYPE_CHECKING:
     from tests.stubs import StubOp
@@ -79,7 +82,7 @@ def committed() -> Committed:
 def built(kernel_cache: Path) -> Callable[[str], Built]:
     """Build the kernel of a slug, with its torch binding, once for all tests that ask for it."""
 
-    @cache
+    @once
     def build_slug(slug: str) -> Built:
         planned = registry.plan(registry.from_slug(slug))
         source = render(planned)
@@ -93,7 +96,7 @@ def stub_op(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], StubOp
     """The op of a slug over a stub, compiled and loaded once for all tests that ask for it."""
     from tests.stubs import load_stub  # torch, which takes seconds
 
-    return cache(lambda slug: load_stub(slug, tmp_path_factory.mktemp("binary")))
+    return once(lambda slug: load_stub(slug, tmp_path_factory.mktemp("binary")))
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +116,25 @@ OFTEN = (SPREAD[0], SPREAD[3], SPREAD[5])
 def kernel(request: pytest.FixtureRequest, built: Callable[[str], Built]) -> Built:
     """A kernel of each kind in turn."""
     return built(request.param)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of kernels of an empty cache, whose path has a space and a dollar in it."""
+    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "my $cache"))
+    return tmp_path / "my $cache/kernels"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, cache: Path) -> Toolchain:
+    """Compilers made of scripts, which build into that cache."""
+    return scripted(tmp_path)
+
+
+@pytest.fixture
+def planned() -> Plan:
+    """What a build by such compilers is judged by."""
+    return registry.plan_of("fwd_fp16_d128_full_m128n128")
 
 
 @pytest.fixture

@@ -1,9 +1,16 @@
-"""Compilers made of scripts: nvcc prints its source as if ptxas had, g++ copies a file."""
+"""Compilers made of scripts: nvcc prints its source as if ptxas had, g++ copies a file.
 
+And folders of the cache that no compiler filled.
+"""
+
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fagen.build import Binary, build
+from fagen.build.records import Record
+from fagen.build.store import Slot, kernels_folder
 from fagen.kind import Plan
 from fagen.render import Hashes, Source
 from fagen.toolchain import Toolchain, find_ninja
@@ -84,6 +91,31 @@ def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Bina
     return build(source(log, slug), planned, binding=False, toolchain=tools)
 
 
+def slowed(tools: Toolchain) -> Path:
+    """Have nvcc wait, for a source that says SLOW, until there is the file that is returned."""
+    done = tools.nvcc.with_name("done")
+    slow = f"until [ -e {shlex.quote(str(done))} ]; do sleep 0.01; done"
+    make_program(tools.nvcc, tools.nvcc.read_text().replace("sleep 60", slow))
+    return done
+
+
 def compilations(counter: Path) -> int:
     """How often nvcc ran."""
     return len(counter.read_text().splitlines()) if counter.exists() else 0
+
+
+# ---- folders of the cache ------------------------------------------------------------------------
+
+RECORD = Record("x.so", {"g++": "12.2.0"}, {}, {}, 1.0)
+
+
+def fill(making: Path, _: object = None) -> Record:
+    """Fill a folder as a build does."""
+    making.mkdir(parents=True, exist_ok=True)
+    (making / "x.so").write_text("machine code")
+    return RECORD
+
+
+def made(name: str = "fwd_x", make: Callable[[Path, Path], Record] = fill) -> bool:
+    """Have a folder of the cache made, as a build does; return whether it was there already."""
+    return Slot(kernels_folder() / name, "x.so").filled(make)[1]

@@ -13,31 +13,24 @@ from fagen.build.digests import digests
 from fagen.build.steps import run_steps
 from fagen.doctor import doctor
 from fagen.errors import BuildError, CacheError, RefusedBuild, ToolchainError
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
 from fagen.paths import compiler_environment
 from fagen.programs import MissingError
-from fagen.toolchain import Toolchain, find_gxx, find_ninja, find_nvcc, find_toolchain
-from tests.scripted_compilers import GOOD, GXX, SPILLS, make, make_cutlass, make_program, scripted
+from fagen.toolchain import find_gxx, find_ninja, find_nvcc, find_toolchain
+from tests.scripted_compilers import GOOD, GXX, SPILLS, make, make_cutlass, make_program
 
 # what nvcc, g++ and ld would take from a user's environment
 MEDDLING = {
+    **dict.fromkeys(
+        ("INCLUDES", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"), "/elsewhere"
+    ),
+    **dict.fromkeys(("GCC_EXEC_PREFIX", "COMPILER_PATH", "LD_RUN_PATH"), "/elsewhere/"),
+    **dict.fromkeys(("CFLAGS", "CXXFLAGS"), "-ffast-math"),
     "NVCC_APPEND_FLAGS": "--use_fast_math",
     "NVCC_PREPEND_FLAGS": "-G",
-    "INCLUDES": "-I/elsewhere",
     "CUDAFE_FLAGS": "--diag_suppress 1",
     "PTXAS_FLAGS": "-O0",
-    "CPATH": "/elsewhere",
-    "C_INCLUDE_PATH": "/elsewhere",
-    "CPLUS_INCLUDE_PATH": "/elsewhere",
-    "LIBRARY_PATH": "/elsewhere",
-    "GCC_EXEC_PREFIX": "/elsewhere/",
-    "COMPILER_PATH": "/elsewhere",
-    "LD_RUN_PATH": "/elsewhere",
     "LD_PRELOAD": "",
     "SOURCE_DATE_EPOCH": "1",
-    "CFLAGS": "-ffast-math",
-    "CXXFLAGS": "-ffast-math",
     "LANG": "de_DE.UTF-8",
     "TMPDIR": "/tmp",
     "MAKEFLAGS": "-j9",
@@ -45,20 +38,9 @@ MEDDLING = {
 
 
 @pytest.fixture
-def planned() -> Plan:
-    return plan(Schedule.from_slug("fwd_fp16_d128_full_m128n128"))
-
-
-@pytest.fixture
 def told(tmp_path) -> Path:
     """What the compiler saw."""
     return tmp_path / "told"
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch) -> Toolchain:
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
-    return scripted(tmp_path)
 
 
 def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(planned, tools, told, monkeypatch):
@@ -115,24 +97,25 @@ def test_a_logger_tells_what_is_built_and_for_how_long_and_nobody_else_hears_of_
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    told = [(record.levelname, record.getMessage()) for record in heard]
-    assert [level for level, _ in told] == ["INFO", "INFO"]
-    assert told[0][1] == "fwd_x: compiling the kernel with nvcc 13.0.89"
-    assert re.fullmatch(r"fwd_x: compiled the kernel in \d+\.\d s", told[1][1])
+    assert [record.levelname for record in heard] == ["INFO", "INFO"]
+    begun, done = (record.getMessage() for record in heard)
+    assert begun == "fwd_x: compiling the kernel with nvcc 13.0.89"
+    assert re.fullmatch(r"fwd_x: compiled the kernel in \d+\.\d s", done)
 
 
-CHANGES = {
-    "a wrapper of nvcc": lambda folder: folder / "bin/nvcc",
-    "a wrapper of g++": lambda folder: folder / "bin/g++",
-    "nvcc's profile": lambda folder: folder / "nvcc.profile",
-    "the assembler on PATH": lambda folder: folder / "path/as",
-    "the linker on PATH": lambda folder: folder / "path/ld",
-    "a header of CUTLASS": lambda folder: folder / "cutlass/cute/tensor.hpp",
+FILES = {  # whose version stays when they change
+    "a wrapper of nvcc": "bin/nvcc",
+    "a wrapper of g++": "bin/g++",
+    "nvcc's profile": "nvcc.profile",
+    "the assembler on PATH": "path/as",
+    "the linker on PATH": "path/ld",
+    "a header of CUTLASS": "cutlass/cute/tensor.hpp",
 }
+VERSIONS = {"nvcc_version": "13.0.89", "gxx_version": "13.1.0", "cutlass_version": "4.3.0"}
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_what_changes_while_its_version_stays_decides_the_folder_too(
+@pytest.mark.parametrize("what", [*FILES, *VERSIONS, "flags", "a comment"])
+def test_whatever_decides_the_outcome_decides_the_folder(
     planned, tools, tmp_path, monkeypatch, what
 ):
     for name in ("as", "ld"):
@@ -142,12 +125,21 @@ def test_what_changes_while_its_version_stays_decides_the_folder_too(
     os.mkfifo(tools.cutlass / "cute/nobody_writes_here.hpp")
     (tools.cutlass / "cute/gone.hpp").symlink_to("nowhere")
     first = make(GOOD, planned, tools)
-    changed = CHANGES[what](tmp_path)
-    changed.write_text(changed.read_text() + "# -ffast-math\n")
-    second = make(GOOD, planned, tools)
+    log = GOOD
+    if what in FILES:
+        changed = tmp_path / FILES[what]
+        changed.write_text(changed.read_text() + "# -ffast-math\n")
+    elif what in VERSIONS:
+        tools = replace(tools, **{what: VERSIONS[what]})
+    elif what == "flags":
+        monkeypatch.setattr("fagen.build.FLAGS", ("-O0",))
+    else:
+        log += "// a comment\n"
+    second = make(log, planned, tools)
     assert not second.cached and second.folder != first.folder
-    known = [records.read_record(one.folder) for one in (first, second)]
-    assert known[0] and known[1] and known[0].digests != known[1].digests
+    written = [records.read_record(one.folder) for one in (first, second)]
+    assert written[0] and written[1]
+    assert (written[0].digests != written[1].digests) == (what in FILES)
 
 
 def test_the_same_programs_elsewhere_make_the_same(tools, tmp_path):

@@ -5,36 +5,24 @@ import fcntl
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fagen.build import cache_entries, locks, prune, store
+from fagen.build import cache_entries, locks, prune
 from fagen.build.locks import has_locks, is_abandoned, new_making
 from fagen.build.records import Record
-from fagen.doctor import doctor
+from tests.cli_helpers import finding_of
+from tests.scripted_compilers import fill, made
 
-RECORD = Record("x.so", {}, {}, {}, 1.0)
 DAY = 86_400
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(locks.tempfile, "tempdir", str(tmp_path))
-    return tmp_path / "cache/kernels"
-
-
-def fill(making: Path) -> Record:
-    (making / "x.so").write_text("machine code")
-    return RECORD
-
-
-def made(name: str = "fwd_x", make=fill) -> bool:
-    folder = store.kernels_folder() / name
-    return store.place(folder, "x.so", make, lock=store.lock_of(folder))[1]
+def age(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (time.time() - 2 * DAY,) * 2)
 
 
 # ---- locks ---------------------------------------------------------------------------------------
@@ -43,6 +31,7 @@ def made(name: str = "fwd_x", make=fill) -> bool:
 @pytest.fixture
 def no_locks(cache, monkeypatch, request):
     """No file below the cache has locks; those elsewhere have."""
+    monkeypatch.setattr(locks.tempfile, "tempdir", str(cache.parents[1]))
     locked = fcntl.flock
 
     def flock(descriptor: int, how: int) -> None:
@@ -60,19 +49,16 @@ WORDS = [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS]
 def test_without_locks_a_kernel_is_made_and_once_by_the_threads_of_a_machine(cache, no_locks):
     runs = []
 
-    def slowly(making: Path) -> Record:
+    def slowly(making: Path, kept: Path) -> Record:
         runs.append(making)
         time.sleep(0.05)
         return fill(making)
 
-    crew = [threading.Thread(target=made, args=("fwd_x", slowly)) for _ in range(4)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: made(make=slowly), range(4)))
     assert len(runs) == 1 and made() is True
     assert not has_locks(cache)
-    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    finding = finding_of("cache folder")
     assert finding.ok and "has no locks" in finding.found
     assert [entry.name for entry in prune(everything=True)] == ["fwd_x"]
 
@@ -84,7 +70,7 @@ def test_without_any_locks_each_makes_its_own_and_the_first_to_finish_is_taken(
     monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path / "not there"))
     others = []
 
-    def overtaken(making: Path) -> Record:
+    def overtaken(making: Path, kept: Path) -> Record:
         others.append(made())  # as another machine may, meanwhile
         return fill(making)
 
@@ -104,12 +90,10 @@ def test_what_another_machine_is_making_stays_until_nothing_changed_for_a_day(ca
     monkeypatch.undo()
     monkeypatch.setenv("FAGEN_CACHE", str(cache.parent))
     assert made() is False and prune(everything=True) and theirs.is_dir()  # fwd_x alone is gone
-    for path in (theirs, theirs / "x.so"):
-        os.utime(path, (time.time() - 2 * DAY,) * 2)
+    age(theirs, theirs / "x.so")
     (theirs / "y.ptx").write_text("still at work")
     assert made() is False and prune(everything=True) and theirs.is_dir()
-    for path in (*theirs.iterdir(), theirs):
-        os.utime(path, (time.time() - 2 * DAY,) * 2)
+    age(*theirs.iterdir(), theirs)
     assert made() is False and not theirs.exists()
 
 
@@ -140,5 +124,5 @@ def test_a_folder_of_any_other_name_is_left_for_a_day(cache, name):
     making = cache / f"fwd_x.making-{name}"
     making.mkdir(parents=True)
     assert not is_abandoned(making)
-    os.utime(making, (time.time() - 2 * DAY,) * 2)
+    age(making)
     assert is_abandoned(making)

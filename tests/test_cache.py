@@ -6,38 +6,20 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fagen.build import cache_entries, prune, store
-from fagen.doctor import doctor
 from fagen.errors import BuildError, CacheError
 from fagen.search import tasks
 from fagen.search.tasks import GOOD, Compiled
-from tests.cli_helpers import fagen
+from tests.cli_helpers import fagen, finding_of
+from tests.scripted_compilers import fill, made
 
 NOBODY = 65_534
-RECORD = store.Record("fwd_x.so", {"g++": "12.2.0"}, {}, {}, 1.0)
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, whose path has a space and a dollar in it."""
-    monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "my $cache"))
-    return tmp_path / "my $cache/kernels"
-
-
-def made(name: str = "fwd_x") -> tuple[Path, bool]:
-    """A folder of the cache, as a build makes it, and whether it was there already."""
-
-    def fill(making: Path) -> store.Record:
-        (making / "fwd_x.so").write_text("machine code")
-        return RECORD
-
-    folder = store.kernels_folder() / name
-    return folder, store.place(folder, "fwd_x.so", fill, lock=store.lock_of(folder))[1]
 
 
 # ---- what others could have put there -----------------------------------------------------------
@@ -48,12 +30,8 @@ def move_behind_a_link(path: Path) -> None:
     path.symlink_to("elsewhere")
 
 
-def let_others_write(path: Path) -> None:
-    path.chmod(path.stat().st_mode | 0o002)
-
-
-def let_its_group_write(path: Path) -> None:
-    path.chmod(path.stat().st_mode | 0o020)
+def let_write(who: int) -> Callable[[Path], None]:
+    return lambda path: path.chmod(path.stat().st_mode | who)
 
 
 def give_away(path: Path) -> None:
@@ -62,13 +40,14 @@ def give_away(path: Path) -> None:
     os.chown(path, NOBODY, -1)
 
 
+let_others_write = let_write(0o002)
 HARMS = {
     "link": (move_behind_a_link, "is a symbolic link", "remove it: rm {}"),
     "others": (let_others_write, r"may be written by others \(mode 0(757|646)\)", "go-w {}"),
-    "group": (let_its_group_write, r"may be written by others \(mode 0(775|664)\)", "go-w {}"),
+    "group": (let_write(0o020), r"may be written by others \(mode 0(775|664)\)", "go-w {}"),
     "owner": (give_away, "belongs to (nobody|user 65534)", "rm -rf {}"),
 }
-PLACES = (".", "kernels", "kernels/fwd_x", "kernels/fwd_x/fwd_x.so", "kernels/fwd_x/record.json")
+PLACES = (".", "kernels", "kernels/fwd_x", "kernels/fwd_x/x.so", "kernels/fwd_x/record.json")
 
 
 @pytest.mark.parametrize(
@@ -78,36 +57,36 @@ PLACES = (".", "kernels", "kernels/fwd_x", "kernels/fwd_x/fwd_x.so", "kernels/fw
 def test_what_others_could_have_put_there_is_not_taken_but_named(
     cache: Path, where: str, harm: str
 ) -> None:
-    assert made() == (cache / "fwd_x", False) and made() == (cache / "fwd_x", True)
+    assert (made(), made()) == (False, True)
     do, why, remedy = HARMS[harm]
     path = cache.parent / where
     do(path)
     with pytest.raises(CacheError) as refused:
         made()
-    said = str(refused.value)
-    assert re.search(rf"yours alone: {re.escape(str(path))} ({why})", said), said
-    assert remedy.format(shlex.quote(str(path))) in said
-    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    message = str(refused.value)
+    assert re.search(rf"yours alone: {re.escape(str(path))} ({why})", message), message
+    assert remedy.format(shlex.quote(str(path))) in message
+    finding = finding_of("cache folder")
     assert not finding.ok and finding.found.startswith(f"{path} ")
     assert remedy.format(shlex.quote(str(path))) in finding.remedy
 
 
 def test_what_to_do_is_what_helps(cache: Path) -> None:
-    folder, _ = made()
-    let_its_group_write(folder)
-    let_others_write(folder / "fwd_x.so")
+    made()
+    let_write(0o020)(cache / "fwd_x")
+    let_others_write(cache / "fwd_x/x.so")
     with pytest.raises(CacheError) as refused:
         made()
     command = str(refused.value).rpartition(": ")[2]
     os.system(command)
-    assert made() == (folder, True)
+    assert made() is True
 
 
 def test_the_cache_itself_may_lie_behind_a_link(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "large disk").mkdir()
     cache.parent.symlink_to(tmp_path / "large disk")
-    assert made()[1] is False and made()[1] is True
-    assert (tmp_path / "large disk/kernels/fwd_x/fwd_x.so").exists()
+    assert made() is False and made() is True
+    assert (tmp_path / "large disk/kernels/fwd_x/x.so").exists()
     assert [entry.state for entry in cache_entries()] == ["finished"]
 
 
@@ -116,7 +95,7 @@ def test_what_root_has_put_there_is_taken(cache: Path, monkeypatch: pytest.Monke
         pytest.skip("only root leaves what root owns")
     made()
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    assert made()[1] is True
+    assert made() is True
 
 
 def test_nobody_else_may_write_what_is_made_whatever_the_umask_allows(cache: Path) -> None:
@@ -124,16 +103,16 @@ def test_nobody_else_may_write_what_is_made_whatever_the_umask_allows(cache: Pat
     try:
         made()
         with pytest.raises(BuildError):
-            store.place(cache / "fwd_y", "fwd_y.so", fail, lock=store.lock_of(cache / "fwd_y"))
+            made("fwd_y", fail)
     finally:
         os.umask(usual)
     assert (cache / "fwd_y.failed/log").exists()
     for path in (cache.parent, *cache.parent.rglob("*")):
         assert not path.stat().st_mode & 0o022, path
-    assert made()[1] is True
+    assert made() is True
 
 
-def fail(making: Path) -> store.Record:
+def fail(making: Path, kept: Path) -> store.Record:
     (making / "log").write_text("error")
     raise BuildError("no")
 
@@ -146,7 +125,7 @@ def test_a_lock_that_is_a_link_is_not_followed(cache: Path, tmp_path: Path) -> N
     assert not (tmp_path / "made through it").exists()
     (cache / "fwd_x").mkdir()  # broken, and its lock is no lock
     assert {entry.name for entry in prune()} == {"fwd_x", "fwd_x.lock"}
-    assert made()[1] is False
+    assert made() is False
 
 
 def test_a_kernel_that_travelled_is_not_taken_from_others(cache: Path) -> None:
@@ -172,8 +151,9 @@ def test_prune_removes_links_and_never_what_they_lead_to(cache: Path, tmp_path: 
     mine = tmp_path / "mine"
     (mine / "inside").mkdir(parents=True)
     (mine / "file").write_text("kept")
-    whole, _ = made("fwd_whole")
-    linked, _ = made("fwd_linked")
+    whole, linked = cache / "fwd_whole", cache / "fwd_linked"
+    made("fwd_whole")
+    made("fwd_linked")
     (linked / "to a file").symlink_to(mine / "file")
     (linked / "to a folder").symlink_to(mine)
     (linked / "to itself").symlink_to(linked)
@@ -183,9 +163,9 @@ def test_prune_removes_links_and_never_what_they_lead_to(cache: Path, tmp_path: 
     states = {entry.name: entry.state for entry in cache_entries()}
     assert states.pop("fwd_whole") == "finished"
     assert set(states.values()) == {"foreign"} and len(states) == 6
-    told = json.loads(fagen("cache", "prune", "--json").output)
+    rows = json.loads(fagen("cache", "prune", "--json").output)
     beside = {"fwd_linked.making-gone"}  # which may go with its folder
-    assert {row["kernel"] for row in told} | beside == set(states)
+    assert {row["kernel"] for row in rows} | beside == set(states)
     assert [entry.folder for entry in cache_entries()] == [whole]
     assert (mine / "file").read_text() == "kept" and (mine / "inside").is_dir()
     assert [entry.folder for entry in prune(everything=True)] == [whole]
@@ -212,22 +192,20 @@ def test_names_that_others_gave_are_shown_escaped(cache: Path) -> None:
 # ---- many at once -------------------------------------------------------------------------------
 
 
-def build_and_prune(number: int, made: Path, together: Any, faults: Any) -> None:
+def build_and_prune(number: int, log: Path, together: Any, faults: Any) -> None:
     """In one process of several: half of them make the same folders, all prune all the time."""
 
-    def make_slowly(making: Path) -> store.Record:
-        with made.open("a") as count:
-            count.write(f"{making.name.partition('.')[0]}\n")
+    def make_slowly(making: Path, kept: Path) -> store.Record:
+        with log.open("a") as file:
+            file.write(f"{making.name.partition('.')[0]}\n")
         time.sleep(0.002)
-        (making / "fwd_x.so").write_text("machine code")
-        return RECORD
+        return fill(making)
 
     together.wait()
     for turn in range(30):
-        folder = store.kernels_folder() / f"fwd_{turn}"
         try:
             if number % 2:
-                store.place(folder, "fwd_x.so", make_slowly, lock=store.lock_of(folder))
+                made(f"fwd_{turn}", make_slowly)
             prune()
         except Exception as error:
             faults.put(str(error))
@@ -237,15 +215,15 @@ def test_six_processes_that_build_and_prune_the_same_kernels_do_not_disturb_each
     cache: Path, tmp_path: Path
 ) -> None:
     fork = multiprocessing.get_context("fork")  # six times the imports would take seconds
-    together, faults, made = fork.Barrier(6), fork.SimpleQueue(), tmp_path / "made"
-    crew = [
-        fork.Process(target=build_and_prune, args=(number, made, together, faults))
+    together, faults, log = fork.Barrier(6), fork.SimpleQueue(), tmp_path / "made"
+    processes = [
+        fork.Process(target=build_and_prune, args=(number, log, together, faults))
         for number in range(6)
     ]
-    for process in crew:
+    for process in processes:
         process.start()
-    for process in crew:
+    for process in processes:
         process.join()
     assert faults.empty(), faults.get()
-    assert sorted(made.read_text().split()) == sorted(f"fwd_{turn}" for turn in range(30))
+    assert sorted(log.read_text().split()) == sorted(f"fwd_{turn}" for turn in range(30))
     assert {entry.state for entry in cache_entries()} == {"finished"}

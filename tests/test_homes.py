@@ -9,25 +9,13 @@ from pathlib import Path
 import pytest
 
 from fagen import pick
-from fagen.build import store
-from fagen.build.records import Record
 from fagen.commandline import report
 from fagen.dispatch.pick import search_command
 from fagen.doctor import doctor
 from fagen.errors import CacheError
 from fagen.paths import config_folder
-from tests.cli_helpers import SLUG, fagen
-
-
-def made() -> bool:
-    """Make a folder of the cache, as a build does; whether it was there already."""
-
-    def fill(making: Path) -> Record:
-        (making / "x.so").write_text("machine code")
-        return Record("x.so", {}, {}, {}, 1.0)
-
-    folder = store.kernels_folder() / "fwd_x"
-    return store.place(folder, "x.so", fill, lock=store.lock_of(folder))[1]
+from tests.cli_helpers import SLUG, fagen, finding_of
+from tests.scripted_compilers import made
 
 
 @pytest.fixture(
@@ -64,22 +52,21 @@ def test_a_home_that_is_not_to_be_had_is_not_asked_for_where_the_cache_is_named(
 ):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     assert made() is False and made() is True
-    found = pick(dtype="fp16", head_dim=128, causal=True)
-    assert found.slug and found.file and not found.found
+    choice = pick(dtype="fp16", head_dim=128, causal=True)
+    assert choice.slug and choice.file and not choice.found
     assert list(report.listed_of_users()) == []
     assert search_command(SLUG).startswith(f"fagen search {SLUG} ")
     for words in (("cache", "list"), ("doctor",), ("check", SLUG)):
         answer = fagen(*words)
         assert answer.exit_code == 0, answer.output
-    told = {one.name: one for one in doctor()}
-    assert told["cache folder"].ok
+    assert finding_of("cache folder").ok
     if config_folder() is None:
-        assert "set XDG_CONFIG_HOME" in told["schedules"].remedy
+        assert "set XDG_CONFIG_HOME" in finding_of("schedules").remedy
 
 
 def test_without_a_cache_named_the_way_out_is(homeless, monkeypatch):
     monkeypatch.delenv("FAGEN_CACHE")
-    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    finding = finding_of("cache folder")
     if not finding.ok:
         assert "FAGEN_CACHE" in finding.remedy or "XDG_CACHE_HOME" in finding.remedy
     assert "Traceback" not in fagen("cache", "list").output
@@ -88,8 +75,8 @@ def test_without_a_cache_named_the_way_out_is(homeless, monkeypatch):
 @pytest.mark.parametrize("name", ["FAGEN_CACHE", "XDG_CONFIG_HOME", "CUDA_HOME", "FAGEN_CUTLASS"])
 def test_a_home_of_nobody_in_a_variable_is_said_by_the_doctor(monkeypatch, name):
     monkeypatch.setenv(name, "~nobody-at-all/x")
-    said = [one for one in doctor() if name in one.found + one.remedy]
-    assert said and not any(one.ok for one in said)
+    findings = [one for one in doctor() if name in one.found + one.remedy]
+    assert findings and not any(one.ok for one in findings)
 
 
 def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(tmp_path, monkeypatch):
@@ -110,7 +97,7 @@ def test_a_cache_that_cannot_be_is_said_in_words(tmp_path, monkeypatch, where):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / where))
     with pytest.raises(CacheError, match=r"cannot be written(.|\n)*set FAGEN_CACHE"):
         made()
-    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    finding = finding_of("cache folder")
     assert not finding.ok and "set FAGEN_CACHE" in finding.remedy
     for words in (("cache", "list"), ("cache", "prune", "--all")):
         assert fagen(*words).exit_code in (0, 4)
@@ -118,5 +105,5 @@ def test_a_cache_that_cannot_be_is_said_in_words(tmp_path, monkeypatch, where):
 
 def test_the_doctor_names_what_compilers_do_not_get(monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "--use_fast_math")
-    (finding,) = (one for one in doctor() if one.name == "compilers")
+    finding = finding_of("compilers")
     assert finding.ok and re.search("do not get .*NVCC_APPEND_FLAGS", finding.found)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fagen.build.digests import digests
 from fagen.build.gxx import key_of, torch_library, versions
-from fagen.build.records import Record, stated_environment, write_record
+from fagen.build.records import Record, write_record
 from fagen.build.report import (
     NO_DISASSEMBLER,
     CompilerReport,
@@ -23,17 +23,15 @@ from fagen.build.report import (
     read_log,
     with_machine_code,
 )
-from fagen.build.steps import LOG, Command, refusal, run_steps
+from fagen.build.steps import LOG, Command, compiled, refusal
 from fagen.build.store import (
     CacheEntry,
+    Slot,
     cache_entries,
-    failed_folder,
     kernels_folder,
     lock_of,
     locked,
-    place,
     prune,
-    read_finished,
 )
 from fagen.build.together import build_together
 from fagen.errors import RefusedBuild
@@ -116,47 +114,39 @@ def build(
         if progress:
             progress(line)
 
-    folder, file = _kernel_folder(source, tools), f"{source.slug}.so"
+    slot = _slot(source, tools)
     command, _ = _kernel_commands(source.slug, tools)
-    if refused := read_finished(failed_folder(folder), file, reported=True):
-        _refuse_broken(_reported(refused), plan, failed_folder(folder), command)
-    record, cached = place(
-        folder,
-        file,
-        lambda making: _make_kernel(making, folder, source, plan, tools, say),
-        lock=lock_of(folder),
-        reported=True,
+    if refused := slot.failed.record():
+        _refuse_broken(_reported(refused), plan, slot.failed.folder, command)
+    record, cached = slot.filled(
+        lambda making, kept: _make_kernel(making, kept, source, plan, tools, say),
         waiting=lambda: say(f"{source.slug}: waiting for another build of it"),
     )
-    report = _read_machine_code_later(
-        folder, record, source.slug, len(plan.launches.kernels), tools
-    )
-    _refuse_broken(report, plan, folder, command)
-    cost = record.cpu_seconds
+    report = _read_machine_code_later(slot, record, plan, tools)
+    _refuse_broken(report, plan, slot.folder, command)
+    made_with, cost = record.made_with, record.cpu_seconds
 
-    library = None
-    if torch:
-        inside = folder / f"torch-{_binding_key(source, tools, torch)}"
-        bound, was_bound = place(
-            inside,
-            f"{source.slug}_torch.so",
-            lambda making: _make_binding(making, inside, source, tools, torch, say),
-            lock=lock_of(folder),
+    bound = _bound(slot, source, tools, torch) if torch else None
+    if bound and torch:
+        make = _binding_maker(bound, source, tools, torch)
+        what = f"the torch binding with g++ {tools.gxx_version}"
+        of_binding, was_bound = bound.filled(
+            lambda making, kept: _timed(source.slug, what, say, lambda: make(making, kept))
         )
         cached = cached and was_bound
-        cost += bound.cpu_seconds
-        library = inside / f"{source.slug}_torch.so"
+        cost += of_binding.cpu_seconds
+        made_with = {**made_with, "torch": torch.version}
     return Binary(
         slug=source.slug,
-        folder=folder,
-        library=folder / f"{source.slug}.so",
-        binding=library,
+        folder=slot.folder,
+        library=slot.path,
+        binding=bound.path if bound else None,
         report=report,
         cached=cached,
         cpu_seconds=cost,
         source_hash=source.hash,
         hashes=source.hashes,
-        made_with={**record.made_with, **({"torch": torch.version} if torch else {})},
+        made_with=made_with,
         plan=plan,
     )
 
@@ -167,13 +157,10 @@ def is_known(
     """Whether `build` needs no compiler: the kernel is in the cache, or remembered as refused."""
     tools = toolchain or find_toolchain()
     torch = _torch_for(binding)
-    folder, file = _kernel_folder(source, tools), f"{source.slug}.so"
-    if read_finished(failed_folder(folder), file, reported=True):
+    slot = _slot(source, tools)
+    if slot.failed.record():
         return True
-    if not read_finished(folder, file, reported=True):
-        return False
-    inside = folder / f"torch-{_binding_key(source, tools, torch)}" if torch else None
-    return not inside or bool(read_finished(inside, f"{source.slug}_torch.so"))
+    return bool(slot.record()) and not (torch and not _bound(slot, source, tools, torch).record())
 
 
 def _torch_for(binding: bool | None) -> Torch | None:
@@ -190,76 +177,54 @@ def _torch_for(binding: bool | None) -> Torch | None:
 # ---- The two steps -------------------------------------------------------------------------------
 
 
+def _timed(slug: str, what: str, say: Callable[[str], None], make: Callable[[], Record]) -> Record:
+    """Say what is compiled with what, and for how long it was."""
+    began = time.monotonic()
+    say(f"{slug}: compiling {what}")
+    record = make()
+    say(f"{slug}: compiled {what.partition(' with ')[0]} in {time.monotonic() - began:.1f} s")
+    return record
+
+
 def _make_kernel(
     making: Path,
-    folder: Path,
+    kept: Path,
     source: Source,
     plan: Plan,
     tools: Toolchain,
     say: Callable[[str], None],
 ) -> Record:
     refuse_to_compile_in(making)
-    say(f"{source.slug}: compiling the kernel with nvcc {tools.nvcc_version}")
-    began = time.monotonic()
-    (making / f"{source.slug}.cu").write_text(source.kernel, encoding="utf-8")
-    commands = _kernel_commands(source.slug, tools)
-    seconds = run_steps(
-        making,
-        failed_folder(folder),
-        tools.ninja,
-        [(f"{source.slug}.o", commands[0]), (f"{source.slug}.so", commands[1])],
-    )
-    report = with_machine_code(
-        read_log((making / LOG).read_text(encoding="utf-8"), len(plan.launches.kernels)),
-        making / f"{source.slug}.so",
-        tools.disassembler,
-        len(plan.launches.kernels),
-    )
-    record = Record(
-        library=f"{source.slug}.so",
-        made_with=versions(tools),
-        digests=digests(tools),
-        environment=stated_environment(),
-        cpu_seconds=seconds,
-        report=report,
-    )
-    if broken_promises(report, plan):
-        write_record(making, record)  # of a failed build: that of a compiler that failed has none
-    _refuse_broken(report, plan, failed_folder(folder), commands[0])
-    say(f"{source.slug}: compiled the kernel in {time.monotonic() - began:.1f} s")
-    return record
+    slug, kernels = source.slug, len(plan.launches.kernels)
+    compile_it, link_it = _kernel_commands(slug, tools)
+
+    def make() -> Record:
+        record = compiled(
+            making,
+            kept,
+            tools.ninja,
+            {f"{slug}.cu": source.kernel},
+            [(f"{slug}.o", compile_it), (f"{slug}.so", link_it)],
+            versions(tools),
+            digests(tools),
+        )
+        report = read_log((making / LOG).read_text(encoding="utf-8"), kernels)
+        report = with_machine_code(report, making / f"{slug}.so", tools.disassembler, kernels)
+        record = replace(record, report=report)
+        if broken_promises(report, plan):
+            write_record(
+                making, record
+            )  # of a failed build: that of a compiler that failed has none
+        _refuse_broken(report, plan, kept, compile_it)
+        return record
+
+    return _timed(slug, f"the kernel with nvcc {tools.nvcc_version}", say, make)
 
 
 def _refuse_broken(report: CompilerReport, plan: Plan, folder: Path, command: Command) -> None:
     """Raise RefusedBuild where a kernel breaks a promise of its Plan."""
     if faults := broken_promises(report, plan):
         raise RefusedBuild(refusal(faults, folder, command))
-
-
-def _make_binding(
-    making: Path,
-    folder: Path,
-    source: Source,
-    tools: Toolchain,
-    torch: Torch,
-    say: Callable[[str], None],
-) -> Record:
-    say(f"{source.slug}: compiling the torch binding with g++ {tools.gxx_version}")
-    began = time.monotonic()
-    name = f"{source.slug}_torch"
-    kernel = f"-L{folder.parent}", f"-l:{source.slug}.so"
-    record = torch_library(
-        making,
-        failed_folder(folder),
-        name,
-        source.binding,
-        tools,
-        torch,
-        compile_flags=(*BINDING_FLAGS, "-isystem", torch.include, "-isystem", tools.cuda_include),
-        link_flags=(*kernel, f"-L{torch.library_dir}", *BINDING_LINK_FLAGS),
-    )
-    say(f"{source.slug}: compiled the torch binding in {time.monotonic() - began:.1f} s")
-    return record
 
 
 def _kernel_commands(slug: str, tools: Toolchain) -> tuple[Command, Command]:
@@ -278,26 +243,45 @@ def _reported(record: Record) -> CompilerReport:
 
 
 def _read_machine_code_later(
-    folder: Path, record: Record, slug: str, kernels: int, tools: Toolchain
+    slot: Slot, record: Record, plan: Plan, tools: Toolchain
 ) -> CompilerReport:
     """A kernel built before a disassembler was installed: read its machine code now."""
     report = _reported(record)
     if report.machine_note != NO_DISASSEMBLER or tools.disassembler is None:
         return report
-    report = with_machine_code(report, folder / f"{slug}.so", tools.disassembler, kernels)
-    with suppress(OSError), locked(lock_of(folder), lambda: None):  # others' caches are read-only
-        write_record(folder, replace(record, report=report))
+    kernels = len(plan.launches.kernels)
+    report = with_machine_code(report, slot.path, tools.disassembler, kernels)
+    with suppress(OSError), locked(lock_of(slot.folder), lambda: None):
+        write_record(slot.folder, replace(record, report=report))  # others' caches are read-only
     return report
 
 
 # ---- What decides a build ------------------------------------------------------------------------
 
 
-def _kernel_folder(source: Source, tools: Toolchain) -> Path:
+def _slot(source: Source, tools: Toolchain) -> Slot:
+    """Where a kernel lies in the cache."""
     key = key_of(source.kernel, FLAGS, LINK_FLAGS, versions(tools), digests(tools))
-    return kernels_folder() / f"{source.slug}-{key}"
+    folder = kernels_folder() / f"{source.slug}-{key}"
+    return Slot(folder, f"{source.slug}.so", reported=True)
 
 
-def _binding_key(source: Source, tools: Toolchain, torch: Torch) -> str:
+def _bound(slot: Slot, source: Source, tools: Toolchain, torch: Torch) -> Slot:
+    """Where its binding to a torch does: in the kernel's folder."""
     flags = (*BINDING_FLAGS, *BINDING_LINK_FLAGS)
-    return key_of(source.binding, flags, torch.version, versions(tools), digests(tools))
+    key = key_of(source.binding, flags, torch.version, versions(tools), digests(tools))
+    return Slot(slot.folder / f"torch-{key}", f"{source.slug}_torch.so")
+
+
+def _binding_maker(
+    bound: Slot, source: Source, tools: Toolchain, torch: Torch
+) -> Callable[[Path, Path], Record]:
+    kernel = f"-L{bound.folder.parent}", f"-l:{source.slug}.so"
+    return torch_library(
+        f"{source.slug}_torch",
+        source.binding,
+        tools,
+        torch,
+        compile_flags=(*BINDING_FLAGS, "-isystem", torch.include, "-isystem", tools.cuda_include),
+        link_flags=(*kernel, f"-L{torch.library_dir}", *BINDING_LINK_FLAGS),
+    )

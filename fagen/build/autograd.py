@@ -9,7 +9,7 @@ from pathlib import Path
 from fagen.build.digests import digests
 from fagen.build.gxx import key_of, torch_library, versions
 from fagen.build.records import Record
-from fagen.build.store import failed_folder, kernels_folder, lock_of, place
+from fagen.build.store import Slot, kernels_folder
 from fagen.paths import locate
 from fagen.toolchain import TORCH_LIBRARIES, find_toolchain, find_torch
 
@@ -29,22 +29,21 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
         return None
     source = (locate("templates") / "binding" / "autograd.cpp").read_text(encoding="utf-8")
     key = key_of(source, _FLAGS, _LINK_FLAGS, torch.version, versions(tools), digests(tools))
-    folder = kernels_folder() / f"autograd-{key}"
+    slot = Slot(kernels_folder() / f"autograd-{key}", f"{_NAME}.so")
     headers = torch.include, torch.include / "torch" / "csrc" / "api" / "include"
+    compiled = torch_library(
+        _NAME,
+        source,
+        tools,
+        torch,
+        compile_flags=(*_FLAGS, "-isystem", headers[0], "-isystem", headers[1]),
+        link_flags=(f"-L{torch.library_dir}", *_LINK_FLAGS),
+    )
 
-    def make(making: Path) -> Record:
+    def make(making: Path, kept: Path) -> Record:
         if progress:
             progress(f"compiling the node of gradients for torch {torch.version}, once")
-        return torch_library(
-            making,
-            failed_folder(folder),
-            _NAME,
-            source,
-            tools,
-            torch,
-            compile_flags=(*_FLAGS, "-isystem", headers[0], "-isystem", headers[1]),
-            link_flags=(f"-L{torch.library_dir}", *_LINK_FLAGS),
-        )
+        return compiled(making, kept)
 
-    place(folder, f"{_NAME}.so", make, lock=lock_of(folder))
-    return folder / f"{_NAME}.so"
+    slot.filled(make)
+    return slot.path

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fagen.build.digests import digests
-from fagen.build.records import Record, stated_environment
-from fagen.build.steps import Command, run_steps
+from fagen.build.records import Record
+from fagen.build.steps import Command, compiled
 from fagen.toolchain import Toolchain, Torch
 
 _LAYOUT = 3  # of a folder in the cache; part of every key
@@ -29,8 +30,6 @@ def versions(tools: Toolchain) -> dict[str, str]:
 
 
 def torch_library(
-    making: Path,
-    kept: Path,
     name: str,
     text: str,
     tools: Toolchain,
@@ -38,17 +37,15 @@ def torch_library(
     *,
     compile_flags: Sequence[str | Path],
     link_flags: Sequence[str | Path],
-) -> Record:
-    """Compile and link <name>.so in the folder `making`; return how.  Raises as run_steps does."""
-    (making / f"{name}.cpp").write_text(text, encoding="utf-8")
+) -> Callable[[Path, Path], Record]:
+    """Return what compiles and links <name>.so in a folder, and says how: see Slot.filled."""
     compile_it: Command = [tools.gxx, *compile_flags, "-c", f"{name}.cpp", "-o", f"{name}.o"]
     link_it: Command = [tools.gxx, f"{name}.o", *link_flags, "-o", f"{name}.so"]
-    steps = [(f"{name}.o", compile_it), (f"{name}.so", link_it)]
-    seconds = run_steps(making, kept, tools.ninja, steps)
-    return Record(
-        library=f"{name}.so",
+    return partial(
+        compiled,
+        ninja=tools.ninja,
+        sources={f"{name}.cpp": text},
+        steps=[(f"{name}.o", compile_it), (f"{name}.so", link_it)],
         made_with={"torch": torch.version, **versions(tools)},
         digests=digests(tools),
-        environment=stated_environment(),
-        cpu_seconds=seconds,
     )

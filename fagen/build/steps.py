@@ -9,9 +9,10 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fagen.build.records import Record, stated_environment
 from fagen.errors import BuildError
 from fagen.paths import compiler_environment
 from fagen.process import run
@@ -30,6 +31,30 @@ _NOT_THE_COMPILERS = re.compile(r"\[\d+/\d+\]|ninja: |FAILED: |\. \./\S+\.sh$")
 _SHOWN_LINES = 60  # of a compiler that failed; the log has them all
 _FULL = ("No space left on device", "Disk quota exceeded")
 _FULL_BYTES = 1 << 16  # where less is free, whatever failed did for want of room
+
+
+def compiled(
+    making: Path,
+    kept: Path,
+    ninja: Path,
+    sources: Mapping[str, str],
+    steps: Sequence[tuple[str, Command]],
+    made_with: Mapping[str, str],
+    digests: Mapping[str, str],
+) -> Record:
+    """Write sources by their names, run the steps and return what to record.
+
+    `kept` and what is raised are as of run_steps.
+    """
+    for name, text in sources.items():
+        (making / name).write_text(text, encoding="utf-8")
+    return Record(
+        library=steps[-1][0],
+        made_with=made_with,
+        digests=digests,
+        environment=stated_environment(),
+        cpu_seconds=run_steps(making, kept, ninja, steps),
+    )
 
 
 def run_steps(making: Path, kept: Path, ninja: Path, steps: Sequence[tuple[str, Command]]) -> float:

@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fagen.build import locks
@@ -51,21 +51,76 @@ def kernels_folder() -> Path:
     return cache_folder() / "kernels"
 
 
-def failed_folder(folder: Path) -> Path:
-    """Return where the sources and logs of a failed build of `folder` are kept."""
-    return folder.with_name(folder.name + _FAILED)
+@dataclass(frozen=True)
+class Slot:
+    """A folder of the cache, and the library that it is there for.
 
-
-def read_finished(folder: Path, library: str, *, reported: bool = False) -> Record | None:
-    """Return the record of a finished folder of that library; None where there is none, or broken.
-
-    With `reported` it has to hold a compiler's report. Raises CacheError where it, or what it lies
-    in, is not this user's alone.
+    With `reported` its record has to hold a compiler's report.
     """
-    check_own(folder)
-    record = read_record(folder)
-    whole = record and record.library == library and (record.report or not reported)
-    return record if whole else None
+
+    folder: Path
+    library: str
+    reported: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Where the library lies once it is made."""
+        return self.folder / self.library
+
+    @property
+    def failed(self) -> "Slot":
+        """Where the sources and logs of a build that failed are kept."""
+        return replace(self, folder=self.folder.with_name(self.folder.name + _FAILED))
+
+    def record(self) -> Record | None:
+        """Return the record of the finished folder; None where there is none, or a broken one.
+
+        Raises CacheError where it, or what it lies in, is not this user's alone.
+        """
+        check_own(self.folder)
+        record = read_record(self.folder)
+        whole = record and record.library == self.library and (record.report or not self.reported)
+        return record if whole else None
+
+    def filled(
+        self, make: Callable[[Path, Path], Record], waiting: Callable[[], None] = lambda: None
+    ) -> tuple[Record, bool]:
+        """Return the record of the folder and whether it was there already; else `make` fills it.
+
+        `make` gets an empty folder, fills it, the library among the rest, and returns what to
+        record; where it will lie if that fails is told beside. Two processes of a machine never
+        make the same folder: the later one calls `waiting` and gets what the earlier one made. Of
+        two machines each may make it, and the first to finish is taken.
+        Raises CacheError where the cache cannot be written or is not this user's alone, and what
+        `make` raises.
+        """
+        folder = self.folder
+        if record := self.record():
+            with suppress(OSError):  # the folder's date is that of its last use
+                os.utime(folder)
+            return record, True
+        with writing(folder), locked(lock_of(folder), waiting):
+            if record := self.record():
+                return record, True
+            for left in folder.parent.glob(folder.name + MAKING + "*"):  # by one that was killed
+                if is_abandoned(left):
+                    _clear(left)
+            making = new_making(folder)
+            try:
+                record = make(making, self.failed.folder)
+                write_record(making, record)
+            except BuildError:
+                _replace(making, self.failed.folder)
+                raise
+            except BaseException:
+                _clear(making)
+                raise
+            if theirs := self.record():
+                _clear(making)
+                return theirs, True
+            _replace(making, folder)
+            _clear(self.failed.folder)
+            return record, False
 
 
 def check_own(path: Path) -> None:
@@ -92,56 +147,6 @@ def _refuse_foreign(places: Iterable[Path]) -> None:
                 f"the cache is not yours alone: {what}\n"
                 f"  what others put there would run as you; {ways}"
             )
-
-
-def place(
-    folder: Path,
-    library: str,
-    make: Callable[[Path], Record],
-    *,
-    lock: Path,
-    reported: bool = False,
-    waiting: Callable[[], None] = lambda: None,
-) -> tuple[Record, bool]:
-    """Return the record of `folder` and whether it was there already; else `make` fills it.
-
-    `make` gets an empty folder, fills it, `library` among the rest, and returns what to record. Two
-    processes of a machine never make the same folder: the later one calls `waiting` and gets what
-    the earlier one made. Of two machines each may make it, and the first to finish is taken.
-    `reported` is as in `read_finished`.
-    Raises CacheError where the cache cannot be written or is not this user's alone, and what `make`
-    raises.
-    """
-
-    def finished() -> Record | None:
-        return read_finished(folder, library, reported=reported)
-
-    if record := finished():
-        with suppress(OSError):  # the folder's date is that of its last use
-            os.utime(folder)
-        return record, True
-    with writing(folder), locked(lock, waiting):
-        if record := finished():
-            return record, True
-        for left in folder.parent.glob(folder.name + MAKING + "*"):  # by one that was killed
-            if is_abandoned(left):
-                _clear(left)
-        making = new_making(folder)
-        try:
-            record = make(making)
-            write_record(making, record)
-        except BuildError:
-            _replace(making, failed_folder(folder))
-            raise
-        except BaseException:
-            _clear(making)
-            raise
-        if theirs := finished():
-            _clear(making)
-            return theirs, True
-        _replace(making, folder)
-        _clear(failed_folder(folder))
-        return record, False
 
 
 def _close(folder: Path) -> None:
@@ -223,8 +228,9 @@ def prune(
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the lock that guards a kernel's folder and everything named after it."""
-    return folder.with_name(_owner(folder) + _LOCK)
+    """Return the lock that guards a kernel's folder, all in it and everything named after it."""
+    root = kernels_folder()
+    return root / (_owner(root / folder.relative_to(root).parts[0]) + _LOCK)
 
 
 def _owner(folder: Path) -> str:

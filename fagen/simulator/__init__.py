@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from fagen.build.digests import host_digests
-from fagen.build.records import Record, stated_environment
-from fagen.build.steps import Command, run_steps
-from fagen.build.store import failed_folder, kernels_folder, lock_of, place
+from fagen.build.records import Record
+from fagen.build.steps import Command, compiled
+from fagen.build.store import Slot, kernels_folder
 from fagen.errors import DeviceError, VerificationError
 from fagen.kind import Plan, load_named
 from fagen.registry import kind
@@ -45,17 +45,15 @@ def build(kernel: str) -> Path:
     headers = (path.read_text() for path in sorted(_HEADERS.glob("*.hpp")))
     everything = "\0".join((text, *headers, *flags, version, *digests.values()))
     digest = hashlib.sha256(everything.encode()).hexdigest()
-    folder = kernels_folder() / f"simulated-{digest[:16]}"
+    slot = Slot(kernels_folder() / f"simulated-{digest[:16]}", _LIBRARY)
+    command: Command = [gxx, *flags, f"-I{_HEADERS}", _SOURCE, "-o", _LIBRARY]
 
-    def make(making: Path) -> Record:
-        (making / _SOURCE).write_text(text, encoding="utf-8")
-        command: Command = [gxx, *flags, f"-I{_HEADERS}", _SOURCE, "-o", _LIBRARY]
-        steps = [(_LIBRARY, command)]
-        seconds = run_steps(making, failed_folder(folder), find_ninja()[0], steps)
-        return Record(_LIBRARY, {"g++": version}, digests, stated_environment(), seconds)
+    def make(making: Path, kept: Path) -> Record:
+        sources, steps, (ninja, _) = {_SOURCE: text}, [(_LIBRARY, command)], find_ninja()
+        return compiled(making, kept, ninja, sources, steps, {"g++": version}, digests)
 
-    place(folder, _LIBRARY, make, lock=lock_of(folder))
-    return folder / _LIBRARY
+    slot.filled(make)
+    return slot.path
 
 
 def call(
