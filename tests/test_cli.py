@@ -16,12 +16,12 @@ from tests.cli_helpers import ALL, QUANTIZER, ROOT, SLUG, fagen
 
 
 def commands(group: click.Group = cli.main, *above: str) -> dict[tuple[str, ...], click.Command]:
-    found = {}
+    every = {}
     for name, command in group.commands.items():
-        found[*above, name] = command
+        every[*above, name] = command
         if isinstance(command, click.Group):
-            found |= commands(command, *above, name)
-    return found
+            every |= commands(command, *above, name)
+    return every
 
 
 # ---- help ----------------------------------------------------------------------------------------
@@ -32,27 +32,18 @@ def test_every_command_has_help_with_examples_that_name_real_commands_and_option
     answer = fagen(*path, "-h")
     assert answer.exit_code == 0
     assert answer.output == fagen(*path, "--help").output
+    reports = not isinstance(commands()[path], click.Group) and path != ("schema",)
+    assert ("--json" in answer.output) >= reports  # a schema is JSON in any case
     examples = re.findall(r"^ +fagen (.+)", answer.output.partition("Examples:")[2], re.M)
     assert examples, f"fagen {' '.join(path)} shows no example"
     for example in examples:
         words = re.split(r" [|>] ", example)[0].split()
         named = tuple(words[:2])
-        of = commands()[named if named in commands() else named[:1]]
-        if isinstance(of, DefaultCommand):
-            of = next(iter(of.commands.values()))
-        known = {
-            option
-            for parameter in of.params
-            for option in parameter.opts + parameter.secondary_opts
-        }
+        command = commands()[named if named in commands() else named[:1]]
+        if isinstance(command, DefaultCommand):
+            command = next(iter(command.commands.values()))
+        known = {option for one in command.params for option in one.opts + one.secondary_opts}
         assert {word for word in words if word.startswith("-")} <= known
-
-
-@pytest.mark.parametrize("path", commands(), ids=" ".join)
-def test_every_command_that_reports_does_so_in_json_too(path):
-    command = commands()[path]
-    if not isinstance(command, click.Group) and path != ("schema",):  # which prints nothing else
-        assert "--json" in fagen(*path, "-h").output
 
 
 def test_the_commands_are_listed_in_the_order_of_the_flow():
@@ -61,12 +52,11 @@ def test_the_commands_are_listed_in_the_order_of_the_flow():
 
 
 def test_cli_py_and_the_module_are_the_same_program():
-    answers = {
+    one, other = (
         run([sys.executable, *words, "--version"], cwd=ROOT).stdout
         for words in (["cli.py"], ["-m", "fagen"])
-    }
-    assert len(answers) == 1
-    assert answers.pop().startswith("fagen, version ")
+    )
+    assert one == other and one.startswith("fagen, version ")
 
 
 # ---- check ---------------------------------------------------------------------------------------
@@ -81,12 +71,9 @@ def test_a_path_a_slug_and_standard_input_name_the_same_schedule(slug):
     assert by_path.output == by_slug.output == by_input.output
     assert by_path.output.startswith(f"{slug} fits\n")
     assert registry.plan(registry.from_slug(slug)).ledger in by_path.output
-
-
-def test_a_slug_needs_no_file():
-    slug = "fwd_bf16_d72_full_m64n48"
-    assert slug not in ALL
-    assert fagen("check", slug).output.startswith(f"{slug} fits")
+    without_file = "fwd_bf16_d72_full_m64n48"
+    assert without_file not in ALL
+    assert fagen("check", without_file).output.startswith(f"{without_file} fits")
 
 
 def test_check_explains_itself():
@@ -96,10 +83,10 @@ def test_check_explains_itself():
 
 
 def test_check_in_json_has_the_ledgers_with_their_sums():
-    told = json.loads(fagen("check", "--json", SLUG).output)
-    assert told["schedule"] == SLUG
-    assert told["shared"]["total"] == sum(row["amount"] for row in told["shared"]["rows"])
-    assert told["keys"]["block_n"] == 128
+    record = json.loads(fagen("check", "--json", SLUG).output)
+    assert record["schedule"] == SLUG
+    assert record["shared"]["total"] == sum(row["amount"] for row in record["shared"]["rows"])
+    assert record["keys"]["block_n"] == 128
 
 
 WRONG = {
@@ -122,10 +109,10 @@ WRONG = {
 def test_a_malformed_schedule_is_refused_on_stderr_with_its_name_and_exit_code_1(content, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
-    answer = fagen("check", path)
-    assert answer.exit_code == 1
-    assert answer.stdout == ""
-    assert answer.stderr.startswith(f"{path}:")
+    for word, name in ((path, path), ("-", "stdin")):
+        answer = fagen("check", word, input=content)
+        assert (answer.exit_code, answer.stdout) == (1, "")
+        assert answer.stderr.startswith(f"{name}:")
 
 
 @pytest.mark.parametrize(
@@ -143,11 +130,11 @@ def test_what_is_no_schedule_at_all_is_refused_too(word):
 
 def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
     answer = fagen("check", "--json", "fwd_bf16_d256_full_m128n96")
-    told = json.loads(answer.stdout)
-    assert answer.exit_code == told["exit_code"] == 1
-    assert told["error"] == "OverBudget"
-    assert told["message"] == answer.stderr.rstrip("\n")
-    assert "fits with block_n = " in told["message"]
+    record = json.loads(answer.stdout)
+    assert answer.exit_code == record["exit_code"] == 1
+    assert record["error"] == "OverBudget"
+    assert record["message"] == answer.stderr.rstrip("\n")
+    assert "fits with block_n = " in record["message"]
 
 
 @pytest.mark.parametrize(
@@ -167,19 +154,12 @@ def test_a_refusal_in_json_is_an_object_on_stdout_and_words_on_stderr():
 )
 def test_a_usage_error_in_json_is_an_object_too(words):
     answer = fagen(*words.split())
-    told = json.loads(answer.stdout)
-    assert answer.exit_code == told["exit_code"] == 2
-    assert told["message"] == answer.stderr.rstrip("\n") != ""
+    record = json.loads(answer.stdout)
+    assert answer.exit_code == record["exit_code"] == 2
+    assert record["message"] == answer.stderr.rstrip("\n") != ""
     plain = fagen(*re.sub("--json(=yes)?", "", words).split())
     assert plain.exit_code == 2 and plain.stdout == ""
     assert "Usage: " in plain.stderr
-
-
-def test_what_comes_in_by_standard_input_is_refused_as_a_file_is():
-    for content in (b"\xff\xfe", b"# " + b"x" * 100_000, b"[attention"):
-        answer = fagen("check", "-", input=content)
-        assert answer.exit_code == 1
-        assert answer.stderr.startswith("stdin:")
 
 
 def test_text_from_outside_is_escaped_where_a_terminal_would_obey_it(tmp_path):
@@ -187,12 +167,12 @@ def test_text_from_outside_is_escaped_where_a_terminal_would_obey_it(tmp_path):
     path.write_text(
         '"a\\u001b[31m\\nb" = "\\u0007"\n[attention]\n"x\\u0000" = 1\nhead_dim = "\\u009b"\n'
     )
-    said = [fagen("check", path), fagen("check", "-", input=path.read_bytes())]
-    said += [fagen("check", tmp_path / "b\x07.toml"), fagen("check", "fwd_\x1b[2J")]
-    assert all(answer.exit_code == 1 for answer in said)
-    said += [fagen("list", "\x1b[2J"), fagen("\x1b[2J"), fagen("list", "--\x1b[2J")]
-    said += [fagen("check", "--json", SLUG, "\x1b[2J"), fagen("search", "report", "\x1b[2J")]
-    for answer in said:
+    answers = [fagen("check", path), fagen("check", "-", input=path.read_bytes())]
+    answers += [fagen("check", tmp_path / "b\x07.toml"), fagen("check", "fwd_\x1b[2J")]
+    assert all(answer.exit_code == 1 for answer in answers)
+    answers += [fagen("list", "\x1b[2J"), fagen("\x1b[2J"), fagen("list", "--\x1b[2J")]
+    answers += [fagen("check", "--json", SLUG, "\x1b[2J"), fagen("search", "report", "\x1b[2J")]
+    for answer in answers:
         assert all(line.isprintable() for line in answer.stderr.splitlines())
 
 
@@ -206,24 +186,19 @@ def test_a_reader_that_goes_away_is_no_error():
     assert answer.stderr == ""
 
 
-def test_an_interruption_ends_at_once_with_the_shells_code(monkeypatch):
-    def interrupted(schedule):
-        raise KeyboardInterrupt
+def test_an_interruption_ends_at_once_and_a_fault_of_fagens_own_without_a_traceback(monkeypatch):
+    for error, code, stderr in (
+        (KeyboardInterrupt(), 130, r"\s*"),
+        (KeyError("absent"), 70, r"(.|\n)*KeyError(.|\n)*--debug(.|\n)*"),
+    ):
 
-    monkeypatch.setattr(flow, "rendered", interrupted)
-    answer = fagen("generate", SLUG)
-    assert answer.exit_code == 130
-    assert answer.output.strip() == ""
+        def fail(schedule, error=error):
+            raise error
 
-
-def test_a_fault_of_fagens_own_is_owned_up_to_without_a_traceback(monkeypatch):
-    def faulty(schedule):
-        return {}["absent"]
-
-    monkeypatch.setattr(flow, "rendered", faulty)
-    answer = fagen("generate", SLUG)
-    assert answer.exit_code == 70
-    assert "KeyError" in answer.stderr and "--debug" in answer.stderr
+        monkeypatch.setattr(flow, "rendered", fail)
+        answer = fagen("generate", SLUG)
+        assert (answer.exit_code, answer.stdout) == (code, "")
+        assert re.fullmatch(stderr, answer.stderr)
     with pytest.raises(KeyError):
         CliRunner().invoke(cli.main, ["--debug", "generate", SLUG], catch_exceptions=False)
 
