@@ -131,7 +131,7 @@ def test_rows_are_prepared_and_the_sums_of_dq_rounded(slug):
         records = workspace[: 2 * batch * heads * plan.record_bytes].view(torch.float32)
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
         begin = m * plan.head_dim_padded
-        end = begin + statistics_bytes(plan.schedule) // 4
+        end = begin + statistics_bytes(plan.schedule.values()) // 4
         found_lse, found = numbers_of_rows(plan, records[..., begin:end])
         nothing = -(2.0**127)
         right = (lse / -scale).masked_fill(lse == -math.inf, nothing)

@@ -103,7 +103,7 @@ def test_wide_heads_are_parted_by_gradients_and_dq_by_whole_slabs(slug, parts):
     assert (plan.partition, plan.consumers, plan.dq_parts) == ("gradients", 2, len(parts))
     assert (plan.dq_columns, plan.dq_rest) == (parts[0], parts[-1])
     assert [role.name for role in plan.roles] == ["dV consumer", "dK consumer", "producer"]
-    assert len(plan.registers) == 2
+    assert len(plan.ledgers.by_role) == 2
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_a_plan_fits_and_its_text_renders(keys):
     except (OverBudget, ScheduleError):
         return
     assert plan.shared_bytes <= SM90.smem_per_block
-    registers = dict(zip(plan.roles, plan.registers, strict=False))
+    registers = dict(zip(plan.roles, plan.ledgers.by_role, strict=False))
     for role, ledger in registers.items():
         assert ledger.total <= role.registers <= SM90.setmaxnreg_max
-    assert plan.register_file.fits
+    assert not plan.ledgers.over()
     parts = (*(plan.dq_columns,) * (plan.dq_parts - 1), plan.dq_rest)
     assert sum(parts) * 64 == plan.block_m * plan.head_dim_padded
     slab = plan.ds_slab if plan.dq_transposed else plan.qk_slab
@@ -216,7 +216,7 @@ def test_its_tile_of_80_rows_takes_all_of_shared_memory():
 def test_64_columns_of_dq_part_by_rows_and_keys_are_as_many_registers(slug, rows, kept):
     plan = planned(slug)
     assert (plan.dq_transposed, plan.shares_rows, plan.dq_columns) == (True, False, rows)
-    found = amounts(plan.registers[0])
+    found = amounts(plan.registers)
     assert {name: found[name] for name in ("k",) if name in found} == kept
     names = [gemm.name for gemm in plan.gemms]
     assert ("kept" in names) == bool(kept) and "scores" in names

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fagen import ledger, render, simulator
 from fagen.kinds.backward import formulae
-from fagen.kinds.backward.formulae import budget
+from fagen.kinds.backward.formulae import BUDGET
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.verify import inputs
 from fagen.problem import Sizes
@@ -100,12 +100,12 @@ def test_a_score_and_its_derivative_have_a_place_after_s_and_after_ds(slug, monk
 
 def test_what_a_score_keeps_is_a_row_of_the_registers_ledger(monkeypatch):
     schedule = Schedule.from_slug("bwd_bf16_d192_full_m64n64_intra")
-    sums = [ledger.total for ledger in budget(schedule).registers]
+    sums = [ledger.total for ledger in BUDGET.of(schedule).by_role]
     assert len(sums) == 2  # of dV's consumer, and of dK's
     for forget in (formulae.register_formulae, ledger._evaluator):
         forget.cache_clear()
     monkeypatch.setattr(formulae, "SCORE_REGISTERS", 8)
-    found = budget(schedule).registers
+    found = BUDGET.of(schedule).by_role
     monkeypatch.undo()
     for forget in (formulae.register_formulae, ledger._evaluator):
         forget.cache_clear()

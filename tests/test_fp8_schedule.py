@@ -7,7 +7,7 @@ from hypothesis import given
 
 from fagen.arch import SM90
 from fagen.errors import OverBudget
-from fagen.kinds.forward.formulae import budget, explain_lines, nearest
+from fagen.kinds.forward.formulae import BUDGET
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from tests.schedule_helpers import amounts
@@ -112,7 +112,7 @@ def test_a_head_dim_is_filled_up_to_32():
 
 
 def test_v_that_is_transposed_in_the_kernel_lies_there_twice():
-    plain, rows = (budget(Schedule.make(**FIRST, v_layout=v)) for v in ("columns", "rows"))
+    plain, rows = (BUDGET.of(Schedule.make(**FIRST, v_layout=v)) for v in ("columns", "rows"))
     found = amounts(rows.shared)
     assert found["vt"] == found["v"] == 32_768
     assert rows.shared.total - plain.shared.total == 32_768
@@ -123,9 +123,9 @@ def test_v_that_is_transposed_in_the_kernel_lies_there_twice():
 @pytest.mark.parametrize(("v_scales", "formula"), [("column", "16"), ("block", "4")])
 def test_each_block_of_keys_with_scales_of_its_own_costs_some_bytes_a_stage(v_scales, formula):
     """Four of K's scale, or sixteen with V's logarithm and inverse."""
-    plain = budget(Schedule.make(**FIRST)).shared
+    plain = BUDGET.of(Schedule.make(**FIRST)).shared
     keys = dict(scales="block", scale_rows=64, v_scales=v_scales)
-    blocks = budget(Schedule.make(**FIRST, **keys)).shared
+    blocks = BUDGET.of(Schedule.make(**FIRST, **keys)).shared
     assert blocks.total - plain.total == SM90.smem_tile_alignment  # rounded up
     assert "scales" not in {row.name for row in plain.rows}
     (scales,) = (row for row in blocks.rows if row.name == "scales")
@@ -133,37 +133,37 @@ def test_each_block_of_keys_with_scales_of_its_own_costs_some_bytes_a_stage(v_sc
 
 
 def test_o_in_vs_space_has_elements_of_two_bytes():
-    shared = budget(Schedule.make(**FIRST, output="reuse_v", stages=2)).shared
+    shared = BUDGET.of(Schedule.make(**FIRST, output="reuse_v", stages=2)).shared
     assert amounts(shared)["v_or_o"] == max(2 * 128 * 128, 128 * 128 * 2)
-    wide = budget(Schedule.make(**FIRST | dict(block_n=64), output="reuse_v")).shared
+    wide = BUDGET.of(Schedule.make(**FIRST | dict(block_n=64), output="reuse_v")).shared
     assert amounts(wide)["v_or_o"] == 128 * 128 * 2
 
 
 def test_promoted_sums_are_a_second_o_in_the_registers():
     schedule = Schedule.make(**FIRST | dict(head_dim=64), promote=4)
-    found = amounts(budget(schedule).registers)
+    found = amounts(BUDGET.of(schedule).registers)
     assert (found["o"], found["o_fp32"]) == (32, 32)
     with pytest.raises(OverBudget, match=r"o_fp32 +64"):
         planned(promote=4)
-    changes = nearest(Schedule.make(**FIRST, promote=4))
+    changes = BUDGET.nearest(Schedule.make(**FIRST, promote=4))
     for change in ({"promote": 0}, {"block_n": 96}, {"totals": "shared"}):
         assert change in changes
 
 
 def test_or_they_are_in_shared_memory():
     plain, promoted = (
-        budget(Schedule.make(**FIRST, **keys)) for keys in ({}, dict(promote=4, totals="shared"))
+        BUDGET.of(Schedule.make(**FIRST, **keys)) for keys in ({}, dict(promote=4, totals="shared"))
     )
     assert promoted.registers.total == plain.registers.total
     found = {row.name: (row.amount, row.formula) for row in promoted.shared.rows}
     assert found["totals"] == (128 * 128 * 4, "4·block_m·d_v")
     assert promoted.shared.total == plain.shared.total + 65_536
     wide = FIRST | dict(head_dim=256, block_n=64, promote=4, totals="shared")
-    assert {"promote": 0, "totals": None} in nearest(Schedule.make(**wide))
+    assert {"promote": 0, "totals": None} in BUDGET.nearest(Schedule.make(**wide))
 
 
 @pytest.mark.parametrize("keys", [{}, dict(scales="block", scale_rows=64)], ids=str)
 def test_the_explanation_steps_as_the_schedule_does(keys):
-    assert list(explain_lines(Schedule.make(**FIRST, **keys)))[-1] == (
+    assert list(BUDGET.explained(Schedule.make(**FIRST, **keys)))[-1] == (
         "in whole arrays and steps of 32, the widest block_n that fits is 224"
     )

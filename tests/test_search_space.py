@@ -138,7 +138,7 @@ def test_so_is_that_of_any_kind(slug):
 )
 def test_what_does_not_fit_is_what_the_ledgers_say(kind, every, mask):
     space, schedules = space_of(kind), registry.kind(kind).schedule
-    budget = import_module(f"fagen.kinds.{kind}.formulae").budget
+    budget = import_module(f"fagen.kinds.{kind}.formulae").BUDGET
     refused = 0
     for said in list(product(*space.defaults.values()))[::every]:
         keys = dict(zip(space.defaults, said, strict=True))
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_what_the_ledgers_say(kind, every, mask):
             except ScheduleError:
                 assert kind == "backward"
                 continue
-            over = [(one.name, one.total, one.limit) for one in budget(schedule).over()]
+            over = [(one.name, one.total, one.limit) for one in budget.of(schedule).over()]
             assert list(space.sums(schedule.values())) == over
             assert {name for name, *_ in over} <= {*space.budgets}
             refused += bool(over)

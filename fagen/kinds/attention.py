@@ -1,19 +1,26 @@
-"""What kinds of attention write alike: keys of schedules, columns of lists, refusals, records."""
+"""What kinds of attention write alike: keys of schedules, and what Plans say of their ledgers."""
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.errors import OverBudget
+from fagen.kinds.budget import Budget, Ledgers
 from fagen.ledger import Ledger
-from fagen.schedule import Schedule, Section, derived
+from fagen.schedule import Schedule, Section, Values, derived
+from fagen.vocab import DTYPES, FP32, MASKS
 
 # one wgmma takes all columns of V; rows of 8 columns keep the 16-byte steps that TMA needs
 HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
+
+# what words of a schedule stand for in a Plan
+_NAMED: Mapping[str, Mapping[str, Any]] = {
+    "dtype": {**DTYPES, FP32.name: FP32},
+    "out_dtype": {**DTYPES, FP32.name: FP32},
+    "mask": MASKS,
+}
 
 
 class Build(Section):
@@ -34,46 +41,93 @@ def registers(description: str) -> Any:
     )
 
 
-def columns(problem: Any, rows: int, block_n: int) -> dict[str, str]:
-    """Return what a list of schedules shows of one, from the table of its problem and its tile."""
-    own_v = "" if problem.head_dim_v == problem.head_dim else f"/{problem.head_dim_v}"
-    return {
-        "dtype": problem.dtype,
-        "head_dim": f"{problem.head_dim}{own_v}",
-        "mask": problem.mask,
-        "tile": f"{rows}x{block_n}",
-    }
+def padded_head_dims(values: Values) -> tuple[int, int]:
+    """Return how many columns of shared memory Q and K take, and V and O."""
+    filled_up = DTYPES[values["dtype"]].filled_up
+    return filled_up(values["head_dim"]), filled_up(values["head_dim_v"])
 
 
-def over_budget(
-    schedule: Schedule, key: str, over: Iterable[Ledger], nearest: Iterable[Mapping[str, Any]]
-) -> OverBudget:
-    """Return the error that says every ledger that is exceeded, and which schedules near it fit.
+def accumulators(columns: int) -> int:
+    """Return a thread's fp32 registers of one warpgroup's 64 x columns."""
+    return columns * SM90.wgmma_m // SM90.warpgroup_threads
 
-    `key` of [tile] is what a reader would change first; of a change None leaves a key out.
-    """
-    lines = [
-        f"{schedule.origin.at('tile', key)}: tile.{key} = {schedule.values()[key]}: "
-        f"{schedule.slug} does not fit an SM of {SM90.name}"
-    ]
-    for ledger in over:
-        lines += ["  " + line for line in str(ledger).splitlines()]
-    fits = [
-        " and ".join(
-            f"{key} left out" if value is None else f"{key} = {json.dumps(value)}"
-            for key, value in changes.items()
+
+def operands(first: int, count: int) -> tuple[int, ...]:
+    """Return the numbers of so many asm operands, from one on."""
+    return tuple(range(first, first + count))
+
+
+def carried(plan: type, schedule: Schedule, *but: str) -> dict[str, Any]:
+    """Return the fields of a Plan that are a schedule's own keys, `but` some, and which it is."""
+    values = schedule.values()
+    names = {field.name for field in fields(plan)} & values.keys() - {*but}
+    named = {name: _NAMED.get(name, {}).get(values[name], values[name]) for name in names}
+    return {"schedule": schedule, "slug": schedule.slug, **named}
+
+
+class Budgeted:
+    """What a Plan with ledgers says of them."""
+
+    budget: ClassVar[Budget]
+    thrifty: ClassVar[str]  # which keys ask for fewer registers
+
+    schedule: Any
+    threads: int
+    ledgers: Ledgers
+
+    @property
+    def shared(self) -> Ledger:
+        """What is taken of shared memory."""
+        return self.ledgers.shared
+
+    @property
+    def registers(self) -> Ledger:
+        """What a thread takes; of several roles one of the first."""
+        return self.ledgers.registers
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a thread block."""
+        return self.shared.total
+
+    @property
+    def modelled_registers(self) -> int:
+        """Of the thread that takes most, by the ledgers."""
+        return max(ledger.total for ledger in self.ledgers.by_role)
+
+    @property
+    def spill_remedy(self) -> str:
+        """What a schedule may change against spills; {spilled} is how many bytes there are."""
+        return (
+            f"{self.thrifty} fewer registers, "
+            "max_spill_bytes = {spilled} under [build] tolerates it"
         )
-        for changes in nearest
-    ]
-    lines.append("  fits with " + ", or with ".join(fits) if fits else "  nothing near it fits")
-    return OverBudget("\n".join(lines))
 
+    @property
+    def ledger(self) -> str:
+        """The ledgers, to be printed."""
+        return "\n\n".join(map(str, self.ledgers))
 
-def record(schedule: Schedule, threads: int, ledgers: Mapping[str, Ledger]) -> dict[str, Any]:
-    """Return keys and ledgers, for JSON."""
-    return {
-        "schedule": schedule.slug,
-        "keys": schedule.values(),
-        "threads": threads,
-        **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
-    }
+    def explained(self) -> str:
+        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
+        return "\n".join([self.ledger, "", *self.budget.explained(self.schedule)])
+
+    def record(self) -> dict[str, Any]:
+        """Return keys and ledgers, for JSON."""
+        return {
+            "schedule": self.schedule.slug,
+            "keys": self.schedule.values(),
+            "threads": self.threads,
+            **self._recorded(),
+            **{
+                name: {**asdict(ledger), "total": ledger.total}
+                for name, ledger in zip(
+                    ("shared", "registers", "last_registers"),
+                    (self.shared, *self.ledgers.by_role),
+                    strict=False,
+                )
+            },
+        }
+
+    def _recorded(self) -> dict[str, Any]:
+        return {}

@@ -4,6 +4,7 @@ A kind declares its sections, and in `Schedule.keys` all that is to be said betw
 kind a file is of, fagen.registry tells.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -11,11 +12,32 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 
 from fagen.errors import ScheduleError
 from fagen.schedule.faults import BrokenRules, faults, refusal
-from fagen.schedule.section import Keys, OneOf, Section, derived
+from fagen.schedule.section import (
+    Broken,
+    Derived,
+    Former,
+    Keys,
+    OneOf,
+    Section,
+    Values,
+    derived,
+)
 from fagen.schedule.slug import Code, SlugForm
 from fagen.toml_lines import Origin, shown
 
-__all__ = ["Code", "Keys", "OneOf", "Schedule", "Section", "SlugForm", "derived"]
+__all__ = [
+    "Broken",
+    "Code",
+    "Derived",
+    "Former",
+    "Keys",
+    "OneOf",
+    "Schedule",
+    "Section",
+    "SlugForm",
+    "Values",
+    "derived",
+]
 
 
 class Schedule(Section):
@@ -28,6 +50,13 @@ class Schedule(Section):
     keys: ClassVar[Keys]
 
     _origin: Origin = PrivateAttr(default=Origin("schedule"))
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Have a kind's keys know its tables."""
+        super().__pydantic_init_subclass__(**kwargs)
+        tables: dict[str, Any] = {name: one.annotation for name, one in cls.model_fields.items()}
+        cls.keys = replace(cls.keys, tables=tables)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -124,10 +153,20 @@ class Schedule(Section):
         keys = {**self.settings(), **changes}
         return self.make(**{key: value for key, value in keys.items() if value is not None})
 
+    @property
+    def tile_words(self) -> str:
+        """Its tile, as a list of schedules shows it: height and width, where it has both."""
+        values = self.values()
+        height = values.get("block_m", values.get("rows"))
+        return f"{height}x{values['block_n']}" if "block_n" in values else ""
+
     def columns(self) -> dict[str, str]:
         """Return what a list of schedules shows of this one: dtype, head_dim, mask, tile."""
         values = self.values()
-        return {key: str(values.get(key, "")) for key in ("dtype", "head_dim", "mask", "tile")}
+        shown = {key: str(values.get(key, "")) for key in ("dtype", "head_dim", "mask")}
+        if "head_dim_v" in values and values["head_dim_v"] != values["head_dim"]:
+            shown["head_dim"] += f"/{values['head_dim_v']}"
+        return {**shown, "tile": self.tile_words}
 
     @cached_property
     def slug(self) -> str:

@@ -11,6 +11,11 @@ from pydantic_core import CoreSchema, core_schema
 
 from fagen.schedule.slug import SlugForm
 
+Values = Mapping[str, Any]  # of all keys, without their tables
+Derived = Mapping[str, Callable[[Values], Any]]
+Broken = Iterator[tuple[str, str]]  # of rules: a key, and a sentence about it
+Former = Mapping[str | tuple[str, object], str]
+
 
 class Section(BaseModel):
     """A table of a schedule: strict, frozen, and without keys of a user's own making."""
@@ -35,7 +40,7 @@ def derived(description: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Keys:
-    """All keys of one kind of schedule: their tables, derived defaults, rules and slug.
+    """All keys of one kind of schedule: derived defaults, rules, slug, and the kind's own tables.
 
     `derived` gives the default of a key from the values of others, in an order that works: a
     frozen structural rule over keys that the slug holds. `rules` yields (key, sentence) for each
@@ -43,11 +48,11 @@ class Keys:
     once had what became of it: "is called x now", or "is gone: …" with what to do instead.
     """
 
-    tables: Mapping[str, type[Section]]
-    derived: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    derived: Derived
     slug: SlugForm
-    rules: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda _: iter(())
-    former: Mapping[str | tuple[str, object], str] = field(default_factory=dict)
+    rules: Callable[[Values], Broken] = lambda _: iter(())
+    former: Former = field(default_factory=dict)
+    tables: Mapping[str, type[Section]] = field(default_factory=dict)
 
     @cached_property
     def sections(self) -> Mapping[str, str]:
@@ -64,6 +69,6 @@ class Keys:
         """The keys that every schedule says."""
         return frozenset(key for key, field in self.fields.items() if field.is_required())
 
-    def default(self, key: str, values: Mapping[str, Any]) -> Any:
+    def default(self, key: str, values: Values) -> Any:
         """Return what a key is where it is left out and the others have these values."""
         return self.derived[key](values) if key in self.derived else self.fields[key].default

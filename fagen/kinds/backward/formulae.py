@@ -4,15 +4,26 @@ S, dP and the gradients of K and V lie transposed, keys along the rows of the ac
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
-from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import FP32_BYTES, dq_columns, ones_in_shared_memory
-from fagen.ledger import Ledger, Margin, Row, first_that_fits, rows, solved, symbols
+from fagen.kinds.attention import padded_head_dims
+from fagen.kinds.backward.rules import consumers, dq_columns, ones_in_shared_memory
+from fagen.kinds.budget import (
+    FP32_BYTES,
+    REGISTER_FILE,
+    SHARED,
+    Account,
+    Budget,
+    Changes,
+    below,
+    register_file,
+    registers_left_out,
+    shared_memory,
+)
+from fagen.ledger import Ledger, Margin, symbols
+from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
 # Addresses, loop state, barriers and the statistics of a few columns. Where nvcc 13.0 spills in no
@@ -36,10 +47,8 @@ MULTIPLIED_BYTES = 32
 TOGETHER_BYTES = 16
 ONES_BYTES = 3 * 128  # three core matrices
 
-SHARED = "shared memory of a thread block"
-REGISTERS = "registers of a consumer thread"
 MARGIN = Margin(kernels=7, least=-8, most=2)  # of tests/register_margins.json
-REGISTER_FILE = "register file of a thread block"
+ROLES = ("consumer", "dV consumer", "dK consumer", "dQ consumer")
 
 # d, d_v padded; own: columns of dQ's accumulator in a warpgroup, in the first where they differ;
 # slices: of dQ; e bytes per element
@@ -49,101 +58,76 @@ SYMBOLS = (
 )
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The ledgers of a schedule; of registers one for each role of consumers."""
-
-    shared: Ledger
-    registers: tuple[Ledger, ...]
-    register_file: Ledger
-
-    def every(self) -> tuple[Ledger, ...]:
-        """Return them all."""
-        return (self.shared, *self.registers, self.register_file)
-
-    def over(self) -> tuple[Ledger, ...]:
-        """Return the ledgers that do not fit."""
-        return tuple(ledger for ledger in self.every() if not ledger.fits)
-
-
-def padded_head_dims(schedule: Schedule) -> tuple[int, int]:
-    """Return how many columns of shared memory Q and K take, and V and dO."""
-    asked = schedule.backward
-    dtype = DTYPES[asked.dtype]
-    return dtype.filled_up(asked.head_dim), dtype.filled_up(asked.head_dim_v)
-
-
-def threads(schedule: Schedule) -> int:
+def threads(values: Values) -> int:
     """Return threads per block: the consumers, and a warpgroup that loads and adds dQ up."""
-    return (schedule.consumers + 1) * SM90.warpgroup_threads
+    return (consumers(values) + 1) * SM90.warpgroup_threads
 
 
-def statistics_bytes(schedule: Schedule) -> int:
+def statistics_bytes(values: Values) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
-    block_m = schedule.tile.block_m
-    together = ones_in_shared_memory(schedule.values())
-    return (TOGETHER_BYTES if together else MULTIPLIED_BYTES) * block_m
+    together = ones_in_shared_memory(values)
+    return (TOGETHER_BYTES if together else MULTIPLIED_BYTES) * int(values["block_m"])
 
 
-def budget(schedule: Schedule) -> Budget:
-    """Return all ledgers of a schedule, whether they fit or not."""
-    sizes = _sizes(schedule)
-    align = SM90.smem_tile_alignment
-    shared = Ledger(
-        SHARED,
-        f"bytes, each array rounded up to {align:,}",
-        rows(sizes, align, shared_formulae, _shared_choices(schedule)),
-        SM90.smem_per_block,
-        SM90.source("smem_per_block"),
-    )
-    return Budget(shared, tuple(_registers(schedule, sizes)), _register_file(schedule))
-
-
-def roles(schedule: Schedule) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+def roles(values: Values) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """Return the roles of consumers: name, key of their registers, what they compute."""
-    if schedule.warps.partition == "gradients":
+    plain, of_dv, of_dk, of_dq = ROLES
+    if values["partition"] == "gradients":
         key = "consumer_registers"
-        return ("dV consumer", key, ("dv", "dq")), ("dK consumer", key, ("dk", "dq"))
-    if schedule.warps.dq_by == "one" and schedule.consumers > 1:
-        last = ("dQ consumer", "dq_registers", ("dk", "dv", "dq"))
-        return ("consumer", "consumer_registers", ("dk", "dv")), last
-    return (("consumer", "consumer_registers", ("dk", "dv", "dq")),)
+        return (of_dv, key, ("dv", "dq")), (of_dk, key, ("dk", "dq"))
+    if values["dq_by"] == "one" and consumers(values) > 1:
+        last = (of_dq, "dq_registers", ("dk", "dv", "dq"))
+        return (plain, "consumer_registers", ("dk", "dv")), last
+    return ((plain, "consumer_registers", ("dk", "dv", "dq")),)
 
 
-def _registers(schedule: Schedule, sizes: Mapping[str, int]) -> Iterator[Ledger]:
-    for role, key, computes in roles(schedule):
-        most = getattr(schedule.warps, key)
-        yield Ledger(
-            f"registers of a {role}'s thread",
-            str(MARGIN),
-            rows(sizes, 1, register_formulae, _choices(schedule, computes)),
-            min(most, SM90.max_registers_per_thread),
-            f"{key} = {most}",
+def _registers(role: str) -> str:
+    return f"registers of a {role}'s thread"
+
+
+def _sizes(values: Values) -> dict[str, int]:
+    d, d_v = padded_head_dims(values)
+    own = dq_columns(values)[0]
+    tile = values["block_m"], values["block_n"], d, d_v, own, values["dq_slices"]
+    rings = (values[key] for key in ("cluster", "stages", "do_stages", "ds_stages"))
+    return dict(zip(SYMBOLS, (*tile, *rings, DTYPES[values["dtype"]].bytes), strict=True))
+
+
+def _accounts(values: Values) -> Iterator[Account | Ledger]:
+    ones, one = ones_in_shared_memory(values), values["dq_by"] == "one"
+    by_gradients = values["partition"] == "gradients"
+    choices = (
+        by_gradients,
+        values["cluster"],
+        values["lengths"] == "varlen",
+        ones,
+        not one,
+        values["persistent"],
+        values["postprocess"],
+    )
+    yield shared_memory(shared_formulae, choices, "d")
+    for role, key, computes in roles(values):
+        own = (
+            computes,
+            one and "dq" in computes,
+            values["intra_warpgroup"] and "dv" in computes,
+            values["kept"],
+            ones,
         )
-
-
-def _shared_choices(schedule: Schedule) -> tuple[bool, int, bool, bool, bool, bool, bool]:
-    """Whether consumers part by gradients, how many blocks share rows, and of varlen sequences.
-
-    Then whether ones lie in shared memory, whether all meet for dQ, whether tiles are drawn, and
-    whether dQ is rounded meanwhile.
-    """
-    varlen = schedule.backward.lengths == "varlen"
-    ones = ones_in_shared_memory(schedule.values())
-    meet = schedule.warps.dq_by == "all"
-    by_gradients = schedule.warps.partition == "gradients"
-    stays, rounds = schedule.grid.persistent, schedule.overlap.postprocess
-    return by_gradients, schedule.grid.cluster, varlen, ones, meet, stays, rounds
-
-
-def _choices(
-    schedule: Schedule, computes: tuple[str, ...]
-) -> tuple[tuple[str, ...], bool, bool, str, bool]:
-    """What a role computes, whether alone dQ, whether the next S is issued; what is kept; ones."""
-    alone = schedule.warps.dq_by == "one" and "dq" in computes
-    ahead = schedule.overlap.intra_warpgroup and "dv" in computes
-    ones = ones_in_shared_memory(schedule.values())
-    return computes, alone, ahead, schedule.warps.kept, ones
+        # who has no dK holds nothing that is as wide as Q and K
+        unknown = "d" if "dk" in computes else "d_v"
+        limit, source = values[key], f"{key} = {values[key]}"
+        limit = min(limit, SM90.max_registers_per_thread)
+        unit = str(MARGIN)
+        yield Account(_registers(role), unit, register_formulae, own, limit, source, unknown)
+    count, in_block = consumers(values), threads(values)
+    alone = {role: (1, key) for role, key, _ in roles(values)}
+    if len(alone) == 1:
+        alone = {"consumers": (count, "consumer_registers")}
+    elif one:
+        alone["consumer"] = count - 1, "consumer_registers"
+    asked = {"producer": (1, "producer_registers"), **alone}
+    yield register_file(values, asked, in_block, SM90.registers_left(in_block))
 
 
 @cache
@@ -241,96 +225,26 @@ def register_formulae(
     }
 
 
-def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
-    """Return changes of keys that make a schedule fit: of each key alone the nearest, or of tiles.
-
-    None leaves a key out.
-    """
-
-    def fits(changes: Mapping[str, Any]) -> bool:
-        try:
-            return not budget(schedule.but(**changes)).over()
-        except ScheduleError:
-            return False
-
-    found = (first_that_fits([options], fits) for options in _options(schedule))
-    return tuple(changes for changes in found if changes)
-
-
-def _options(schedule: Schedule) -> Iterator[list[dict[str, Any]]]:
+def _options(schedule: Schedule) -> Iterator[list[Changes]]:
     """Yield for each key, and for tiles, the values that ask for less, nearest first."""
-    values, said = schedule.values(), schedule.settings()
-    registers: dict[str, Any] = {
-        key: None
-        for key in ("producer_registers", "consumer_registers", "dq_registers")
-        if key in said
-    }
-    now = values["block_m"], values["block_n"]
-    tiles = [(m, n) for m in _below(now[0]) for n in _below(now[1]) if (m, n) != now]
+    values = schedule.values()
+    keys = ("producer_registers", "consumer_registers", "dq_registers")
+    registers = registers_left_out(schedule, *keys)
+    block_m, block_n = values["block_m"], values["block_n"]
+    tiles = ((m, n) for m in _heights(block_m) for n in _heights(block_n))
+    smaller = sorted(tiles, key=lambda tile: tile[0] * tile[1], reverse=True)[1:]
+    now = {"block_m": block_m, "block_n": block_n}
     yield [
-        {
-            key: new
-            for key, new, old in zip(("block_m", "block_n"), tile, now, strict=True)
-            if new != old
-        }
-        | registers
-        for tile in sorted(tiles, key=lambda tile: tile[0] * tile[1], reverse=True)
+        {key: rows for key, rows in zip(now, tile, strict=True) if rows != now[key]} | registers
+        for tile in smaller
     ]
     for key in ("stages", "do_stages", "ds_stages"):
-        yield [{key: count} for count in range(values[key] - 1, 0, -1)]
+        yield [{key: count} for count in below(values[key], 1)]
     yield [registers] if registers else []
 
 
-def _below(rows: int) -> tuple[int, ...]:
+def _heights(rows: int) -> tuple[int, ...]:
     return rows, *range((rows - 1) // SM90.wgmma_m * SM90.wgmma_m, 0, -SM90.wgmma_m)
 
 
-def explain_lines(schedule: Schedule) -> Iterator[str]:
-    """Yield lines: the formulae, the numbers in them, and the widest heads that they allow."""
-    sizes, own = _sizes(schedule), budget(schedule)
-    yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    yield from solved(own.shared, shared_formulae(*_shared_choices(schedule)), sizes, "d")
-    for ledger, (_, _, computes) in zip(own.registers, roles(schedule), strict=True):
-        formulae = register_formulae(*_choices(schedule, computes))
-        # who has no dK holds nothing that is as wide as Q and K
-        yield from solved(ledger, formulae, sizes, "d" if "dk" in formulae else "d_v")
-
-
-def _sizes(schedule: Schedule) -> dict[str, int]:
-    tile, pipeline = schedule.tile, schedule.pipeline
-    d, d_v = padded_head_dims(schedule)
-    return {
-        "block_m": tile.block_m,
-        "block_n": tile.block_n,
-        "d": d,
-        "d_v": d_v,
-        "own": dq_columns(schedule.values())[0],
-        "slices": pipeline.dq_slices,
-        "cluster": schedule.grid.cluster,
-        "stages": pipeline.stages,
-        "do_stages": pipeline.do_stages,
-        "ds_stages": pipeline.ds_stages,
-        "e": DTYPES[schedule.backward.dtype].bytes,
-    }
-
-
-def _register_file(schedule: Schedule) -> Ledger:
-    """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
-    warps, group, count = schedule.warps, SM90.warpgroup_threads, threads(schedule)
-    alone = {name: (1, key) for name, key, _ in roles(schedule)}
-    if len(alone) == 1:
-        alone = {"consumers": (schedule.consumers, "consumer_registers")}
-    elif schedule.warps.dq_by == "one":
-        alone["consumer"] = schedule.consumers - 1, "consumer_registers"
-    asked = {"producer": (1, "producer_registers"), **alone}
-    lines = tuple(
-        Row(name, groups * group * getattr(warps, key), f"{groups}·{group}·{key}")
-        for name, (groups, key) in asked.items()
-    )
-    return Ledger(
-        REGISTER_FILE,
-        "registers after setmaxnreg",
-        lines,
-        SM90.registers_left(count) * count,
-        f"{count} threads at launch, {SM90.source('registers_per_sm')}",
-    )
+BUDGET = Budget((SHARED, *map(_registers, ROLES), REGISTER_FILE), _sizes, _accounts, _options)

@@ -5,17 +5,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build, columns, registers
+from fagen.kinds.attention import HEAD_DIM, Build, registers
 from fagen.kinds.backward.rules import (
     BYTES,
-    DERIVED,
     DQ_BY,
-    FORMER,
     KEPT,
+    KEYS,
     PARTITIONS,
-    SLUG,
     consumers,
-    rules,
 )
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -146,6 +143,7 @@ class Schedule(AnySchedule):
     """What is differentiated and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "backward"
+    keys: ClassVar[Keys] = KEYS
 
     backward: Backward
     tile: Tile
@@ -155,27 +153,7 @@ class Schedule(AnySchedule):
     grid: Grid = Grid()
     build: Build = Build()
 
-    keys: ClassVar[Keys] = Keys(
-        tables={
-            "backward": Backward,
-            "tile": Tile,
-            "pipeline": Pipeline,
-            "warps": Warps,
-            "overlap": Overlap,
-            "grid": Grid,
-            "build": Build,
-        },
-        derived=DERIVED,
-        rules=rules,
-        slug=SLUG,
-        former=FORMER,
-    )
-
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return consumers(self.values())
-
-    def columns(self) -> dict[str, str]:
-        """Return what a list of schedules shows of this one."""
-        return columns(self.backward, self.tile.block_m, self.tile.block_n)

@@ -2,35 +2,27 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fagen.arch import SM90
 from fagen.kind import Role
-from fagen.kinds.attention import over_budget, record
+from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
 from fagen.kinds.backward.formulae import (
     ADDERS,
+    BUDGET,
     PIECES,
     TILE_STAGES,
-    budget,
-    explain_lines,
-    nearest,
-    padded_head_dims,
     roles,
     statistics_bytes,
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.rules import (
-    FP32_BYTES,
-    dq_columns,
-    dq_transposed,
-    ones_in_shared_memory,
-)
+from fagen.kinds.backward.rules import dq_columns, dq_transposed, ones_in_shared_memory
 from fagen.kinds.backward.signature import key_blocks_of, row_blocks_of, signature
+from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
 from fagen.launch import Grid, Launch, Launches, Product
-from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
-from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle, swizzle_of
+from fagen.vocab import DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
@@ -51,24 +43,26 @@ class Gemm:
     @property
     def accumulators(self) -> int:
         """Fp32 registers of a thread."""
-        return self.n * SM90.wgmma_m // SM90.warpgroup_threads
+        return accumulators(self.n)
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the asm operands that follow these: A, B, whether to add."""
-        count = 6 if self.a_in_registers else 3
-        return tuple(range(self.accumulators, self.accumulators + count))
+        return operands(self.accumulators, 6 if self.a_in_registers else 3)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Budgeted):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
     """
 
     kind: ClassVar[str] = "backward"
+    budget: ClassVar[Budget] = BUDGET
+    thrifty: ClassVar[str] = "a smaller block_m needs"
     blocks: ClassVar[int] = 1  # that an SM should hold at least
+    row_threads: ClassVar[int] = _ROW_THREADS
     dq_adders: ClassVar[int] = ADDERS
     tile_stages: ClassVar[int] = TILE_STAGES
     pieces: ClassVar[int] = PIECES
@@ -95,8 +89,7 @@ class Plan:
 
     consumers: int  # warpgroups, of 64 keys each
     threads: int
-    row_threads: int
-    row_lanes: int  # of those, that share a row of O
+    row_lanes: int  # of row_threads, that share a row of O
     producer_registers: int
     consumer_registers: int
     dq_registers: int  # of the consumer that computes dQ
@@ -128,9 +121,7 @@ class Plan:
     ds_slab: int
     l2_share_bytes: int  # for the Q, dO and dQ of heads in work
 
-    shared: Ledger
-    registers: tuple[Ledger, ...]  # of each role of consumers
-    register_file: Ledger
+    ledgers: Ledgers
 
     @property
     def counts_steps(self) -> bool:
@@ -160,11 +151,6 @@ class Plan:
         """Whether there are blocks of rows that see keys of some consumers alone."""
         narrow = self.partition == "keys" and self.block_m < self.block_n
         return narrow and self.mask.last_by_row
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a thread block of the main kernel."""
-        return self.shared.total
 
     @property
     def gemms(self) -> tuple["Gemm", ...]:
@@ -209,32 +195,14 @@ class Plan:
         return tuple(made.values())
 
     @property
-    def ledger(self) -> str:
-        """The ledgers, to be printed."""
-        return "\n\n".join(map(str, (self.shared, *self.registers, self.register_file)))
-
-    @property
     def roles(self) -> tuple[Role, ...]:
         """Whose registers setmaxnreg sets."""
         return (
             *(
                 Role(name, getattr(self.schedule.warps, key))
-                for name, key, _ in roles(self.schedule)
+                for name, key, _ in roles(self.schedule.values())
             ),
             Role("producer", self.producer_registers),
-        )
-
-    @property
-    def modelled_registers(self) -> int:
-        """Of the consumer thread that takes most, by the ledgers."""
-        return max(ledger.total for ledger in self.registers)
-
-    @property
-    def spill_remedy(self) -> str:
-        """What a schedule may change against spills; {spilled} is how many bytes there are."""
-        return (
-            "a smaller block_m needs fewer registers, "
-            "max_spill_bytes = {spilled} under [build] tolerates it"
         )
 
     @cached_property
@@ -286,81 +254,38 @@ class Plan:
             workspace=Product((*rows, Extent(number=self.record_bytes))),
         )
 
-    def explained(self) -> str:
-        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
-        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
-
-    def record(self) -> dict[str, Any]:
-        """Return keys and ledgers, for JSON."""
-        ledgers = {"shared": self.shared, "registers": self.registers[0]}
-        if len(self.registers) > 1:
-            ledgers["last_registers"] = self.registers[1]
-        return record(self.schedule, self.threads, ledgers)
-
 
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
-    cost = budget(schedule)
-    if cost.over():
-        raise over_budget(schedule, "block_n", cost.over(), nearest(schedule))
-    asked, tile, pipeline, warps = (
-        schedule.backward,
-        schedule.tile,
-        schedule.pipeline,
-        schedule.warps,
-    )
-    dtype = DTYPES[asked.dtype]
-    d, d_v = padded_head_dims(schedule)
-    parts = dq_columns(schedule.values())
-    transposed = dq_transposed(schedule.values())
-    together = parts[0] if transposed else tile.block_m  # columns of dS that one product reads
+    ledgers = BUDGET.kept(schedule, "block_n")
+    values = schedule.values()
+    dtype = DTYPES[values["dtype"]]
+    d, d_v = padded_head_dims(values)
+    parts, transposed = dq_columns(values), dq_transposed(values)
+    together = parts[0] if transposed else values["block_m"]  # columns of dS that one product reads
     qk_swizzle, v_swizzle, ds_swizzle = (
         swizzle_of(columns * dtype.bytes) for columns in (d, d_v, together)
     )
-    loads = -(-asked.head_dim_v * dtype.bytes // _LOAD_BYTES)  # of a row
-    count = threads(schedule)
-    counters = schedule.grid.cluster + schedule.grid.persistent + 2 * schedule.overlap.postprocess
-    record = FP32_BYTES * (tile.block_m * d + counters) + statistics_bytes(schedule)
+    loads = -(-values["head_dim_v"] * dtype.bytes // _LOAD_BYTES)  # of a row
+    in_block = threads(values)
+    counters = values["cluster"] + values["persistent"] + 2 * values["postprocess"]
+    record = FP32_BYTES * (values["block_m"] * d + counters) + statistics_bytes(values)
     return Plan(
-        schedule=schedule,
-        slug=schedule.slug,
-        dtype=dtype,
-        mask=MASKS[asked.mask],
-        varlen=asked.lengths == "varlen",
-        deterministic=asked.deterministic,
-        head_dim=asked.head_dim,
-        head_dim_v=asked.head_dim_v,
+        **carried(Plan, schedule),
+        varlen=values["lengths"] == "varlen",
         head_dim_padded=d,
         head_dim_v_padded=d_v,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        stages=pipeline.stages,
-        do_stages=pipeline.do_stages,
-        ds_stages=pipeline.ds_stages,
         consumers=schedule.consumers,
-        threads=count,
-        row_threads=_ROW_THREADS,
+        threads=in_block,
         row_lanes=1 << (loads - 1).bit_length(),
-        producer_registers=warps.producer_registers,
-        consumer_registers=warps.consumer_registers,
-        dq_registers=warps.dq_registers,
-        launch_registers=SM90.registers_left(count),
-        max_spill_bytes=schedule.build.max_spill_bytes,
-        partition=warps.partition,
-        dq_by=warps.dq_by,
+        launch_registers=SM90.registers_left(in_block),
         dq_transposed=transposed,
         shares_rows=d > SM90.wgmma_m if transposed else parts[0] < d,
         dq_columns=parts[0],
         dq_rest=parts[-1],
         dq_parts=len(parts),
-        dq_slices=pipeline.dq_slices,
-        cluster=schedule.grid.cluster,
-        persistent=schedule.grid.persistent,
-        intra_warpgroup=schedule.overlap.intra_warpgroup,
-        under_dp=schedule.overlap.under_dp,
-        postprocess=schedule.overlap.postprocess,
-        keeps_k=warps.kept == "k",
-        ones_in_shared_memory=ones_in_shared_memory(schedule.values()),
+        keeps_k=values["kept"] == "k",
+        ones_in_shared_memory=ones_in_shared_memory(values),
         record_bytes=-(-record // SM90.l2_line_bytes) * SM90.l2_line_bytes,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
@@ -368,8 +293,6 @@ def plan(schedule: Schedule) -> Plan:
         qk_slab=qk_swizzle.bytes // dtype.bytes,
         v_slab=v_swizzle.bytes // dtype.bytes,
         ds_slab=ds_swizzle.bytes // dtype.bytes,
-        l2_share_bytes=SM90.l2_bytes // 5 * (2 if asked.deterministic else 1),
-        shared=cost.shared,
-        registers=cost.registers,
-        register_file=cost.register_file,
+        l2_share_bytes=SM90.l2_bytes // 5 * (2 if values["deterministic"] else 1),
+        ledgers=ledgers,
     )

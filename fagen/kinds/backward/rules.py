@@ -1,14 +1,15 @@
 """What follows from the keys of the backward pass: derived defaults, slugs, rules between keys."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.schedule import Code, SlugForm
+from fagen.kinds.attention import padded_head_dims
+from fagen.kinds.budget import FP32_BYTES
+from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import DTYPES, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
-FP32_BYTES = 4
 
 _SLAB = SWIZZLES[0].bytes // BYTES  # columns of the widest
 
@@ -23,12 +24,12 @@ KEPT = ("none", "k")
 _V_FROM_SHARED = 'is gone: V is read from shared memory; use "k", or leave it out'
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = {
+_FORMER: Former = {
     ("kept", "kv"): _V_FROM_SHARED,
     "split": "is called partition now",
 }
 
-SLUG = SlugForm(
+_SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=(
         Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
@@ -72,8 +73,8 @@ _REGISTERS = {
 }
 
 
-def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
-    def derive(keys: Mapping[str, Any]) -> int:
+def _registers(role: int) -> Callable[[Values], int]:
+    def derive(keys: Values) -> int:
         if keys["partition"] == "gradients":
             very = max(keys["head_dim"], keys["head_dim_v"]) > _VERY_WIDE
             return _REGISTERS["very wide gradients" if very else "gradients"][role]
@@ -90,19 +91,19 @@ def _registers(role: int) -> Callable[[Mapping[str, Any]], int]:
     return derive
 
 
-def _dq_by(keys: Mapping[str, Any]) -> str:
+def _dq_by(keys: Values) -> str:
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     whole = keys["block_m"] != SM90.wgmma_m or keys["partition"] == "gradients"
     parts = whole or _shared_columns(keys["block_n"] // SM90.wgmma_m, columns)
     return "all" if parts else "one"
 
 
-def _partition(keys: Mapping[str, Any]) -> str:
+def _partition(keys: Values) -> str:
     wide = max(keys["head_dim"], keys["head_dim_v"]) > _WIDE
     return "gradients" if wide and keys["block_n"] == SM90.wgmma_m else "keys"
 
 
-DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_DERIVED: Derived = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
     # Q and dO are loaded as far ahead as each other, but where that is too much (stages, head_dim)
@@ -123,24 +124,24 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def consumers(keys: Mapping[str, Any]) -> int:
+def consumers(keys: Values) -> int:
     """How many warpgroups multiply: one for each 64 keys, two by gradients."""
     of_keys = int(keys["block_n"]) // SM90.wgmma_m
     return of_keys * (2 if keys["partition"] == "gradients" else 1)
 
 
-def ones_in_shared_memory(keys: Mapping[str, Any]) -> bool:
+def ones_in_shared_memory(keys: Values) -> bool:
     """Whether what statistics are multiplied by lies there: registers are short, or in work."""
     by_gradients = keys["partition"] == "gradients"
     return bool(by_gradients or keys["kept"] != "none" or dq_transposed(keys))
 
 
-def dq_transposed(keys: Mapping[str, Any]) -> bool:
+def dq_transposed(keys: Values) -> bool:
     """Whether dQ's columns and not its rows are those of accumulators: it has no whole 64 rows."""
     return bool(keys["block_m"] % SM90.wgmma_m)
 
 
-def dq_columns(keys: Mapping[str, Any]) -> tuple[int, ...]:
+def dq_columns(keys: Values) -> tuple[int, ...]:
     """How many columns the accumulator of dQ has in each warpgroup that has any; () for no tile.
 
     One computes all of dQ's (padded) columns. By keys each has 64 rows of its own, or they share
@@ -181,24 +182,23 @@ def _shared_columns(warpgroups: int, columns: int) -> int:
     return own if own * warpgroups == columns and own % _slab(columns) == 0 else 0
 
 
-def _narrow_slabs(keys: Mapping[str, Any]) -> bool:
+def _narrow_slabs(keys: Values) -> bool:
     """Whether a tile of Q or dO is of more boxes than one for each 64 columns."""
-    filled_up = DTYPES[keys["dtype"]].filled_up
-    return any(_slab(filled_up(keys[d])) < _SLAB for d in ("head_dim", "head_dim_v"))
+    return any(_slab(columns) < _SLAB for columns in padded_head_dims(keys))
 
 
 def _slab(columns: int) -> int:
     return swizzle_of(columns * BYTES).bytes // BYTES
 
 
-def _cluster_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _cluster_rules(keys: Values) -> Broken:
     """Halves are loaded by whole slabs, and dQ's quarters have some."""
-    d, d_v = (DTYPES[keys["dtype"]].filled_up(keys[key]) for key in ("head_dim", "head_dim_v"))
+    d, d_v = padded_head_dims(keys)
     if d % (4 * _slab(d)) or d_v % (2 * _slab(d_v)):
         yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
 
 
-def _persistent_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _persistent_rules(keys: Values) -> Broken:
     """dV leaves by way of dS's buffers and dK by that of dQ: they must be as large."""
     if keys["partition"] == "gradients":
         yield "persistent", '= true: only with partition = "keys"; leave it out'
@@ -222,7 +222,7 @@ def _persistent_rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
     if keys["lengths"] == "varlen" and keys["cluster"] > 1:
         yield "cluster", '= 2 does not go with lengths = "varlen"; use 1'
@@ -275,3 +275,6 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f'= {keys["dq_registers"]}: with dq_by = "all" that is consumer_registers = '
             f"{keys['consumer_registers']}; leave it out",
         )
+
+
+KEYS = Keys(derived=_DERIVED, rules=rules, slug=_SLUG, former=_FORMER)

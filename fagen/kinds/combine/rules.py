@@ -1,20 +1,17 @@
 """What follows from the keys of combining: the derived default, and slugs."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from fagen.schedule import Code, SlugForm
+from fagen.schedule import Code, Derived, Former, Keys, SlugForm
 from fagen.vocab import LAYOUTS, PARTIALS
 
 _ONE_WAY = "is gone: every combining kernel takes rows in one way; leave it out"
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = {
+_FORMER: Former = {
     **dict.fromkeys(("threads", "loads", "stages"), _ONE_WAY),
     ("layout", "packed"): 'is called "varlen" now',
 }
 
-SLUG = SlugForm(
+_SLUG = SlugForm(
     head="comb_{dtype}_d{head_dim}",
     codes=(
         Code("out_dtype", words={name: f"o{name}" for name in PARTIALS}),
@@ -24,6 +21,9 @@ SLUG = SlugForm(
     former={r"[tls]\d+": _ONE_WAY, "packed": "is called varlen now"},
 )
 
-DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_DERIVED: Derived = {
     "out_dtype": lambda keys: keys["dtype"],
 }
+
+
+KEYS = Keys(derived=_DERIVED, slug=_SLUG, former=_FORMER)

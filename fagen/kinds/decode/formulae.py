@@ -4,26 +4,31 @@ S and O lie transposed: keys, and columns of V, along the rows of the accumulato
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
-from fagen.kinds.decode.keys import Schedule
+from fagen.kinds.budget import (
+    FP32_BYTES,
+    SHARED,
+    Account,
+    Budget,
+    Changes,
+    below,
+    shared_memory,
+)
 from fagen.kinds.decode.rules import padded, share
-from fagen.ledger import Ledger, Margin, first_that_fits, rows, solved, summed, symbols
+from fagen.ledger import Margin, symbols
+from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
 # addresses, loop state, barriers and a unit's numbers; P on its way takes half a register for each
 # row beside them
 WORKING_REGISTERS = 52
 
-FP32_BYTES = 4
 WARPS = SM90.warpgroup_threads // SM90.warp_threads  # that compute
 THREADS = SM90.warpgroup_threads + SM90.warp_threads  # with the one that loads
 
-SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a thread"
 MARGIN = Margin(kernels=8, least=-4, most=24)  # of tests/register_margins.json
 
@@ -36,57 +41,21 @@ SUMMED = (
 )
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The ledgers of a schedule."""
-
-    shared: Ledger
-    registers: Ledger
-
-    def over(self) -> tuple[Ledger, ...]:
-        """Return the ledgers that do not fit."""
-        return tuple(ledger for ledger in (self.shared, self.registers) if not ledger.fits)
-
-
-def budget(schedule: Schedule) -> Budget:
-    """Return both ledgers of a schedule, whether they fit or not."""
-    sizes, blocks = _sizes(schedule), schedule.grid.blocks
-    align = SM90.smem_tile_alignment
-    shared = Ledger(
-        SHARED,
-        f"bytes, each array rounded up to {align:,}",
-        rows(sizes, align, shared_formulae, (k_is_wider(schedule),)),
-        share(blocks),
-        SM90.source("smem_per_block")
-        if share(blocks) == SM90.smem_per_block
-        else f"{SM90.source('smem_per_sm')}, for {blocks} blocks",
-    )
-    registers = Ledger(
-        REGISTERS,
-        str(MARGIN),
-        rows(sizes, 1, register_formulae, _forms(schedule)),
-        registers_left(blocks),
-        f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "
-        f"{SM90.source('registers_per_sm')}",
-    )
-    return Budget(shared, registers)
-
-
 def registers_left(blocks: int) -> int:
     """Return how many registers a thread may have where so many blocks share an SM."""
     return SM90.registers_of_warps(blocks * THREADS // SM90.warp_threads)
 
 
-def k_is_wider(schedule: Schedule) -> bool:
-    """Whether a buffer of the ring is as wide as K, else as V."""
-    d, d_v = padded_head_dims(schedule)
-    return d >= d_v
-
-
-def padded_head_dims(schedule: Schedule) -> tuple[int, int]:
+def padded_head_dims(values: Values) -> tuple[int, int]:
     """Return how many columns of shared memory Q and K take, and V."""
-    asked = schedule.decode
-    return padded(asked.head_dim, asked.dtype), padded(asked.head_dim_v, asked.dtype)
+    dtype = values["dtype"]
+    return padded(values["head_dim"], dtype), padded(values["head_dim_v"], dtype)
+
+
+def k_is_wider(values: Values) -> bool:
+    """Whether a buffer of the ring is as wide as K, else as V."""
+    d, d_v = padded_head_dims(values)
+    return d >= d_v
 
 
 @cache
@@ -121,72 +90,38 @@ def register_formulae(speculates: bool, by_runs: bool) -> Mapping[str, Any]:
     }
 
 
-def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, sum, limit) of each ledger that does not fit, and nothing more: for a search.
+def _sizes(values: Values) -> dict[str, int]:
+    tile = values["rows"], values["block_n"], *padded_head_dims(values)
+    rings = values["stages"], values["q_stages"]
+    return dict(zip(SYMBOLS, (*tile, *rings, DTYPES[values["dtype"]].bytes), strict=True))
 
-    `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
-    """
-    dtype, blocks = values["dtype"], values["blocks"]
-    d, d_v = (padded(values[key], dtype) for key in ("head_dim", "head_dim_v"))
-    tile = values["rows"], values["block_n"], d, d_v
-    sizes = *tile, values["stages"], values["q_stages"], DTYPES[dtype].bytes
+
+def _accounts(values: Values) -> Iterator[Account]:
+    blocks = values["blocks"]
+    room = share(blocks)
+    source = (
+        SM90.source("smem_per_block")
+        if room == SM90.smem_per_block
+        else f"{SM90.source('smem_per_sm')}, for {blocks} blocks"
+    )
+    yield shared_memory(shared_formulae, (k_is_wider(values),), "stages", room, source)
     forms = values["speculate"], values["by"] == "stream_k"
-    shared = summed(SYMBOLS, shared_formulae, (d >= d_v,), SM90.smem_tile_alignment)
-    registers = summed(SYMBOLS, register_formulae, forms, 1)
-    for name, total, limit in (
-        (SHARED, shared(*sizes), share(blocks)),
-        (REGISTERS, registers(*sizes), registers_left(blocks)),
-    ):
-        if total > limit:
-            yield name, total, limit
+    source = (
+        f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "
+        f"{SM90.source('registers_per_sm')}"
+    )
+    limit, unit = registers_left(blocks), str(MARGIN)
+    yield Account(REGISTERS, unit, register_formulae, forms, limit, source, "rows")
 
 
-def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
-    """Return changes of keys that make a schedule fit: of each key alone the nearest.
-
-    None leaves a key out.
-    """
-
-    def fits(changes: Mapping[str, Any]) -> bool:
-        try:
-            return not budget(schedule.but(**changes)).over()
-        except ScheduleError:
-            return False
-
-    found = (first_that_fits([options], fits) for options in _options(schedule))
-    return tuple(changes for changes in found if changes)
-
-
-def _options(schedule: Schedule) -> Iterator[list[dict[str, Any]]]:
+def _options(schedule: Schedule) -> Iterator[list[Changes]]:
     """Yield for each key the values that ask for less, nearest first."""
-    values, step = schedule.values(), SM90.wgmma_n_step
-    yield [{"stages": count} for count in range(values["stages"] - 1, 2, -1)]
-    yield [{"blocks": count, "stages": None} for count in range(values["blocks"] - 1, 0, -1)]
+    values = schedule.values()
+    yield [{"stages": count} for count in below(values["stages"], 1, 3)]
+    yield [{"blocks": count, "stages": None} for count in below(values["blocks"], 1)]
     yield [{"q_stages": 1}] if values["q_stages"] > 1 else []
-    yield [{"rows": rows} for rows in range(values["rows"] - step, 0, -step)]
+    yield [{"rows": rows} for rows in below(values["rows"], SM90.wgmma_n_step)]
     yield [{"block_n": SM90.wgmma_m}] if values["block_n"] > SM90.wgmma_m else []
 
 
-def explain_lines(schedule: Schedule) -> Iterator[str]:
-    """Yield lines: the formulae, the numbers in them, and the most rows that they allow."""
-    sizes, own = _sizes(schedule), budget(schedule)
-    yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    yield from solved(own.shared, shared_formulae(k_is_wider(schedule)), sizes, "stages")
-    yield from solved(own.registers, register_formulae(*_forms(schedule)), sizes, "rows")
-
-
-def _forms(schedule: Schedule) -> tuple[bool, bool]:
-    return schedule.softmax.speculate, schedule.split.by == "stream_k"
-
-
-def _sizes(schedule: Schedule) -> dict[str, int]:
-    d, d_v = padded_head_dims(schedule)
-    return {
-        "rows": schedule.tile.rows,
-        "block_n": schedule.tile.block_n,
-        "d": d,
-        "d_v": d_v,
-        "stages": schedule.pipeline.stages,
-        "q_stages": schedule.pipeline.q_stages,
-        "e": DTYPES[schedule.decode.dtype].bytes,
-    }
+BUDGET = Budget((SHARED, REGISTERS), _sizes, _accounts, _options)

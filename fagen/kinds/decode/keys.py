@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build, columns
-from fagen.kinds.decode.rules import DEALT, DERIVED, FORMER, SLUG, rules
+from fagen.kinds.attention import HEAD_DIM, Build
+from fagen.kinds.decode.rules import DEALT, KEYS
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -100,6 +100,7 @@ class Schedule(AnySchedule):
     """What is computed and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "decode"
+    keys: ClassVar[Keys] = KEYS
 
     decode: Decode
     tile: Tile
@@ -108,23 +109,3 @@ class Schedule(AnySchedule):
     softmax: Softmax = Softmax()
     grid: Grid = Grid()
     build: Build = Build()
-
-    keys: ClassVar[Keys] = Keys(
-        tables={
-            "decode": Decode,
-            "tile": Tile,
-            "split": Split,
-            "pipeline": Pipeline,
-            "softmax": Softmax,
-            "grid": Grid,
-            "build": Build,
-        },
-        derived=DERIVED,
-        rules=rules,
-        slug=SLUG,
-        former=FORMER,
-    )
-
-    def columns(self) -> dict[str, str]:
-        """Return what a list of schedules shows of this one."""
-        return columns(self.decode, self.tile.rows, self.tile.block_n)

@@ -1,20 +1,17 @@
 """Turn a schedule of decoding into its Plan: every number that its templates print."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fagen.arch import SM90
 from fagen.combining import Combination, Combining, chunk_blocks
 from fagen.kind import Role
-from fagen.kinds.attention import over_budget
+from fagen.kinds.attention import Budgeted, accumulators, carried, operands
+from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
 from fagen.kinds.decode.formulae import (
-    FP32_BYTES,
+    BUDGET,
     THREADS,
-    budget,
-    explain_lines,
     k_is_wider,
-    nearest,
     padded_head_dims,
     registers_left,
 )
@@ -22,9 +19,8 @@ from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import SWIZZLE, straddles
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
-from fagen.ledger import Ledger
 from fagen.signature import Signature
-from fagen.vocab import DTYPES, MASKS, Dtype, Mask, Swizzle
+from fagen.vocab import DTYPES, Dtype, Mask, Swizzle
 
 _LAZY_ABOVE = 8.0
 # How many powers of 2 scores may be above a reference that was given, and the mean of P in a chunk
@@ -47,22 +43,25 @@ class Gemm:
     @property
     def accumulators(self) -> int:
         """Fp32 registers of a thread."""
-        return self.rows * SM90.wgmma_m // SM90.warpgroup_threads
+        return accumulators(self.rows)
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the asm operands that follow these: A, B, whether to add."""
-        return tuple(range(self.accumulators, self.accumulators + 3))
+        return operands(self.accumulators, 3)
 
 
 @dataclass(frozen=True)
-class Plan(Combining):
+class Plan(Budgeted, Combining):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
     """
 
     kind: ClassVar[str] = "decode"
+    budget: ClassVar[Budget] = BUDGET
+    thrifty: ClassVar[str] = "fewer rows or blocks need"
+    swizzle: ClassVar[Swizzle] = SWIZZLE
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp sets its registers
     # of a row that a thread block has folded chunks of: their number, its maximum and sum
     folded_bytes: ClassVar[int] = 3 * FP32_BYTES
@@ -85,7 +84,6 @@ class Plan(Combining):
     q_stages: int
     unified: bool  # P is relative to numbers that the caller gives
     speculates: bool  # P is computed before it is known whether its maxima still serve
-    swizzle: Swizzle
     slab: int
 
     threads: int
@@ -95,8 +93,7 @@ class Plan(Combining):
 
     combination: Combination
 
-    shared: Ledger
-    registers: Ledger
+    ledgers: Ledgers
 
     # A score may be so many powers of 2 above the number that P is relative to: P and its sums are
     # finite, and as exact.
@@ -119,11 +116,6 @@ class Plan(Combining):
         return not self.max_spill_bytes
 
     @property
-    def shared_bytes(self) -> int:
-        """Of a thread block of the first kernel."""
-        return self.shared.total
-
-    @property
     def bytes_in_flight(self) -> int:
         """Of K and V, that an SM's loads may have under way."""
         return self.blocks * self.shared.rows[0].amount
@@ -136,19 +128,6 @@ class Plan(Combining):
             Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, a_along_m=True),
         )
 
-    @property
-    def modelled_registers(self) -> int:
-        """Of a thread that computes, by the ledger."""
-        return self.registers.total
-
-    @property
-    def spill_remedy(self) -> str:
-        """What a schedule may change against spills; {spilled} is how many bytes there are."""
-        return (
-            "fewer rows or blocks need fewer registers, "
-            "max_spill_bytes = {spilled} under [build] tolerates it"
-        )
-
     def chunk_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many has."""
         return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
@@ -156,8 +135,7 @@ class Plan(Combining):
     @property
     def ledger(self) -> str:
         """The ledgers, to be printed."""
-        flying = f"bytes of K and V under way per SM  {self.bytes_in_flight:,}"
-        return f"{self.shared}\n\n{self.registers}\n\n{flying}"
+        return f"{super().ledger}\n\nbytes of K and V under way per SM  {self.bytes_in_flight:,}"
 
     @cached_property
     def signature(self) -> Signature:
@@ -173,59 +151,31 @@ class Plan(Combining):
         workspace = self.combination.workspace(self.folded_bytes if self.by_runs else 0)
         return Launches(kernels, workspace=workspace)
 
-    def explained(self) -> str:
-        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
-        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
-
-    def record(self) -> dict[str, Any]:
-        """Return keys and ledgers, for JSON."""
-        ledgers = {"shared": self.shared, "registers": self.registers}
-        return {
-            "schedule": self.slug,
-            "keys": self.schedule.values(),
-            "threads": self.threads,
-            "bytes_in_flight": self.bytes_in_flight,
-            **{name: {**asdict(one), "total": one.total} for name, one in ledgers.items()},
-        }
+    def _recorded(self) -> dict[str, Any]:
+        return {"bytes_in_flight": self.bytes_in_flight}
 
 
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
-    cost = budget(schedule)
-    if cost.over():
-        raise over_budget(schedule, "rows", cost.over(), nearest(schedule))
-    asked, tile, pipeline = schedule.decode, schedule.tile, schedule.pipeline
-    dtype = DTYPES[asked.dtype]
-    d, d_v = padded_head_dims(schedule)
-    unified = schedule.softmax.maximum == "fixed"
+    ledgers = BUDGET.kept(schedule, "rows")
+    values = schedule.values()
+    dtype = DTYPES[values["dtype"]]
+    d, d_v = padded_head_dims(values)
+    unified = values["maximum"] == "fixed"
     above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
-        schedule=schedule,
-        slug=schedule.slug,
-        dtype=dtype,
-        mask=MASKS[asked.mask],
-        head_dim=asked.head_dim,
-        head_dim_v=asked.head_dim_v,
+        **carried(Plan, schedule),
         head_dim_padded=d,
         head_dim_v_padded=d_v,
-        k_is_wider=k_is_wider(schedule),
-        rows=tile.rows,
-        block_n=tile.block_n,
-        num_splits=schedule.split.num_splits,
-        by_runs=schedule.split.by == "stream_k",
-        stages=pipeline.stages,
-        q_stages=pipeline.q_stages,
+        k_is_wider=k_is_wider(values),
+        by_runs=values["by"] == "stream_k",
         unified=unified,
-        speculates=schedule.softmax.speculate,
-        swizzle=SWIZZLE,
+        speculates=values["speculate"],
         slab=SWIZZLE.bytes // dtype.bytes,
         threads=THREADS,
-        blocks=schedule.grid.blocks,
-        launch_registers=registers_left(schedule.grid.blocks),
-        max_spill_bytes=schedule.build.max_spill_bytes,
-        combination=_combination(schedule.split.num_splits, asked.head_dim_v),
-        shared=cost.shared,
-        registers=cost.registers,
+        launch_registers=registers_left(values["blocks"]),
+        combination=_combination(values["num_splits"], values["head_dim_v"]),
+        ledgers=ledgers,
         rescale_threshold=above if unified else _LAZY_ABOVE,
         least_mean=2.0**-below,
     )

@@ -1,10 +1,7 @@
 """What follows from the keys of decoding: derived defaults, slugs, rules between keys."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
 from fagen.arch import SM90
-from fagen.schedule import Code, SlugForm
+from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import DTYPES, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
@@ -21,14 +18,14 @@ _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or 
 DEALT = {"round_robin": "roundrobin", "stream_k": "streamk"}
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = {
+_FORMER: Former = {
     "chunks": "is called num_splits now",
     ("by", "turn"): 'is called "round_robin" now',
     ("by", "run"): 'is called "stream_k" now',
     ("maximum", "unified"): 'is called "fixed" now',
 }
 
-SLUG = SlugForm(
+_SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
         Code("num_splits", "c"),
@@ -67,7 +64,7 @@ def share(blocks: int) -> int:
     return min(each, SM90.smem_per_block)
 
 
-def _stages(keys: Mapping[str, Any], blocks: int) -> int:
+def _stages(keys: Values, blocks: int) -> int:
     """How many buffers fit beside the rest, but no more than are of use."""
     element = DTYPES[keys["dtype"]].bytes
     d, d_v = (padded(keys[key], keys["dtype"]) for key in ("head_dim", "head_dim_v"))
@@ -85,7 +82,7 @@ def _uneven(stages: int, blocks: int) -> int:
     return stages - 1 if blocks == 2 and stages % 2 == 0 and stages > _LEAST_STAGES else stages
 
 
-DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_DERIVED: Derived = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
     # the next unit's queries are there before this one ends, where they are few (rows)
@@ -105,7 +102,7 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
     if keys["maximum"] == "fixed":
         if keys["by"] == "stream_k":
@@ -115,3 +112,6 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
         if not keys["speculate"]:
             yield "maximum", "needs speculate = true: P is computed before anything is asked"
+
+
+KEYS = Keys(derived=_DERIVED, rules=rules, slug=_SLUG, former=_FORMER)

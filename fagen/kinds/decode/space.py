@@ -1,12 +1,13 @@
 """What a search of decoding tries, sums up against an SM, and predicts."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from fagen.kinds.decode.cost import predictor
 from fagen.kinds.decode.defaults import ROWS, num_splits_for
-from fagen.kinds.decode.formulae import REGISTERS, SHARED, SUMMED, sums
+from fagen.kinds.decode.formulae import BUDGET, SUMMED
 from fagen.kinds.decode.rules import DEALT
+from fagen.kinds.space import Space
 
 _CALLS = (  # batch, queries, keys
     *((1, 1, 1_024), (1, 1, 8_192), (1, 1, 32_768), (8, 1, 8_192), (32, 1, 4_096), (128, 1, 2_048)),
@@ -20,10 +21,15 @@ def _shape(batch: int, queries: int, keys: int, kv_heads: int = 8) -> Mapping[st
     return {"batch": batch, **heads, "seqlen": queries, "seqlen_k": keys}
 
 
-class Decode:
-    """What fagen.search.kinds.Space asks for."""
+def _shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+    """Return calls of one size of a group, that would get such rows and chunks by rule."""
+    kv_heads = next((n for n in (8, 4, 1) if num_splits_for(n) == values["num_splits"]), 8)
+    queries = 1 if values["rows"] == ROWS[0] else values["rows"] // _GROUP
+    return tuple(_shape(batch, queries, keys, kv_heads) for batch, one, keys in _CALLS if one == 1)
 
-    defaults: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+
+SPACE = Space(
+    defaults={
         "rows": ROWS,
         "block_n": (64, 128),
         "num_splits": (8, 16, 32, 64),
@@ -32,34 +38,17 @@ class Decode:
         "q_stages": (1, 2),
         "speculate": (True, False),
         "blocks": (1, 2, 3, 4),
-    }
-    problem_keys = ("dtype", "head_dim", "head_dim_v", "mask")
-    tile_keys = ("rows", "block_n")
-    example: ClassVar[Mapping[str, Any]] = {
-        "head_dim": 64,
-        "dtype": "fp16",
-        "mask": "causal",
-        "rows": 8,
-        "block_n": 64,
-    }
-    summed_keys = SUMMED
-    budgets = (SHARED, REGISTERS)
+    },
+    budget=BUDGET,
+    summed_keys=SUMMED,
+    predictor=predictor,
+    problem_keys=("dtype", "head_dim", "head_dim_v", "mask"),
+    tile_keys=("rows", "block_n"),
+    example={"head_dim": 64, "dtype": "fp16", "mask": "causal", "rows": 8, "block_n": 64},
     # a cache's sizes follow from no others: a file says them, or has these
-    shape_keys = ("seqlen_k", "batch", "heads", "kv_heads")
-    shapes = tuple(_shape(*call) for call in _CALLS)
+    shape_keys=("seqlen_k", "batch", "heads", "kv_heads"),
+    shapes=tuple(_shape(*call) for call in _CALLS),
+    shapes_like=_shapes_like,
     # so that a row of queries has the same bits beside others: by KV heads and head dims alone
-    promised = ("num_splits", "block_n", "maximum")
-    sums = staticmethod(sums)
-    predictor = staticmethod(predictor)
-
-    @staticmethod
-    def shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
-        """Return calls of one size of a group, that would get such rows and chunks by rule."""
-        kv_heads = next((n for n in (8, 4, 1) if num_splits_for(n) == values["num_splits"]), 8)
-        queries = 1 if values["rows"] == ROWS[0] else values["rows"] // _GROUP
-        return tuple(
-            _shape(batch, queries, keys, kv_heads) for batch, one, keys in _CALLS if one == 1
-        )
-
-
-SPACE = Decode()
+    promised=("num_splits", "block_n", "maximum"),
+)

@@ -18,7 +18,6 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.combining import chunk_blocks
-from fagen.kinds.forward.formulae import padded_head_dims
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
 
@@ -110,7 +109,7 @@ def _step(
 ) -> Step:
     m, n = block_m, block_n
     e = DTYPES[dtype].bytes
-    d, d_v = padded_head_dims(head_dim, head_dim_v, dtype)
+    d, d_v = map(DTYPES[dtype].filled_up, (head_dim, head_dim_v))
     rows = SM90.wgmma_m
     consumers = m // rows
 

@@ -9,7 +9,7 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.cost import predictor
-from fagen.kinds.forward.formulae import budget, sums
+from fagen.kinds.forward.formulae import BUDGET
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.rules import possible_outputs, rules
 from fagen.problem import Problem, standard_sizes
@@ -42,7 +42,7 @@ def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
     found: list[Schedule] = []
     most = -1
     for schedule in _in_fp8(problem) if fp8 else _in_16_bits(problem):
-        registers = budget(schedule).registers
+        registers = BUDGET.of(schedule).registers
         if (free := registers.limit - registers.total) > most:
             found.append(schedule)
             most = free
@@ -68,7 +68,7 @@ def _in_16_bits(problem: Problem) -> list[Schedule]:
         for key, derive in Schedule.keys.derived.items():
             if key not in said:
                 values[key] = derive(values)
-        if next(rules(values), None) or next(sums(values), None):
+        if next(rules(values), None) or next(BUDGET.sums(values), None):
             continue
         seconds = math.prod(predict(values))
         if (m, n) not in best or seconds < best[m, n][0]:
@@ -97,7 +97,7 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
             promote_columns=part,
             **({"scales": "block", "scale_rows": problem.scale_rows} if problem.scale_rows else {}),
         )
-        if next(sums(schedule.values()), None) is None:
+        if next(BUDGET.sums(schedule.values()), None) is None:
             yield schedule
 
 

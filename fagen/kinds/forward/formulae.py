@@ -2,16 +2,27 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.errors import ScheduleError
-from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.attention import padded_head_dims
+from fagen.kinds.budget import (
+    FP32_BYTES,
+    REGISTER_FILE,
+    SHARED,
+    Account,
+    Budget,
+    Changes,
+    below,
+    register_file,
+    registers_left_out,
+    shared_memory,
+)
 from fagen.kinds.forward.rules import consumers, possible_outputs
-from fagen.ledger import Ledger, Margin, Row, first_that_fits, rows, solved, summed, symbols
+from fagen.ledger import Ledger, Margin, symbols
+from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES, ORDERS, OUT_DTYPES
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
@@ -19,7 +30,6 @@ from fagen.vocab import DTYPES, ORDERS, OUT_DTYPES
 SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
 
-FP32_BYTES = 4
 # of a tile that is passed on, and how many of them: the one in work and the next
 TILE_BYTES = 48
 TILE_STAGES = 2
@@ -31,11 +41,8 @@ WARPS = 4  # of a warpgroup, a byte each for their votes
 K_SCALE_BYTES = 4
 KEY_SCALES_BYTES = 16
 
-# the names of the ledgers
-SHARED = "shared memory of a thread block"
 REGISTERS = "registers of a consumer thread"
 MARGIN = Margin(kernels=29, least=-1, most=63)  # of tests/register_margins.json
-REGISTER_FILE = "register file of a thread block"
 
 # the keys that a sum depends on
 SUMMED = (
@@ -60,23 +67,6 @@ SUMMED = (
 SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "q_stages", "e")
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The three ledgers of a schedule."""
-
-    shared: Ledger
-    registers: Ledger
-    register_file: Ledger
-
-    def over(self) -> tuple[Ledger, ...]:
-        """Return the ledgers that do not fit."""
-        return tuple(
-            ledger
-            for ledger in (self.shared, self.registers, self.register_file)
-            if not ledger.fits
-        )
-
-
 def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     """Return how many keys of a step share a scale; all of them where scale_rows is 0.
 
@@ -93,17 +83,13 @@ def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
     return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
 
 
-def skips_idle_warpgroups(schedule: Schedule) -> bool:
+def skips_idle_warpgroups(values: Values) -> bool:
     """Whether consumers without rows of a tile go on to the next one.
 
     Not where all must have read V before O is stored through its space.
     """
-    return (
-        schedule.attention.lengths == "varlen"
-        and schedule.consumers > 1
-        and schedule.overlap.intra_warpgroup
-        and schedule.pipeline.output != "reuse_v"
-    )
+    several = values["lengths"] == "varlen" and consumers(values) > 1
+    return several and values["intra_warpgroup"] and values["output"] != "reuse_v"
 
 
 def scheduler_warp(lengths: str, v_layout: str) -> bool:
@@ -121,90 +107,10 @@ def tile_stages(dynamic: bool, lengths: str) -> int:
     return VARLEN_TILE_STAGES if lengths == "varlen" else TILE_STAGES
 
 
-def padded(columns: int, schedule: Schedule) -> int:
-    """Return how many columns of shared memory a head dim takes."""
-    return _padded(columns, schedule.attention.dtype)
-
-
-def padded_head_dims(head_dim: int, head_dim_v: int, dtype: str) -> tuple[int, int]:
-    """Return how many columns of shared memory Q and K take, and V and O."""
-    return _padded(head_dim, dtype), _padded(head_dim_v, dtype)
-
-
-@cache
-def _padded(columns: int, dtype: str) -> int:
-    return DTYPES[dtype].filled_up(columns)
-
-
-def threads(schedule: Schedule) -> int:
+def threads(values: Values) -> int:
     """Return threads per block; a producer is a whole warpgroup, since setmaxnreg acts on one."""
-    return _threads(schedule.consumers, schedule.warps.producer)
-
-
-@cache
-def _threads(consumers: int, producer: str) -> int:
-    return (consumers + (producer == "warp")) * SM90.warpgroup_threads
-
-
-def launch_registers(schedule: Schedule) -> int:
-    """Return registers per thread at launch: an even share of the file, in whole quanta."""
-    return SM90.registers_left(threads(schedule))
-
-
-def budget(schedule: Schedule) -> Budget:
-    """Return all ledgers of a schedule, whether they fit or not."""
-    return Budget(_shared(schedule), _registers(schedule), _register_file(schedule))
-
-
-def sums(values: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, sum, limit) of each ledger that does not fit, and nothing more: for a search.
-
-    `values` are those of a schedule's keys that keep the rules between keys; SUMMED count.
-    """
-    sizes = _sizes(values)
-    shared = summed(SYMBOLS, shared_formulae, _shared_choices(values), SM90.smem_tile_alignment)
-    registers = summed(SYMBOLS, register_formulae, _register_choices(values), 1)
-    of_consumers = consumers(values)
-    in_block = _threads(of_consumers, values["producer"])
-    kept = values["producer_registers"] + of_consumers * values["consumer_registers"]
-    for name, total, limit in (
-        (SHARED, shared(*sizes.values()), SM90.smem_per_block),
-        (
-            REGISTERS,
-            registers(*sizes.values()),
-            _usable(values["consumer_registers"], SM90.registers_left(in_block)),
-        ),
-        (
-            REGISTER_FILE,
-            SM90.warpgroup_threads * kept,
-            _launched(in_block),
-        ),
-    ):
-        if total > limit:
-            yield name, total, limit
-
-
-def nearest(schedule: Schedule) -> tuple[dict[str, Any], ...]:
-    """Return the least changes that make a schedule fit: keys with new values, None to leave out.
-
-    As few keys as possible at once, and of each the value nearest to the one it has. Where a wider
-    block_n fits if O is stored through V's space, that is offered too: it is the kernel to be had.
-    """
-    options = _options(schedule)
-    for count in range(1, len(options) + 1):
-        found = [
-            changes
-            for keys in combinations(options, count)
-            if (changes := _first_that_fits(schedule, [options[key] for key in keys]))
-        ]
-        if found:
-            narrowed = max(changes.get("block_n", 0) for changes in found)
-            wider = _first_that_fits(schedule, [options["block_n"], options["output"]])
-            enough = count > 1 or {"output": "reuse_v"} in found
-            if wider and wider["block_n"] > narrowed > 0 and not enough:
-                found.append(wider)
-            return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
-    return ()
+    groups = consumers(values) + int(values["producer"] == "warp")
+    return groups * SM90.warpgroup_threads
 
 
 # ---- the formulae -------------------------------------------------------------------------------
@@ -292,156 +198,112 @@ def register_formulae(
     return rows
 
 
-def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    return {
-        "block_m": values["block_m"],
-        "block_n": values["block_n"],
-        "d": _padded(values["head_dim"], values["dtype"]),
-        "d_v": _padded(values["head_dim_v"], values["dtype"]),
-        "stages": values["stages"],
-        "q_stages": values["q_stages"],
-        "e": DTYPES[values["dtype"]].bytes,
-    }
+# ---- of a schedule ------------------------------------------------------------------------------
 
 
-def _shared_choices(
-    values: Mapping[str, Any],
-) -> tuple[str, str, str, int, str, str, int, int, bool, bool, bool, bool]:
-    output, row_sum, v_layout = (values[key] for key in ("output", "sum", "v_layout"))
-    group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
-    by_block = values["scale_rows"] > 0
-    out_bytes = OUT_DTYPES[values["out_dtype"]].bytes
-    as_others = out_bytes == DTYPES[values["dtype"]].bytes
-    of_scales = group_keys if by_block else 0
-    of_out = 0 if as_others else out_bytes
-    v_scales, totals = values["v_scales"], values["totals"]
-    drawn = tile_stages(ORDERS[values["order"]].dynamic, values["lengths"])
-    of_tiles = drawn, values["lengths"] == "varlen"
-    votes = finds_spread(values["dtype"], values["maximum"], values["intra_warpgroup"])
-    of_call = scheduler_warp(values["lengths"], v_layout), values["num_splits"] > 1
-    of_scale = of_scales, v_scales, totals, of_out
-    return output, row_sum, v_layout, *of_scale, *of_tiles, votes, *of_call
+def _sizes(values: Values) -> dict[str, int]:
+    dtype = values["dtype"]
+    d, d_v = padded_head_dims(values)
+    numbers = values["block_m"], values["block_n"], d, d_v, values["stages"], values["q_stages"]
+    return dict(zip(SYMBOLS, (*numbers, DTYPES[dtype].bytes), strict=True))
 
 
-def _register_choices(values: Mapping[str, Any]) -> tuple[str, bool, int, bool]:
-    promoted = values["totals"] == "registers"
-    return values["sum"], promoted, values["promote_columns"], values["intra_warpgroup"]
-
-
-def _shared(schedule: Schedule) -> Ledger:
-    values, align = schedule.values(), SM90.smem_tile_alignment
-    return Ledger(
-        SHARED,
-        f"bytes, each array rounded up to {align:,}",
-        rows(_sizes(values), align, shared_formulae, _shared_choices(values)),
-        SM90.smem_per_block,
-        SM90.source("smem_per_block"),
-    )
-
-
-def _registers(schedule: Schedule) -> Ledger:
-    values = schedule.values()
-    usable = _usable(schedule.warps.consumer_registers, launch_registers(schedule))
+def _accounts(values: Values) -> Iterator[Account | Ledger]:
+    yield shared_memory(shared_formulae, _shared_choices(values), "block_n")
+    in_block = threads(values)
+    launched, asked = SM90.registers_left(in_block), values["consumer_registers"]
+    usable = min(asked or launched, SM90.max_registers_per_thread)
     source = (
-        f"consumer_registers = {schedule.warps.consumer_registers}"
-        if schedule.warps.consumer_registers == usable
+        f"consumer_registers = {asked}"
+        if asked == usable
         else SM90.source("max_registers_per_thread")
         if usable == SM90.max_registers_per_thread
-        else f"{SM90.registers_per_sm:,} in {threads(schedule)} threads"
+        else f"{SM90.registers_per_sm:,} in {in_block} threads"
     )
-    return Ledger(
-        REGISTERS,
-        str(MARGIN),
-        rows(_sizes(values), 1, register_formulae, _register_choices(values)),
-        usable,
-        source,
+    promoted = values["totals"] == "registers"
+    choices = values["sum"], promoted, values["promote_columns"], values["intra_warpgroup"]
+    unit = str(MARGIN)
+    yield Account(REGISTERS, unit, register_formulae, choices, usable, source, "block_n")
+    if values["producer"] == "warp":
+        quantum = SM90.register_quantum
+        roles = {
+            "producer": (1, "producer_registers"),
+            "consumers": (consumers(values), "consumer_registers"),
+        }
+        yield register_file(values, roles, in_block, -(-launched // quantum) * quantum)
+
+
+def _shared_choices(values: Values) -> tuple[Any, ...]:
+    dtype, lengths, v_layout = values["dtype"], values["lengths"], values["v_layout"]
+    group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
+    out_bytes = OUT_DTYPES[values["out_dtype"]].bytes
+    return (
+        values["output"],
+        values["sum"],
+        v_layout,
+        group_keys if values["scale_rows"] else 0,
+        values["v_scales"],
+        values["totals"],
+        0 if out_bytes == DTYPES[dtype].bytes else out_bytes,
+        tile_stages(ORDERS[values["order"]].dynamic, lengths),
+        lengths == "varlen",
+        finds_spread(dtype, values["maximum"], values["intra_warpgroup"]),
+        scheduler_warp(lengths, v_layout),
+        values["num_splits"] > 1,
     )
 
 
-def _usable(consumer_registers: int, launch_registers: int) -> int:
-    return min(consumer_registers or launch_registers, SM90.max_registers_per_thread)
-
-
-def _register_file(schedule: Schedule) -> Ledger:
-    """What setmaxnreg asks for, of what the launch brought; asking for more would wait for ever."""
-    warps, group = schedule.warps, SM90.warpgroup_threads
-    asked = (
-        Row("producer", group * warps.producer_registers, f"{group}·producer_registers"),
-        Row(
-            "consumers",
-            schedule.consumers * group * warps.consumer_registers,
-            f"{schedule.consumers}·{group}·consumer_registers",
-        ),
-    )
-    return Ledger(
-        REGISTER_FILE,
-        "registers after setmaxnreg",
-        asked,
-        _launched(threads(schedule)),
-        f"{threads(schedule)} threads at launch, {SM90.source('registers_per_sm')}",
-    )
-
-
-@cache
-def _launched(threads: int) -> int:
-    quantum = SM90.register_quantum
-    return -(-SM90.registers_left(threads) // quantum) * quantum * threads
-
-
-# ---- the nearest schedule that fits -------------------------------------------------------------
-
-
-def _options(schedule: Schedule) -> dict[str, list[dict[str, Any]]]:
-    """Return, by key, the values that ask for less, nearest first; None leaves a key out."""
-    values, said = schedule.values(), schedule.settings()
-    registers = {key: None for key in ("producer_registers", "consumer_registers") if key in said}
-    totals = {"totals": None} if "totals" in said else {}
+def _options(schedule: Schedule) -> list[list[Changes]]:
+    """Return, key by key, the values that ask for less; those of block_n and O come first."""
+    values = schedule.values()
+    registers = registers_left_out(schedule, "producer_registers", "consumer_registers")
+    totals = registers_left_out(schedule, "totals")
     outputs = possible_outputs(values["head_dim_v"], values["dtype"], values["out_dtype"])
     thriftier = outputs[outputs.index(values["output"]) + 1 :] if values["num_splits"] == 1 else ()
-    return {
-        "block_m": [{"block_m": m, **registers} for m in _below(values["block_m"], SM90.wgmma_m)],
-        "block_n": [{"block_n": n} for n in _below(values["block_n"], 16)],
-        "stages": [{"stages": n} for n in range(values["stages"] - 1, 1, -1)],
-        "q_stages": [{"q_stages": 1}] if values["q_stages"] > 1 else [],
-        "output": [{"output": output} for output in thriftier],
-        "promote": [{"promote": 0, **totals}] if values["promote"] else [],
-        "totals": [{"totals": "shared"}] if values["totals"] == "registers" else [],
-        "registers": [registers] if registers else [],
-    }
+    return [
+        [{"block_m": m, **registers} for m in below(values["block_m"], SM90.wgmma_m)],
+        [{"block_n": n} for n in below(values["block_n"], 16)],
+        [{"stages": n} for n in below(values["stages"], 1, 2)],
+        [{"q_stages": 1}] if values["q_stages"] > 1 else [],
+        [{"output": output} for output in thriftier],
+        [{"promote": 0, **totals}] if values["promote"] else [],
+        [{"totals": "shared"}] if values["totals"] == "registers" else [],
+        [registers] if registers else [],
+    ]
 
 
-def _below(value: int, step: int) -> range:
-    return range(value - step, 0, -step)
+class _Budget(Budget):
+    def nearest(self, schedule: Schedule) -> tuple[Changes, ...]:
+        """Return the least changes that make a schedule fit.
+
+        As few keys as possible at once, and of each the value nearest to the one it has. Where a
+        wider block_n fits if O is stored through V's space, that is offered too: it is the kernel
+        to be had.
+        """
+        options = _options(schedule)
+        _, widths, _, _, outputs, *_ = options
+        for count in range(1, len(options) + 1):
+            several = (self.first(schedule, [*some]) for some in combinations(options, count))
+            if found := [changes for changes in several if changes]:
+                narrowed = max(changes.get("block_n", 0) for changes in found)
+                wider = self.first(schedule, [widths, outputs])
+                enough = count > 1 or {"output": "reuse_v"} in found
+                if wider and wider["block_n"] > narrowed > 0 and not enough:
+                    found.append(wider)
+                return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
+        return ()
+
+    def explained(self, schedule: Schedule) -> Iterator[str]:
+        """Yield lines: the formulae, the numbers in them, and the largest block_n they allow."""
+        yield from super().explained(schedule)
+        yield ""
+        step = DTYPES[schedule.values()["dtype"]].wgmma_k
+        every: list[Changes] = [{"block_n": n} for n in below(SM90.wgmma_n_max + step, step)]
+        widest = self.first(schedule, [every]) or {"block_n": "none"}
+        yield (
+            f"in whole arrays and steps of {step}, the widest block_n that fits is "
+            f"{widest['block_n']}"
+        )
 
 
-def _first_that_fits(
-    schedule: Schedule, options: list[list[dict[str, Any]]]
-) -> dict[str, Any] | None:
-    def fits(changes: Mapping[str, Any]) -> bool:
-        try:
-            return not budget(schedule.but(**changes)).over()
-        except ScheduleError:
-            return False
-
-    return first_that_fits(options, fits)
-
-
-# ---- the explanation ----------------------------------------------------------------------------
-
-
-def explain_lines(schedule: Schedule) -> Iterator[str]:
-    """Yield lines: the formulae, the numbers in them, and the largest block_n they allow."""
-    sizes = _sizes(schedule.values())
-    yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-    own = budget(schedule)
-    values = schedule.values()
-    yield from solved(own.shared, shared_formulae(*_shared_choices(values)), sizes, "block_n")
-    formulae = register_formulae(*_register_choices(values))
-    yield from solved(own.registers, formulae, sizes, "block_n")
-    yield ""
-    step = DTYPES[values["dtype"]].wgmma_k
-    every = [{"block_n": n} for n in _below(SM90.wgmma_n_max + step, step)]
-    widest = _first_that_fits(schedule, [every]) or {"block_n": "none"}
-    yield (
-        f"in whole arrays and steps of {step}, the widest block_n that fits is {widest['block_n']}"
-    )
+BUDGET = _Budget((SHARED, REGISTERS, REGISTER_FILE), _sizes, _accounts, _options)

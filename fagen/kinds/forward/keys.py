@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build, columns, registers
-from fagen.kinds.forward.rules import DERIVED, FORMER, SLUG, consumers, rules
+from fagen.kinds.attention import HEAD_DIM, Build, registers
+from fagen.kinds.forward.rules import KEYS, consumers
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
@@ -198,6 +198,7 @@ class Schedule(AnySchedule):
     """What attention is computed and how one SM is used; every key has its value."""
 
     kind: ClassVar[str] = "forward"
+    keys: ClassVar[Keys] = KEYS
 
     attention: Attention
     tile: Tile
@@ -210,30 +211,7 @@ class Schedule(AnySchedule):
     grid: Grid = Grid()
     build: Build = Build()
 
-    keys: ClassVar[Keys] = Keys(
-        tables={
-            "attention": Attention,
-            "tile": Tile,
-            "split": Split,
-            "pipeline": Pipeline,
-            "warps": Warps,
-            "overlap": Overlap,
-            "softmax": Softmax,
-            "fp8": Fp8,
-            "grid": Grid,
-            "build": Build,
-        },
-        derived=DERIVED,
-        rules=rules,
-        slug=SLUG,
-        former=FORMER,
-    )
-
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
         return consumers(self.values())
-
-    def columns(self) -> dict[str, str]:
-        """Return what a list of schedules shows of this one."""
-        return columns(self.attention, self.tile.block_m, self.tile.block_n)

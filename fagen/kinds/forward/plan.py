@@ -2,21 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fagen.arch import SM90
 from fagen.combining import Combination, Combining, chunk_blocks
 from fagen.kind import Role
-from fagen.kinds.attention import over_budget, record
+from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
+from fagen.kinds.budget import Budget, Ledgers
 from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import (
-    budget,
-    explain_lines,
+    BUDGET,
     finds_spread,
     keys_of_a_scale,
-    launch_registers,
-    nearest,
-    padded,
     scheduler_warp,
     skips_idle_warpgroups,
     threads,
@@ -25,7 +22,6 @@ from fagen.kinds.forward.formulae import (
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.launch import Grid, Launch, Launches, Product
-from fagen.ledger import Ledger
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -50,7 +46,7 @@ _SECTION_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Plan(Combining, Exponents):
+class Plan(Budgeted, Combining, Exponents):
     """A schedule that fits, worked out.  There is no Plan that does not fit.
 
     Sizes are in elements, registers per thread, slabs in columns; padded is in shared memory.
@@ -58,6 +54,12 @@ class Plan(Combining, Exponents):
 
     kind: ClassVar[str] = "forward"
     blocks: ClassVar[int] = 1  # that an SM should hold at least
+    budget: ClassVar[Budget] = BUDGET
+    thrifty: ClassVar[str] = "a narrower block_n needs"
+    l2_bytes: ClassVar[int] = SM90.l2_bytes
+    draw_ahead: ClassVar[int] = _DRAW_AHEAD  # blocks before a tile's end the next one is drawn
+    section_rounds: ClassVar[int] = _SECTION_ROUNDS  # tiles for each SM that a section of heads has
+
     schedule: Schedule
     slug: str
     dtype: Dtype  # of Q, K and V
@@ -126,14 +128,11 @@ class Plan(Combining, Exponents):
     dynamic: bool  # the producer draws tiles from a counter
     tile_stages: int  # and passes them on through a ring of so many; else 0
     tile_readers: int  # warps that read it
-    draw_ahead: int  # blocks before a tile's end the next one is drawn
-    section_rounds: int  # tiles for each SM that a section of heads has at least
     cluster: int  # thread blocks that share K and V
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
     skips_steps: bool  # a consumer without rows skips all but the first
     skips_idle_warpgroups: bool  # or goes on to the next tile, whose rows it then has
     lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
-    l2_bytes: int
     l2_share_bytes: int  # of the L2 cache, for the K and V that blocks share
     max_spill_bytes: int  # per thread
 
@@ -160,10 +159,7 @@ class Plan(Combining, Exponents):
     qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
     pv_inputs: tuple[int, ...]  # those that follow O: P in four, V, perhaps whether to add
 
-    shared: Ledger
-    registers: Ledger
-    register_file: Ledger
-    shared_bytes: int
+    ledgers: Ledgers
 
     @property
     def promotes(self) -> int:
@@ -185,14 +181,6 @@ class Plan(Combining, Exponents):
         return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
-    def ledger(self) -> str:
-        """The ledgers, to be printed."""
-        ledgers = [self.shared, self.registers]
-        if self.producer_warp:
-            ledgers.append(self.register_file)
-        return "\n\n".join(str(ledger) for ledger in ledgers)
-
-    @property
     def roles(self) -> tuple[Role, ...]:
         """Whose registers setmaxnreg sets."""
         if not self.producer_warp:
@@ -200,19 +188,6 @@ class Plan(Combining, Exponents):
         return (
             Role("consumer", self.consumer_registers),
             Role("producer", self.producer_registers),
-        )
-
-    @property
-    def modelled_registers(self) -> int:
-        """Of a consumer thread, by the ledger."""
-        return self.registers.total
-
-    @property
-    def spill_remedy(self) -> str:
-        """What a schedule may change against spills; {spilled} is how many bytes there are."""
-        return (
-            "a narrower block_n needs fewer registers, "
-            "max_spill_bytes = {spilled} under [build] tolerates it"
         )
 
     @cached_property
@@ -241,29 +216,15 @@ class Plan(Combining, Exponents):
         counter = Product((Extent(number=_COUNTER_BYTES),))
         return Launches((kernel,), counter, zeroed=True)
 
-    def explained(self) -> str:
-        """Return the ledgers with their formulae, the numbers in them, and the solved limits."""
-        return "\n".join([self.ledger, "", *explain_lines(self.schedule)])
-
-    def record(self) -> dict[str, Any]:
-        """Return keys and ledgers, for JSON."""
-        ledgers = {"shared": self.shared, "registers": self.registers}
-        return record(self.schedule, self.threads, ledgers)
-
 
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
-    cost = budget(schedule)
-    if cost.over():
-        raise over_budget(schedule, "block_n", cost.over(), nearest(schedule))
-    dtype = DTYPES[schedule.attention.dtype]
-    out_dtype = OUT_DTYPES[schedule.attention.out_dtype]
-    mask = MASKS[schedule.attention.mask]
-    order = ORDERS[schedule.grid.order]
-    d = padded(schedule.attention.head_dim, schedule)
-    d_v = padded(schedule.attention.head_dim_v, schedule)
-    block_n = schedule.tile.block_n
-    v_transposed = dtype.fp8
+    ledgers = BUDGET.kept(schedule, "block_n")
+    values = schedule.values()
+    dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
+    mask, order = MASKS[values["mask"]], ORDERS[values["order"]]
+    d, d_v = padded_head_dims(values)
+    block_n, v_transposed = schedule.tile.block_n, dtype.fp8
     v_width = block_n if v_transposed else d_v
     qk_swizzle, v_swizzle, v_rows_swizzle = (
         swizzle_of(columns * dtype.bytes) for columns in (d, v_width, d_v)
@@ -273,55 +234,39 @@ def plan(schedule: Schedule) -> Plan:
     )
     o_swizzle = swizzle_of(d_v * out_dtype.bytes)
     o_slab = o_swizzle.bytes // out_dtype.bytes
-    s_accumulators = _accumulators(block_n)
-    sum_by_tensor = schedule.softmax.sum == "tensor"
-    v_rows = schedule.fp8.v_layout == "rows"
+    softmax = schedule.softmax
+    sum_by_tensor, online = softmax.sum == "tensor", softmax.maximum == "online"
+    v_rows, by_block = schedule.fp8.v_layout == "rows", schedule.fp8.scales == "block"
     group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
     v_scales_by_block = schedule.fp8.v_scales == "block"
-    spreads = finds_spread(dtype.name, schedule.softmax.maximum, schedule.overlap.intra_warpgroup)
+    spreads = finds_spread(dtype.name, softmax.maximum, schedule.overlap.intra_warpgroup)
+    varlen, in_block = values["lengths"] == "varlen", threads(values)
+    draws = scheduler_warp(values["lengths"], values["v_layout"])
+    skips_blocks, skips_idle = _skips_masked_blocks(schedule), skips_idle_warpgroups(values)
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
-    part_columns = schedule.softmax.promote_columns
-    pv_accumulators = _accumulators(part_columns or o_columns)
-    # P in four registers, V's descriptor, and whether to add
-    pv_operands = 5 + (part_columns > 0)
+    part_columns = softmax.promote_columns
+    s_accumulators = accumulators(block_n)
+    pv_accumulators = accumulators(part_columns or o_columns)
     return Plan(
-        schedule=schedule,
-        slug=schedule.slug,
-        dtype=dtype,
-        out_dtype=out_dtype,
-        mask=mask,
-        varlen=schedule.attention.lengths == "varlen",
-        scheduler_warp=_scheduler_warp(schedule),
-        head_major=_scheduler_warp(schedule) and mask.last_by_row,
-        head_dim=schedule.attention.head_dim,
-        head_dim_v=schedule.attention.head_dim_v,
+        **carried(Plan, schedule, "promote"),
+        varlen=varlen,
+        scheduler_warp=draws,
+        head_major=draws and mask.last_by_row,
         head_dim_padded=d,
         head_dim_v_padded=d_v,
-        block_m=schedule.tile.block_m,
-        block_n=block_n,
-        stages=schedule.pipeline.stages,
-        q_stages=schedule.pipeline.q_stages,
-        num_splits=schedule.split.num_splits,
         consumers=schedule.consumers,
-        threads=threads(schedule),
+        threads=in_block,
         producer_warp=schedule.warps.producer == "warp",
-        producer_registers=schedule.warps.producer_registers,
         unrolls_copies=not 0 < schedule.warps.producer_registers < _UNROLLING_REGISTERS,
-        consumer_registers=schedule.warps.consumer_registers,
-        launch_registers=launch_registers(schedule),
+        launch_registers=SM90.registers_left(in_block),
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
-        inter_warpgroup=schedule.overlap.inter_warpgroup,
-        intra_warpgroup=schedule.overlap.intra_warpgroup,
-        output=schedule.pipeline.output,
         sum_by_tensor=sum_by_tensor,
-        lazy_max=schedule.softmax.maximum == "lazy",
+        lazy_max=softmax.maximum == "lazy",
         # one would wait for its own latency
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
-        rescale_threshold=schedule.softmax.rescale_threshold,
         spread_blocks=-(-_SPREAD_KEYS // block_n) if spreads else 0,
-        skips_rescaling=schedule.softmax.maximum == "online"
-        and (dtype.fp8 or schedule.softmax.rescale_threshold > 0),
+        skips_rescaling=online and (dtype.fp8 or softmax.rescale_threshold > 0),
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
         p_bytes=dtype.bytes,
@@ -331,33 +276,24 @@ def plan(schedule: Schedule) -> Plan:
         v_rows=v_rows,
         transposers=_TRANSPOSERS if v_rows else 0,
         descales=dtype.fp8,
-        scales_by_block=schedule.fp8.scales == "block",
-        scale_rows=schedule.fp8.scale_rows,
+        scales_by_block=by_block,
         v_scales_by_block=v_scales_by_block,
         group_keys=group_keys,
-        scales_before_qk=schedule.fp8.scales == "block" and schedule.attention.head_dim > 128,
-        p_offset=schedule.fp8.p_offset,
-        promote=0 if part_columns else schedule.softmax.promote,
+        scales_before_qk=by_block and schedule.attention.head_dim > 128,
+        promote=0 if part_columns else softmax.promote,
         part_columns=part_columns,
-        totals_shared=schedule.softmax.totals == "shared",
-        order=order.name,
+        totals_shared=softmax.totals == "shared",
         longest_first=order.longest_first,
         dynamic=order.dynamic,
-        tile_stages=tile_stages(order.dynamic, schedule.attention.lengths),
-        tile_readers=_tile_readers(schedule) if order.dynamic else 0,
-        draw_ahead=_DRAW_AHEAD,
-        section_rounds=_SECTION_ROUNDS,
-        cluster=schedule.grid.cluster,
-        skips_masked_blocks=_skips_masked_blocks(schedule),
-        skips_steps=_skips_masked_blocks(schedule)
-        and not skips_idle_warpgroups(schedule)
-        and schedule.consumers == 3,  # 192 rows divide no power of 2
-        skips_idle_warpgroups=skips_idle_warpgroups(schedule),
+        tile_stages=tile_stages(order.dynamic, values["lengths"]),
+        tile_readers=_tile_readers(schedule, draws) if order.dynamic else 0,
+        skips_masked_blocks=skips_blocks,
+        # 192 rows divide no power of 2
+        skips_steps=skips_blocks and not skips_idle and schedule.consumers == 3,
+        skips_idle_warpgroups=skips_idle,
         # beside what a consumer keeps of its tiles there are no registers for them
-        lays_q_anew=skips_idle_warpgroups(schedule) and schedule.pipeline.q_stages == 1 and d > 128,
-        l2_bytes=SM90.l2_bytes,
+        lays_q_anew=skips_idle and schedule.pipeline.q_stages == 1 and d > 128,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
-        max_spill_bytes=schedule.build.max_spill_bytes,
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         v_rows_swizzle=v_rows_swizzle,
@@ -376,26 +312,20 @@ def plan(schedule: Schedule) -> Plan:
         p_registers=s_accumulators * dtype.bytes // 4,
         qk_steps=d // dtype.wgmma_k,
         pv_steps=block_n // dtype.wgmma_k,
-        qk_inputs=tuple(range(s_accumulators, s_accumulators + 3)),
-        pv_inputs=tuple(range(pv_accumulators, pv_accumulators + pv_operands)),
-        shared=cost.shared,
-        registers=cost.registers,
-        register_file=cost.register_file,
-        shared_bytes=cost.shared.total,
+        qk_inputs=operands(s_accumulators, 3),
+        # P in four registers, V's descriptor, and perhaps whether to add
+        pv_inputs=operands(pv_accumulators, 5 + (part_columns > 0)),
+        ledgers=ledgers,
     )
 
 
-def _tile_readers(schedule: Schedule) -> int:
+def _tile_readers(schedule: Schedule, draws: bool) -> int:
     """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
     consumers = schedule.consumers * SM90.warpgroup_threads // SM90.warp_threads
     transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too
-    return consumers + transposers + scales + _scheduler_warp(schedule)
-
-
-def _scheduler_warp(schedule: Schedule) -> bool:
-    return scheduler_warp(schedule.attention.lengths, schedule.fp8.v_layout)
+    return consumers + transposers + scales + draws
 
 
 def _skips_masked_blocks(schedule: Schedule) -> bool:
@@ -413,7 +343,7 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     most = schedule.pipeline.stages
     if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "reuse_v":
         most = 1
-    elif schedule.overlap.inter_warpgroup and skips_idle_warpgroups(schedule):
+    elif schedule.overlap.inter_warpgroup and skips_idle_warpgroups(schedule.values()):
         # whose turn it is first may be who skips none: at the next turn after those that others
         # skip it needs a V beside the last tile's last one, which these still hold
         most -= 1
@@ -424,8 +354,3 @@ def _skips_masked_blocks(schedule: Schedule) -> bool:
     # alone frees a buffer before there is a V
     ahead = -(-block_m // block_n)
     return schedule.pipeline.output != "reuse_v" or ahead <= schedule.pipeline.stages
-
-
-def _accumulators(columns: int) -> int:
-    """Return a thread's fp32 registers of one warpgroup's 64 × columns."""
-    return columns * SM90.wgmma_m // SM90.warpgroup_threads

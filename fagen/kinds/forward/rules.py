@@ -1,11 +1,10 @@
 """What follows from the keys of attention: derived defaults, slugs, and the rules between keys."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.schedule import Code, SlugForm
+from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import (
     DTYPES,
     KERNEL_SCALES,
@@ -55,7 +54,7 @@ _RESIDENT = "is gone: thread blocks stay and take many tiles; leave order out, o
 _OF_HEADS = 'is gone: that of a tensor is passed for each head; use "head", or leave it out'
 
 # what schedules and slugs once said
-FORMER: Mapping[str | tuple[str, object], str] = {
+_FORMER: Former = {
     "p": _FROM_REGISTERS,
     "consumers": _ROWS_DECIDE,
     ("order", "single"): _RESIDENT,
@@ -67,7 +66,7 @@ FORMER: Mapping[str | tuple[str, object], str] = {
     "chunks": "is called num_splits now",
 }
 
-SLUG = SlugForm(
+_SLUG = SlugForm(
     head="fwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=_CODES,
     example="fwd_fp16_d128_causal_m128n128",
@@ -88,7 +87,7 @@ _FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
 # leaves a default out still reads back.  None is a measurement, and none changes once released:
 # what was measured stands in schedules and in the dispatch table.
-DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_DERIVED: Derived = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
     # wherever two warpgroups can take turns at the tensor cores (block_m, producer)
@@ -118,12 +117,12 @@ DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def consumers(keys: Mapping[str, Any]) -> int:
+def consumers(keys: Values) -> int:
     """How many warpgroups multiply: each takes the rows of one wgmma."""
     return int(keys["block_m"]) // SM90.wgmma_m
 
 
-def _order(keys: Mapping[str, Any]) -> str:
+def _order(keys: Values) -> str:
     """The grid order that suits the mask; only a producer of a block by itself can draw tiles."""
     if keys["lengths"] == "varlen":
         return "dynamic"  # how many tiles there are the host does not know
@@ -134,15 +133,15 @@ def _order(keys: Mapping[str, Any]) -> str:
     return order.name if draws else order.static or order.name
 
 
-def _fp8(keys: Mapping[str, Any]) -> bool:
+def _fp8(keys: Values) -> bool:
     return DTYPES[keys["dtype"]].fp8
 
 
-def _v_layout(keys: Mapping[str, Any]) -> str:
+def _v_layout(keys: Values) -> str:
     return "rows" if keys["lengths"] == "varlen" else V_LAYOUTS[0]
 
 
-def _registers_of(keys: Mapping[str, Any]) -> tuple[int, int]:
+def _registers_of(keys: Values) -> tuple[int, int]:
     """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
     if keys["producer"] != "warp":
         return 0, 0
@@ -186,7 +185,7 @@ def possible_outputs(columns: int, dtype: str, out_dtype: str = "") -> tuple[str
 # ---- rules --------------------------------------------------------------------------------------
 
 
-def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
     if keys["inter_warpgroup"] and consumers(keys) < 2:
         yield (
@@ -287,7 +286,7 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
 
 
-def _rules_of_columns(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rules_of_columns(keys: Values) -> Broken:
     columns, all_columns = (
         keys["promote_columns"],
         DTYPES[keys["dtype"]].filled_up(keys["head_dim_v"]),
@@ -305,7 +304,7 @@ def _rules_of_columns(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _rules_of_splits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rules_of_splits(keys: Values) -> Broken:
     if _fp8(keys):
         said = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or num_splits = 1'
         yield "dtype", said
@@ -326,7 +325,7 @@ def _rules_of_splits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rules_of_16_bits(keys: Values) -> Broken:
     dtype = keys["dtype"]
     if keys["out_dtype"] != dtype:
         yield (
@@ -339,7 +338,7 @@ def _rules_of_16_bits(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f'has no meaning with dtype = "{dtype}"; leave it out, or use dtype = "e4m3"'
 
 
-def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rules_of_fp8(keys: Values) -> Broken:
     for key in (
         ("head_dim", "head_dim_v") if keys["head_dim_v"] != keys["head_dim"] else ("head_dim",)
     ):
@@ -370,7 +369,7 @@ def _rules_of_fp8(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
 
 
-def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:
+def _range_of_p(offset: float, threshold: float) -> Broken:
     """P is at most 2 to the sum of both, and what e4m3 cannot hold it would cut off."""
     most = math.log2(SM90.e4m3_max)
     if offset + threshold <= most:
@@ -391,3 +390,6 @@ def _range_of_p(offset: float, threshold: float) -> Iterator[tuple[str, str]]:
 
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+KEYS = Keys(derived=_DERIVED, rules=rules, slug=_SLUG, former=_FORMER)

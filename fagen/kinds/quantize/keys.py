@@ -1,21 +1,10 @@
-"""Declare every key of a quantiser's schedule: the input, its rotation, its scales, its layout.
-
-[quantize]
-dtype = "fp16"        # of the input: fp16 | bf16
-head_dim = 128        # a multiple of 16
-rotary = "none"       # rotary embedding before all else: "halves" | "pairs" of columns
-rotate = true         # by random signs and a Hadamard matrix: outliers are spread out
-center = false        # less the means of columns over all rows of a head
-scales = "block"      # one per "tensor", "head", "column" of a head, or "block" of scale_rows rows
-scale_rows = 64
-layout = "rows"       # row-major, as the input | "columns": transposed, as the PV GEMM reads V
-"""
+"""Declare every key of a quantiser's schedule: the input, its rotation, its scales, its layout."""
 
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fagen.kinds.quantize.rules import DERIVED, FORMER, SLUG, block_rows, rules
+from fagen.kinds.quantize.rules import KEYS, block_rows
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
@@ -65,19 +54,11 @@ class Schedule(AnySchedule):
     """What a quantiser does; every key has its value."""
 
     kind: ClassVar[str] = "quantize"
+    keys: ClassVar[Keys] = KEYS
 
     quantize: Quantize
 
-    keys: ClassVar[Keys] = Keys(
-        tables={"quantize": Quantize}, derived=DERIVED, rules=rules, slug=SLUG, former=FORMER
-    )
-
-    def columns(self) -> dict[str, str]:
-        """Return what a list of schedules shows of this one."""
-        keys = self.quantize
-        return {
-            "dtype": keys.dtype,
-            "head_dim": f"{keys.head_dim}",
-            "mask": "",
-            "tile": f"{block_rows(self.values())} rows",
-        }
+    @property
+    def tile_words(self) -> str:
+        """The rows of a thread block, as a list of schedules shows them."""
+        return f"{block_rows(self.values())} rows"

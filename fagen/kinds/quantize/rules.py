@@ -1,9 +1,6 @@
 """What follows from a quantiser's keys: derived defaults, slugs, and the rules between keys."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from fagen.schedule import Code, SlugForm
+from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 _WIDE = 128  # columns of a row, of which a warp holds 16 rows in registers
@@ -12,9 +9,9 @@ HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 _OWN_ROWS = "is gone: a thread block has as many as suit the other keys; leave it out"
 
 # what schedules once said
-FORMER: Mapping[str | tuple[str, object], str] = {"rows": _OWN_ROWS}
+_FORMER: Former = {"rows": _OWN_ROWS}
 
-SLUG = SlugForm(
+_SLUG = SlugForm(
     head="quant_{dtype}_d{head_dim}",
     codes=(
         Code("rotary", words={"none": "norotary", "halves": "halves", "pairs": "pairs"}),
@@ -32,13 +29,13 @@ SLUG = SlugForm(
 )
 
 # keys whose default is a structural rule over others, which the slug says
-DERIVED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_DERIVED: Derived = {
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
 }
 
 
-def block_rows(keys: Mapping[str, Any]) -> int:
+def block_rows(keys: Values) -> int:
     """The rows of a thread block: so many that several of them share an SM.
 
     Of one of 128 rows that share a scale, all of these.
@@ -46,13 +43,13 @@ def block_rows(keys: Mapping[str, Any]) -> int:
     return max(int(keys["scale_rows"]), 64 if _crowded(keys) else 128)
 
 
-def _crowded(keys: Mapping[str, Any]) -> bool:
+def _crowded(keys: Values) -> bool:
     """Whether what is known of columns takes registers that wide rows need."""
     of_columns: bool = keys["center"] or keys["scales"] == "column"
     return of_columns and keys["head_dim"] > _WIDE
 
 
-def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
     by_block = keys["scales"] == "block"
     if keys["scale_rows"] and not by_block:
@@ -81,3 +78,6 @@ def rules(keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"thread has both columns of a pair, not {keys['head_dim']}; "
             'rotary = "pairs" takes any',
         )
+
+
+KEYS = Keys(derived=_DERIVED, rules=rules, slug=_SLUG, former=_FORMER)
