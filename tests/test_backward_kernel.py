@@ -1,6 +1,5 @@
 """The kernels of the backward pass: parts of their own text, run on a CPU, and their compiler."""
 
-import ctypes
 import itertools
 import math
 import os
@@ -21,13 +20,12 @@ from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import case
 from fagen.problem import Problem, Sizes
 from fagen.process import run
-from fagen.render import HASH_WORD, formatted, render, token_hash
-from fagen.runtime.c_interface import described, struct_of
+from fagen.render import render
+from fagen.runtime.c_interface import described
 from fagen.toolchain import find_disassembler
 from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.backward_tiles import compiled
-from tests.c_calls import changed
 from tests.often import some
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
 
@@ -171,31 +169,9 @@ def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
             yield one.flatten(2).float()
 
 
-# ---- their text and their compiler --------------------------------------------------------------
+# ---- their compiler -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slug", SPREAD)
-def test_their_text_is_laid_out_complete_and_says_its_hash_once(slug):
-    source = render(planned(slug))
-    assert formatted(source.kernel) == source.kernel
-    assert source.kernel.count(f'"{source.hash}"') == 1 and HASH_WORD not in source.kernel
-    assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
-    assert "{%" not in source.kernel and "{{ " not in source.kernel
-    assert f"int fagen_{slug}(" in source.kernel
-
-
-# in CI one of each form, twenty seconds each; of the others their evidence says it too
-COMPILED = (
-    "bwd_fp16_d128_causal_m64n128",
-    "bwd_bf16_d64_full_m128n128_det",
-    "bwd_fp16_d128_causal_m64n128_varlen",
-    "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
-    "bwd_fp16_d112_full_m64n128",  # seven boxes to a tile of Q, dQ by one
-    "bwd_bf16_d128_causal_m80n128",  # dQ transposed, ones in shared memory
-    "bwd_bf16_d48_causal_m64n128_persist",  # tiles drawn, dQ by one
-    "bwd_fp16_d128_causal_m64n128_persist_post",  # and dQ rounded meanwhile
-)
-OTHERS = {*[path.stem for path in registry.schedules("backward")], *SPREAD[4:]} - {*COMPILED}
 # head dims, of V too, for which a schedule is derived
 UNTUNED = [*((d, d) for d in range(72, 225, 8) if d != 128), (192, 128)]
 
@@ -207,15 +183,6 @@ def test_the_first_that_is_derived_compiles_so_that_it_serves(head_dims, mask):
     first, *_ = derived(Problem("fp16", *head_dims, mask, kind="backward"))
     _, binary = flow.built(first, binding=False)
     assert binary.report.spill_store_bytes == 0 and not binary.report.remarks
-
-
-@pytest.mark.parametrize("slug", some((*COMPILED, *sorted(OTHERS)), COMPILED))
-def test_they_compile_without_a_spill_a_warning_or_serialised_products(slug):
-    plan, binary = flow.built(registry.from_slug(slug), binding=False)
-    assert "warning" not in (binary.folder / "compiler.log").read_text()
-    assert binary.report.spill_load_bytes <= plan.max_spill_bytes
-    assert plan.max_spill_bytes or binary.report.stack_bytes == 0
-    assert not binary.report.remarks
 
 
 def test_exponentials_stand_before_the_wait_for_dp_where_they_are_to_run_under_it():
@@ -249,44 +216,3 @@ def test_a_mask_that_no_schedule_has_compiles_and_keeps_the_plans_promises(mask)
     plan = masked("bwd_fp16_d128_causal_m64n128", mask)
     binary = build(render(plan), plan, binding=False)
     assert binary.report.spill_store_bytes == 0 and not binary.report.remarks
-
-
-@pytest.fixture(scope="module")
-def library() -> tuple[Plan, ctypes.CDLL]:
-    plan, binary = flow.built(registry.from_slug(SPREAD[0]), binding=False)
-    return plan, ctypes.CDLL(str(binary.library))
-
-
-def test_its_launcher_refuses_what_it_cannot_do(library):
-    plan, kernel = library
-    launch, message = kernel[f"fagen_{plan.slug}"], kernel[f"fagen_{plan.slug}_message"]
-    message.restype = ctypes.c_char_p
-    words = struct_of(plan.signature)
-    sizes = dict(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=90)
-
-    def said(**changes: float) -> str:
-        args = changed(plan, sizes, changes)
-        return message(launch(ctypes.byref(args), None)).decode()
-
-    for name in ("dout", "q", "k", "v", "out", "lse", "dq", "dk", "dv"):
-        assert "null" in said(**{name: 0}), name
-    for name in ("dout", "q", "dk"):
-        assert "16 bytes" in said(**{name: 4104})
-        assert "multiple of 16 bytes" in said(**{f"{name}_stride_head": 1})
-    assert "overlap" in said(dk_stride_seq=0, dk_stride_head=0, dk_stride_batch=0)
-    assert "workspace" in said(workspace_bytes=16) and "workspace" in said(workspace=0)
-    assert "scale" in said(scale=-1.0) and "scale" in said(scale=math.nan)
-    assert "multiple of kv_heads" in said(heads=3)
-    assert "negative or too large" in said(seqlen_q=-1)
-    assert said(batch=0) == said(heads=0, kv_heads=0) == "launched"  # nothing to do
-    assert "Hopper" in said() or torch.cuda.is_available()
-    workspace = kernel[f"fagen_{plan.slug}_workspace"]
-    workspace.restype = ctypes.c_int64
-
-    def room(heads: int) -> int:
-        args = words(batch=2, heads=heads, kv_heads=2, seqlen_q=70, seqlen_k=90)
-        return int(workspace(ctypes.byref(args)))
-
-    assert room(2) == 2 * 2 * 2 * plan.record_bytes
-    sums = 128 * (128 + 128) * 4  # of dK and dV, by each of a group's two shares
-    assert room(4) == 2 * 4 * 2 * plan.record_bytes + 2 * 2 * 2 * sums

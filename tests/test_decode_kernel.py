@@ -22,8 +22,6 @@ from tests.test_masks import FUTURE, WINDOW
 COMMITTED = tuple(path.stem for path in registry.schedules("decode"))
 FIRST = SPREAD[0]
 OFTEN = (*SPREAD[:4], *SPREAD[-2:])
-# two steps of a chunk, the second with larger scores, and a last block that is not full
-RISING = Case(Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0)
 
 
 def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tensor]:
@@ -132,18 +130,3 @@ def test_a_kernel_compiles_as_its_plan_says(slug):
     plan = planned(slug)
     binary = build(render(plan), plan, binding=False)
     assert abs(binary.report.registers - plan.modelled_registers) <= 16
-
-
-# rows of 96 numbers, in a warp and a half, and of 32, in half of one
-MERGED = ("dec_fp16_d96_full_r24n64_c20", "dec_bf16_d32_full_r8n64_c64")
-WIDTHS = tuple(
-    f"dec_bf16_d{d}_causal_r8n64{by}" for d in range(16, 257, 8) for by in ("", "_streamk")
-)
-
-
-@pytest.mark.parametrize("slug", some((*MERGED, *SPREAD, *COMMITTED, *WIDTHS), MERGED))
-def test_it_compiles_without_a_spill_but_where_its_schedule_allows_one(slug):
-    """Where nothing else is in line a call would be refused."""
-    plan = planned(slug)
-    report = build(render(plan), plan, binding=False).report
-    assert (report.spill_store_bytes > 0) == (plan.max_spill_bytes > 0), "as its schedule says"

@@ -1,9 +1,10 @@
 """How large calls may be: what is refused, the workspace of the rest, and what is launched."""
 
 import ctypes
+import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -14,9 +15,10 @@ from fagen import process, registry, simulator
 from fagen.kind import Plan
 from fagen.render import render
 from fagen.runtime.c_interface import library_at
+from fagen.statuses import ALIGNMENT
 from fagen.toolchain import find_gxx
-from tests.backward_helpers import NARROW
-from tests.c_calls import arguments, changed, dense, launchers_of
+from tests.backward_helpers import NARROW, SPREAD
+from tests.c_calls import SOMEWHERE, arguments, changed, dense, launchers_of
 from tests.stubs import WARNINGS
 from tests.test_varlen_backward_kernel import SMALL
 
@@ -35,6 +37,8 @@ KINDS = (
     "dec_bf16_d128_causal_r8n64",
     "dec_bf16_d128_causal_r8n64_streamk",
     "quant_fp16_d128_center_scol_vcols",
+    "quant_fp16_d64_vcols",
+    "quant_fp16_d64_stensor",
     "comb_fp16_d64",
     "comb_fp32_d128_obf16_varlen",
 )
@@ -97,17 +101,71 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
     assert all(count > 9 for count in ended.values()), ended
 
 
-@pytest.mark.parametrize("slug", KINDS)
-def test_no_output_may_have_elements_that_overlap(slug: str, launchers: ctypes.CDLL) -> None:
+def small_call(
+    slug: str, launchers: ctypes.CDLL
+) -> tuple[Plan, dict[str, int], Callable[..., str]]:
+    """A Plan, sizes of three, and how a call of them ends with some fields changed."""
     plan = registry.plan_of(slug)
-    sizes = dict.fromkeys((one.name for one in plan.signature.sizes), 3)
-    names = [one.name for one in plan.signature.statuses]
-    launch = launchers[f"fagen_{slug}"]
+    sizes = dict.fromkeys((size.name for size in plan.signature.sizes), 3)
 
-    def ends(**changes: int) -> str:
-        return names[int(launch(ctypes.byref(changed(plan, sizes, changes)), None))]
+    def ends(**changes: float) -> str:
+        status = launchers[f"fagen_{slug}"](ctypes.byref(changed(plan, sizes, changes)), None)
+        return plan.signature.statuses[status].name
 
     assert ends() == "ok"
+    return plan, sizes, ends
+
+
+@pytest.mark.parametrize("slug", KINDS)
+def test_a_call_that_cannot_be_has_the_status_that_says_so(
+    slug: str, launchers: ctypes.CDLL
+) -> None:
+    plan, sizes, ends = small_call(slug, launchers)
+    for field in ("struct_bytes", "version"):
+        assert ends(**{field: 8}) == "wrong struct"
+    for scalar in plan.signature.numbers:
+        for number in (0.0, -1.0, math.nan, math.inf) if scalar.positive else ():
+            assert ends(**{scalar.name: number}) == "bad scalar", scalar.name
+    for tensor in filter(lambda tensor: tensor.present, plan.signature.tensors):
+        if tensor.refused:
+            assert ends(**{f"{tensor.name}_given": 1}) == "refused"
+        optional = tensor.optional or tensor.omittable
+        assert ends(**{tensor.name: 0}) == ("ok" if optional else "null pointer"), tensor.name
+        odd = ALIGNMENT // 2 if tensor.aligned else tensor.dtype.bytes // 2
+        assert not odd or ends(**{tensor.name: SOMEWHERE + odd}) == "misaligned", tensor.name
+        for name, stride in dense(tensor, sizes).items():
+            for wrong in (-stride, (1 << 38) + 8, *([stride + 1] if tensor.step > 1 else [])):
+                assert ends(**{name: wrong}) == "bad stride", name
+    nothing = {size.name: 0 for size in plan.signature.sizes if size.name != "offsets"}
+    assert ends(**nothing) == "ok"
+    needed = plan.launches.workspace.at(sizes) if plan.launches.needs_workspace else 0
+    for field, number in (
+        *(("workspace", 0), ("workspace", SOMEWHERE + 8), ("workspace_bytes", needed - 1)),
+    ):
+        assert ends(**{field: number}) == ("bad workspace" if needed else "ok"), field
+        if plan.launches.unless:  # where all is given nothing is to be found
+            given = {f"{tensor.name}_given": 1 for tensor in plan.signature.tensors if tensor.made}
+            assert ends(**{field: number}, **given) == "ok"
+
+
+@pytest.mark.parametrize("slug", KINDS)
+def test_a_c_function_says_each_status_and_bears_no_call_at_all(
+    slug: str, launchers: ctypes.CDLL
+) -> None:
+    message, ask = launchers[f"fagen_{slug}_message"], launchers[f"fagen_{slug}_workspace"]
+    message.restype, ask.restype = ctypes.c_char_p, ctypes.c_int64
+    statuses = registry.plan_of(slug).signature.statuses
+    assert [message(number).decode() for number in range(len(statuses))] == [
+        status.said for status in statuses
+    ]
+    assert message(99) == message(-1) == b"unknown status"
+    assert statuses[launchers[f"fagen_{slug}"](None, None)].name == "null pointer"
+    assert ask(None) == -1
+
+
+@pytest.mark.parametrize("slug", KINDS)
+def test_no_output_may_have_elements_that_overlap(slug: str, launchers: ctypes.CDLL) -> None:
+    plan, sizes, ends = small_call(slug, launchers)
     for tensor in plan.signature.outputs:
         strides = dense(tensor, sizes)
         assert all(ends(**{name: 0}) == "overlap" for name in strides)
@@ -170,6 +228,20 @@ def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts() ->
     rows = 1 + 9  # a block, and room for one more at each offset
     parts = [(rows, 65_535, 1), (rows, 1, 1)]
     assert grids(SMALL, **sizes) == [*parts, (2 * rows, 1, 1), *parts]
+
+
+def test_the_workspace_of_gradients_holds_sums_of_a_groups_shares() -> None:
+    plan, library = simulated(SPREAD[0])
+    ask = library_at(library)[f"fagen_{plan.slug}_workspace"]
+    ask.restype = ctypes.c_int64
+
+    def room(heads: int) -> int:
+        sizes = dict(batch=2, heads=heads, kv_heads=2, seqlen_q=70, seqlen_k=90)
+        return int(ask(ctypes.byref(arguments(plan, sizes))))
+
+    assert room(2) == 2 * 2 * 2 * plan.record_bytes
+    sums = 128 * (128 + 128) * 4  # of dK and dV, by each of a group's two shares
+    assert room(4) == 2 * 4 * 2 * plan.record_bytes + 2 * 2 * 2 * sums
 
 
 def test_the_workspace_of_gradients_is_told_at_once_for_any_group_of_heads() -> None:

@@ -24,6 +24,9 @@ from fagen.render import (
     render,
     token_hash,
 )
+from tests.backward_helpers import SPREAD as BACKWARD
+from tests.combine_helpers import SPREAD as COMBINE
+from tests.quantize_helpers import SPREAD as QUANTIZE
 from tests.schedule_helpers import KINDS
 from tests.strategies import fp8_schedules, quantizers, schedules
 
@@ -38,12 +41,6 @@ def rendered(slug: str) -> Source:
 @pytest.fixture(scope="module", params=[FIRST, QUANTISER])
 def first(request: pytest.FixtureRequest) -> Source:
     return rendered(request.param)
-
-
-def test_the_kernel_says_its_own_hash_once(first):
-    assert first.kernel.count(f'"{first.hash}"') == 1
-    assert HASH_WORD not in first.kernel + first.binding
-    assert token_hash(first.kernel.replace(first.hash, HASH_WORD)) == first.hash
 
 
 def test_rendering_again_gives_the_same_text(first):
@@ -62,12 +59,19 @@ def test_rendering_again_gives_the_same_text(first):
     assert elsewhere.stdout.strip() == mine, elsewhere.stderr
 
 
-def test_the_text_is_laid_out_and_stays_so(first):
-    for text in (first.kernel, first.binding):
+@pytest.mark.parametrize("slug", (FIRST, QUANTISER, *BACKWARD, *COMBINE, *QUANTIZE))
+def test_the_text_is_laid_out_complete_and_says_its_hash_once(slug):
+    source = rendered(slug)
+    assert source.kernel.count(f'"{source.hash}"') == 1
+    assert HASH_WORD not in source.kernel + source.binding
+    assert token_hash(source.kernel.replace(source.hash, HASH_WORD)) == source.hash
+    assert f"int fagen_{slug}(" in source.kernel
+    for text in (source.kernel, source.binding):
         assert formatted(text) == text
-        assert text.endswith("\n") and "\t" not in text
+        assert text.endswith("\n") and "\t" not in text and "\n\n\n" not in text
         assert not re.search(r"[ ]+$", text, re.MULTILINE)
-        assert "\n\n\n" not in text
+        assert "{%" not in text and "{{ " not in text
+    assert not re.search(r"\b(None|True|False)\b", source.kernel)
 
 
 def test_two_schedules_have_two_hashes(first):
