@@ -72,15 +72,15 @@ def gpu_with_torch(monkeypatch):
 
 def test_every_kernel_runs_in_every_round_with_the_anchor_before_and_after_each_group(gpu):
     laps = timed(*KERNELS[:6], repeats=(0, 1), anchor=ANCHOR)
-    assert sorted((lap.name, lap.repeat) for lap in laps) == sorted(product(KERNELS[:6], (0, 1)))
+    assert sorted((lap.slug, lap.repeat) for lap in laps) == sorted(product(KERNELS[:6], (0, 1)))
     ran = [slug for slug, _ in gpu.ran]
     assert ran.count(ANCHOR) == 2 * 3 and ran[0] == ran[5] == ran[8] == ANCHOR
 
 
 def test_the_order_differs_from_round_to_round_and_is_repeatable(gpu):
     first, again = (timed(*KERNELS, repeats=(0, 1), anchor=ANCHOR) for _ in range(2))
-    names = [lap.name for lap in first]
-    assert names == [lap.name for lap in again] and names[:8] != names[8:]
+    names = [lap.slug for lap in first]
+    assert names == [lap.slug for lap in again] and names[:8] != names[8:]
 
 
 def test_a_time_stands_beside_the_faster_anchor_next_to_it(gpu, monkeypatch):
@@ -106,9 +106,9 @@ def test_calls_that_are_shorter_than_the_hosts_run_many_at_a_time(monkeypatch):
 
 
 def test_cudnn_runs_along_where_it_can(gpu, monkeypatch):
-    assert {lap.name for lap in timed(*KERNELS[:2])} == {*KERNELS[:2]}
+    assert {lap.slug for lap in timed(*KERNELS[:2])} == {*KERNELS[:2]}
     monkeypatch.setattr(rounds, "_beside", lambda cell: Call(lambda: torch.zeros(1)))
-    assert {lap.name for lap in timed(*KERNELS[:2])} == {*KERNELS[:2], CUDNN}
+    assert {lap.slug for lap in timed(*KERNELS[:2])} == {*KERNELS[:2], CUDNN}
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_cudnn_runs_along_where_it_can(gpu, monkeypatch):
 )
 def test_kernels_run_beside_the_pass_of_their_peer(gpu_with_torch, slugs, beside, called):
     laps = timed(*slugs, repeats=(0, 1))
-    assert {lap.name for lap in laps} == {*slugs, beside} and len(laps) == 2 * len(slugs) + 2
+    assert {lap.slug for lap in laps} == {*slugs, beside} and len(laps) == 2 * len(slugs) + 2
     assert {*gpu_with_torch.called} == called
     assert all(lap.seconds == lap.anchor_seconds for lap in laps)
 
 
 def test_without_flashattention_2_packed_kernels_run_alone(gpu):
-    assert [lap.name for lap in timed(PACKED_KERNELS[1])] == [PACKED_KERNELS[1]]
+    assert [lap.slug for lap in timed(PACKED_KERNELS[1])] == [PACKED_KERNELS[1]]
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -169,7 +169,7 @@ def test_keys_and_values_of_decoding_come_from_memory_in_every_call(gpu, monkeyp
 
     monkeypatch.setattr(rounds, "peer", refuse)
     laps = timed(*DECODING, repeats=(0, 1))
-    assert sorted((lap.name, lap.repeat) for lap in laps) == sorted(product(DECODING, (0, 1)))
+    assert sorted((lap.slug, lap.repeat) for lap in laps) == sorted(product(DECODING, (0, 1)))
     # six milliseconds went to three calls
     assert {lap.seconds for lap in laps} == {2e-3} == {lap.anchor_seconds for lap in laps}
     assert gpu.captured == [1] * 3 and asked == [CUDNN]  # graphs: two kernels and the anchor
@@ -188,7 +188,7 @@ def test_cudnn_goes_through_the_same_keys_without_a_mask(gpu, monkeypatch):
             return Call(lambda: gpu.ran.append((CUDNN, k.data_ptr())))
 
     monkeypatch.setattr(rounds, "peer", lambda name: Peer())
-    assert {lap.name for lap in timed(DECODING[0])} == {DECODING[0], CUDNN}
+    assert {lap.slug for lap in timed(DECODING[0])} == {DECODING[0], CUDNN}
     assert {mask for mask, _ in bound} == {"full"}
     ours, theirs = gpu.turns(DECODING[0]), gpu.turns(CUDNN)
     assert theirs == [keys for _, keys in bound] and set(ours) == set(theirs)

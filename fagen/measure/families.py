@@ -9,15 +9,15 @@ LSE_ROUNDING of its size.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fagen.arch import SM90
+from fagen.measure.inputs import Attends
 from fagen.measure.numerics import largest
 from fagen.problem import Sizes
-from fagen.vocab import Dtype
 
 UNITS = 2
 LSE_TOLERANCE, LSE_ROUNDING = 1e-3, 2.0**-22
@@ -28,22 +28,6 @@ Column = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, int], Tensor]]
 
 _LARGE = 2.0**8  # of Q and of K, in the column that all scores share
 _LEVELS = (1_000.0, 0.0, -500.0, 900.0, -1_000.0)
-
-
-class Attends(Protocol):
-    """What is asked of a Plan of attention."""
-
-    @property
-    def dtype(self) -> Dtype:
-        """Of Q, K and V."""
-
-    @property
-    def head_dim(self) -> int:
-        """Columns of Q and K."""
-
-    @property
-    def head_dim_v(self) -> int:
-        """Columns of V."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +60,18 @@ def _all(number: float) -> Callable[..., Tensor]:
     return lambda place, *_: torch.full(place.shape, number)
 
 
-def _common(size: float) -> tuple[float, Column]:
-    """A scale, and the column by which all scores are `size`."""
-    return abs(size) / _LARGE**2, (_all(_LARGE), _all(math.copysign(_LARGE, size)))
+def _about(
+    name: str, size: float, more: Callable[[Tensor, int, float], Tensor] | None = None
+) -> Family:
+    """Scores that are all `size`, by a column of Q and K that they share.
+
+    `more(key, keys, scale)` is added to those of a key, before they are scaled.
+    """
+    scale, shared = 1.0, (_all(0.0), _all(0.0))
+    if size:
+        scale, shared = abs(size) / _LARGE**2, (_all(_LARGE), _all(math.copysign(_LARGE, size)))
+    own = (_all(1.0), lambda key, keys: more(key, keys, scale)) if more else None
+    return Family(f"{name} {size:g}", scale, (shared, own) if own else (shared,))
 
 
 def _step(scale: float) -> float:
@@ -86,38 +79,26 @@ def _step(scale: float) -> float:
     return 2.0 ** max(-6, -round(math.log2(scale)))
 
 
-def _equal(size: float) -> Family:
-    scale, column = _common(size)
-    return Family(f"equal scores of {size:g}", scale, (column,))
-
-
-def _offset(size: float) -> Family:
-    scale, column = _common(size)
-    own = (_all(1.0), lambda key, _: key * 7 % 5 * _step(scale))
-    return Family(f"scores about {size:g}", scale, (column, own))
-
-
-def _rising(size: float) -> Family:
-    scale, column = _common(size)
-    own = (_all(1.0), lambda key, keys: key * 5 // keys * _step(scale))
-    return Family(f"scores that rise about {size:g}", scale, (column, own))
+_equal = partial(_about, "equal scores of")
+_offset = partial(_about, "scores about", more=lambda key, keys, scale: key * 7 % 5 * _step(scale))
+_rising = partial(
+    _about, "scores that rise about", more=lambda key, keys, scale: key * 5 // keys * _step(scale)
+)
 
 
 def _needle(size: float, place: float) -> Family:
     """One key has as much weight as all others."""
-    scale, column = _common(size) if size else (1.0, (_all(0.0), _all(0.0)))
 
-    def own(key: Tensor, keys: int) -> Tensor:
+    def own(key: Tensor, keys: int, scale: float) -> Tensor:
         height = round(math.log(keys) / scale * 2**6) / 2**6
         return height * (key == int(place * (keys - 1)))
 
-    return Family(f"a needle at {place:g} of scores of {size:g}", scale, (column, (_all(1.0), own)))
+    return _about(f"a needle at {place:g} of scores of", size, own)
 
 
 def _alternating(size: float) -> Family:
-    scale, (of_row, _) = _common(size)
-    sign = (of_row, lambda key, _: _LARGE * (1 - 2.0 * (key % 2)))
-    return Family(f"scores of {size:g} and {-size:g} by turns", scale, (sign,))
+    sign = (_all(_LARGE), lambda key, _: _LARGE * (1 - 2.0 * (key % 2)))
+    return Family(f"scores of {size:g} and {-size:g} by turns", size / _LARGE**2, (sign,))
 
 
 def _levels(scale: float) -> Family:
@@ -140,12 +121,12 @@ def _powers(of_q: float, of_k: float) -> Family:
 
 def _hidden(size: float) -> Family:
     """Half of the keys, which come first in either order by turns, are minus infinity."""
-    scale, (of_row, _) = _common(size)
 
     def of_key(key: Tensor, keys: int) -> Tensor:
         return torch.where(key * 4 // keys % 2 == 0, _LARGE, -math.inf)
 
-    return Family(f"scores of {size:g} and of minus infinity", scale, ((of_row, of_key),))
+    column = _all(_LARGE), of_key
+    return Family(f"scores of {size:g} and of minus infinity", size / _LARGE**2, (column,))
 
 
 # of each kind one, for proofs of every kernel
@@ -250,8 +231,7 @@ def errors(
             if family.wide and plan.dtype.narrow:
                 continue
             q, k, v, scale = made(family, one, plan.head_dim, plan.head_dim_v, dtype, device)
-            outputs, right = kernel(q, k, v, scale), exact(q, k, v, scale)
-            yield _errors(family, one, v, outputs, right)
+            yield _errors(family, one, v, *kernel(q, k, v, scale), *exact(q, k, v, scale))
 
 
 def worst(errors: Iterable[Errors]) -> list[Errors]:
@@ -266,10 +246,11 @@ def _errors(
     family: Family,
     sizes: Sizes,
     v: Tensor,
-    found: tuple[Tensor, Tensor],
-    right: tuple[Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor,
+    exact: Tensor,
+    log_sum: Tensor,
 ) -> Errors:
-    (out, lse), (exact, log_sum) = found, right
     none = log_sum == -math.inf
     error = largest(out.double() - exact)
     if bool(out.transpose(1, 2)[none].any() or (lse[none] != -math.inf).any()):

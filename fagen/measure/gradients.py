@@ -6,6 +6,7 @@ Autograd takes no part: what it costs the host is none of a backend's time.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,25 +22,27 @@ _SEED = 0x6F  # of no tensor else
 class Attended:
     """A backend's forward pass, in its own words, and what takes it back.
 
-    `backward(dout)`, dout (B, Sq, H, Dv), gives dq, dk and dv as q, k and v are.
+    `backward(dout)`, dout as `out` is, gives dq, dk and dv as q, k and v are.
     """
 
-    own_out: Tensor  # (B, H, Sq, Dv)
-    own_lse: Tensor  # (B, H, Sq), or with more at its end
+    own_out: Tensor  # (B, H, Sq, Dv); of varlen sequences (total_q, H, Dv)
+    own_lse: Tensor  # (B, H, Sq), or with more at its end; (H, total_q)
     backward: Callable[[Tensor], Gradients]
 
     @property
     def out(self) -> Tensor:
-        """(B, Sq, H, Dv), contiguous."""
-        return self.own_out.transpose(1, 2).contiguous()
+        """(B, Sq, H, Dv), contiguous; (total_q, H, Dv)."""
+        own = self.own_out
+        return own.transpose(1, 2).contiguous() if own.dim() == 4 else own
 
     @property
     def lse(self) -> Tensor:
-        """(B, H, Sq), contiguous; minus infinity of a row that sees no key."""
+        """(B, H, Sq), contiguous; (H, total_q). Minus infinity of a row that sees no key."""
         own = self.own_lse
-        rows = own.reshape(*own.shape[:2], -1)[..., : self.own_out.shape[2]]
+        if self.own_out.dim() == 4:
+            own = own.reshape(*own.shape[:2], -1)[..., : self.own_out.shape[2]]
         # for that one backend says infinity
-        return rows.masked_fill(rows == math.inf, -math.inf).contiguous()
+        return own.masked_fill(own == math.inf, -math.inf).contiguous()
 
 
 def output_gradient(q: Tensor, v: Tensor) -> Tensor:
@@ -60,53 +63,25 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
         getattr(torch.ops.aten, f"{name}{end}").default for end in ("", "_backward")
     )
     query, key, value = (x.detach().transpose(1, 2) for x in (q, k, v))
-    how = {"is_causal": causal, "scale": softmax_scale(q.shape[-1])}
-    only = {"attn_bias": None, "compute_log_sumexp": True}
-    known = {argument.name for argument in forward._schema.arguments}
-    results = forward(query, key, value, **how, **{n: x for n, x in only.items() if n in known})
+    given = {"query": query, "key": key, "value": value, "attn_bias": None}
+    given |= {"is_causal": causal, "scale": softmax_scale(q.shape[-1]), "compute_log_sumexp": True}
+    results = forward(**_taken(forward, given))
     # by place: the random state's names differ from backend to backend, and between versions
-    out, lse, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset = results[:8]
-    kept = dict(
-        query=query,
-        key=key,
-        value=value,
-        out=out,
-        logsumexp=lse,
-        attn_bias=None,
-        cum_seq_q=cum_seq_q,
-        cum_seq_k=cum_seq_k,
-        max_q=max_q,
-        max_k=max_k,
-        philox_seed=philox_seed,
-        philox_offset=philox_offset,
-        dropout_p=0.0,
-        **how,
-    )
-    taken = {argument.name for argument in backward._schema.arguments}
-    kept = {name: value for name, value in kept.items() if name in taken}
+    names = ("out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k")
+    names += ("philox_seed", "philox_offset")
+    kept = _taken(backward, given | dict(zip(names, results, strict=False)) | {"dropout_p": 0.0})
 
     def back(dout: Tensor) -> Gradients:
         dq, dk, dv = backward(grad_out=dout.transpose(1, 2), **kept)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
-    return Attended(out, lse, back)
+    return Attended(results[0], results[1], back)
 
 
-@dataclass(frozen=True)
-class AttendedPacked:
-    """FLASH_ATTENTION's forward pass over varlen sequences, and what takes it back.
-
-    out is (total_q, H, Dv); `backward(dout)` gives dq, dk and dv.
-    """
-
-    out: Tensor
-    own_lse: Tensor  # (H, total_q), where torch leaves nothing between sequences
-    backward: Callable[[Tensor], Gradients]
-
-    @property
-    def lse(self) -> Tensor:
-        """The same; minus infinity of a row that sees no key."""
-        return self.own_lse.masked_fill(self.own_lse == math.inf, -math.inf)
+def _taken(op: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What an op takes of all these."""
+    names = {argument.name for argument in op._schema.arguments}
+    return {name: value for name, value in given.items() if name in names}
 
 
 def varlen_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor, int, int]:
@@ -116,7 +91,7 @@ def varlen_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Te
 
 def attended_varlen(
     q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor, Tensor, int, int], *, causal: bool
-) -> AttendedPacked:
+) -> Attended:
     """Run torch's FLASH_ATTENTION over packed q, k and v (total, heads, D), for gradients to come.
 
     A causal mask is aligned to the bottom right of each sequence. Raises what torch raises.
@@ -129,4 +104,4 @@ def attended_varlen(
         dq, dk, dv = aten._flash_attention_backward(*arguments, scale=scale)
         return dq, dk, dv
 
-    return AttendedPacked(out, lse, back)
+    return Attended(out, lse, back)

@@ -1,15 +1,32 @@
 """A cell in, its tensors out: what every implementation is given, and which rows see a key."""
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fagen.kind import Plan
 from fagen.problem import Cell, Problem, Sizes
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, Dtype
 
 SEQLENS = (512, 2_048, 4_096, 16_384)  # of the benchmark's grid
+
+
+class Attends(Protocol):
+    """What is asked of a Plan of attention."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """Of Q, K and V."""
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of Q and K."""
+
+    @property
+    def head_dim_v(self) -> int:
+        """Columns of V."""
 
 
 def cell_of(plan: Plan, sizes: Sizes) -> Cell:

@@ -30,7 +30,7 @@ from fagen.e4m3 import E4M3, rounded
 from fagen.errors import DeviceError
 from fagen.kind import Plan
 from fagen.measure.gradients import (
-    AttendedPacked,
+    Attended,
     attended,
     attended_varlen,
     output_gradient,
@@ -178,25 +178,26 @@ def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 def _fa2_varlen(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """FlashAttention-2 over varlen sequences."""
-    return tried(_varlen_pass(cell, q, k, v, lambda made: made.out), "torch's FLASH_ATTENTION")
+    attend = _varlen_pass(cell, q, k, v)
+    return tried(Call(lambda: attend().out), "torch's FLASH_ATTENTION")
 
 
 def _fa2_varlen_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """Its backward pass, by itself."""
-    forward = _varlen_pass(cell, q, k, v, lambda result: result)
-    result = tried(forward, "torch's FLASH_ATTENTION, called without autograd,").once()
-    dout = output_gradient(q, v)[0]
-    return tried(
-        Call(lambda: result.backward(dout)), "the backward pass of torch's FLASH_ATTENTION"
-    )
+    forward = _varlen_pass(cell, q, k, v)
+    return _taken_back(forward, output_gradient(q, v)[0], "torch's FLASH_ATTENTION")
 
 
-def _varlen_pass(
-    cell: Cell, q: Tensor, k: Tensor, v: Tensor, output: Callable[[AttendedPacked], Any]
-) -> Call:
+def _varlen_pass(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Attended]:
     query, key, value = (tensor[0] for tensor in (q, k, v))
     lengths, causal = varlen_lengths(cell.sizes, q.device), is_causal(cell)
-    return Call(lambda: output(attended_varlen(query, key, value, lengths, causal=causal)))
+    return lambda: attended_varlen(query, key, value, lengths, causal=causal)
+
+
+def _taken_back(forward: Callable[[], Attended], dout: Tensor, who: str) -> Call:
+    """The backward pass of a forward pass, by itself."""
+    attended = tried(Call(forward), f"{who}, called without autograd,").once()
+    return tried(Call(lambda: attended.backward(dout)), f"the backward pass of {who}")
 
 
 def _efficient(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
@@ -234,12 +235,11 @@ def _gradients(forward: Bind, backend: str) -> Bind:
     def bind(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
         # refuses what torch does, by rules of its own where a gradient will be asked for
         forward(cell, *(x.detach().requires_grad_() for x in (q, k, v)))
-        made = tried(
-            Call(lambda: attended(backend, q, k, v, causal=is_causal(cell))),
-            f"torch's {backend}, called without autograd,",
-        ).once()
-        dout = output_gradient(q, v)
-        return tried(Call(lambda: made.backward(dout)), f"the backward pass of torch's {backend}")
+
+        def attend() -> Attended:
+            return attended(backend, q, k, v, causal=is_causal(cell))
+
+        return _taken_back(attend, output_gradient(q, v), f"torch's {backend}")
 
     return bind
 

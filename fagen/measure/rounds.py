@@ -57,7 +57,7 @@ class Kernel:
 class Lap:
     """Seconds of one call in one round, and of the anchor beside it; MHz of the SMs, if known."""
 
-    name: str
+    slug: str  # or a peer's name
     repeat: int
     seconds: float
     anchor_seconds: float

@@ -12,28 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fagen.measure.inputs import softmax_scale
-from fagen.problem import Sizes, VarlenSizes
-from fagen.vocab import Dtype
+from fagen.measure.inputs import Attends, softmax_scale
+from fagen.problem import Lengths, Sizes, VarlenSizes
 
 UNTOUCHED = 7.0  # of outputs beforehand: no NaN, whose bits may change unseen
 _MANY = 1_030  # sequences: a warp that looks at 32 at a time goes around more than 32 times
 
 
-class Tiled(Protocol):
+class Tiled(Attends, Protocol):
     """What is asked of a Plan whose kernel takes varlen sequences."""
-
-    @property
-    def dtype(self) -> Dtype:
-        """Of Q, K and V."""
-
-    @property
-    def head_dim(self) -> int:
-        """Columns of Q and K."""
-
-    @property
-    def head_dim_v(self) -> int:
-        """Columns of V."""
 
     @property
     def block_m(self) -> int:
@@ -71,13 +58,19 @@ class Case:
         return f"{text} H={heads}{' used' * self.used}{' beside NaN' * self.poisoned}"
 
 
+def _around(plan: Tiled) -> Lengths:
+    """Lengths around the tile of a Plan, and none."""
+    m, n = plan.block_m, plan.block_n
+    return tuple((q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1))
+
+
 def verification_cases(plan: Tiled) -> tuple[Case, ...]:
     """Lengths around the tile of `plan`, none, very many, mixed ones, each grouping of heads.
 
     K and V of a few are larger than the L2 cache, by which kernels number their tiles.
     """
     m, n = plan.block_m, plan.block_n
-    around = tuple((q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1))
+    around = _around(plan)
     mixed = tuple((length, length) for length in (17, 1_500, 3, 64, 700, 1, 0, 4_097, 129))
     return (
         Case(((1, 1),), 1, 1),
@@ -112,13 +105,11 @@ def small_cases(plan: Tiled) -> tuple[Case, ...]:
 
 def quick_sizes(plan: Tiled, sizes: Sizes) -> tuple[Sizes, ...]:
     """What goes wrong soonest, and what is like these sizes, which a kernel is to be timed at."""
-    m, n = plan.block_m, plan.block_n
-    around = [(q, k) for q in (0, 1, m - 1, m, m + 1) for k in (0, 1, n - 1, n, n + 1)]
     mixed = ((17, 17), (1_500, 1_500), (3, 9), (64, 64), (700, 700), (1, 1), (0, 0), (129, 333))
     tiny = [(1 + i % 5, i % 7) for i in range(70)]  # more than a warp has lanes
     like = [(min(q, 1_024), min(k, 1_024)) for q, k in sizes.sequences[:8]]
     return (
-        VarlenSizes.of(around, 2, 1),
+        VarlenSizes.of(_around(plan), 2, 1),
         VarlenSizes.of(mixed, 4, 2),
         VarlenSizes.of(tiny, 3, 3),
         VarlenSizes.of(like, sizes.heads, sizes.kv_heads),

@@ -179,18 +179,7 @@ def time_round(task: Round, device: int = 0) -> Timed:
                 regime=rounds.ROUND_REGIMES[task.regime],
                 repeats=task.repeats,
             )
-            times += [
-                Time(
-                    lap.name,
-                    size,
-                    task.regime,
-                    lap.repeat,
-                    lap.seconds,
-                    lap.anchor_seconds,
-                    lap.sm_clock_mhz,
-                )
-                for lap in laps
-            ]
+            times += [Time(size=size, regime=task.regime, **vars(lap)) for lap in laps]
     return Timed(card.name, card.driver, tuple(times), tuple(wrong.items()))
 
 
