@@ -109,7 +109,7 @@ class Kind:
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
     the kernel does, arguments as of its op; `verification` is that of fagen.measure; `space`, a
-    fagen.search.kinds.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
+    fagen.kinds.space.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
     None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a
     schedule at sizes, where a row of a dispatch table means several; None: no other does.

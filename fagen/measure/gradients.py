@@ -67,8 +67,8 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
     given |= {"is_causal": causal, "scale": softmax_scale(q.shape[-1]), "compute_log_sumexp": True}
     results = forward(**_taken(forward, given))
     # by place: the random state's names differ from backend to backend, and between versions
-    names = ("out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k")
-    names += ("philox_seed", "philox_offset")
+    names = ["out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
+    names += ["philox_seed", "philox_offset"]
     kept = _taken(backward, given | dict(zip(names, results, strict=False)) | {"dropout_p": 0.0})
 
     def back(dout: Tensor) -> Gradients:

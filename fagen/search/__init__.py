@@ -12,11 +12,11 @@ from pathlib import Path
 from fagen import __version__, outputs
 from fagen.dispatch import tables
 from fagen.errors import FagenError
+from fagen.kinds.space import Space
 from fagen.search import replay
 from fagen.search.declared import Declared
 from fagen.search.executor import MAX_JOBS, REAL, Executor, LocalExecutor
 from fagen.search.files import read_spaces, refuse_twice
-from fagen.search.kinds import Space
 from fagen.search.report import WHAT, write_report
 from fagen.search.results import Result, record, results, surveyed, told, write
 from fagen.search.rows import Session

@@ -18,10 +18,11 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from fagen import registry
 from fagen.errors import OverBudget, ScheduleError
+from fagen.kinds.space import Space
 from fagen.problem import Problem, Sizes, solves
 from fagen.schedule import Keys, Section
 from fagen.schedule.faults import MOST, Fault, faults, judged_first, refusal, unknown
-from fagen.search.kinds import Space, space_of
+from fagen.search.kinds import space_of
 from fagen.search.ranges import listed
 from fagen.search.shapes import (
     DRAWN,

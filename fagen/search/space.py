@@ -11,10 +11,11 @@ from operator import itemgetter
 from typing import Any
 
 from fagen import registry
+from fagen.kinds.space import Space
 from fagen.problem import Problem, Sizes
 from fagen.schedule import Keys, Schedule
 from fagen.search.declared import Declared, keys_of
-from fagen.search.kinds import Space, space_of
+from fagen.search.kinds import space_of
 
 Derive = Callable[[Mapping[str, Any]], Any]  # a key's value, of those that it follows from
 
