@@ -1,7 +1,7 @@
 """Varlen sequences, also in e4m3 with descales of their own, and what their attention is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fagen import simulator
+from fagen import registry, simulator
 from fagen.e4m3 import to_e4m3
+from fagen.kind import load_named
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.forward import Schedule
 from fagen.kinds.forward.oracle import reference
@@ -28,6 +29,19 @@ LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries a
 def planned(slug: str) -> Plan:
     """The Plan of a forward kernel."""
     return plan(Schedule.from_slug(slug))
+
+
+def emulated(plan: Any) -> Callable[..., None]:
+    """A kernel that is right, of any kind: it is called with inputs and results by name."""
+    compute = load_named(registry.kind(plan.kind).emulate)
+    names = [tensor.name for tensor in plan.signature.outputs]
+
+    def run(**given: Any) -> None:
+        results = [given.pop(name) for name in names]
+        for result, numbers in zip(results, compute(plan, **given), strict=True):
+            result.copy_(numbers)
+
+    return run
 
 
 def is_right(slug: str, library: Path, case: Case, seed: int) -> bool:

@@ -1,0 +1,89 @@
+"""The proof of kernels of varlen sequences finds those that are wrong, and what is right passes."""
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from fagen import registry
+from fagen.errors import VerificationError
+from fagen.kind import Plan, load_named
+from fagen.measure.sequences import UNTOUCHED, Case, small_cases
+from fagen.measure.verification import check
+from tests.varlen_helpers import emulated
+
+FORWARD = "fwd_fp16_d64_causal_m64n64_varlen"
+E4M3 = "fwd_e4m3_d64_causal_m64n64_varlen"
+BACKWARD = "bwd_fp16_d16_causal_m64n64_varlen"
+
+
+def forgets_rows_before(plan: Plan, **given: Any) -> None:
+    first = int(given["cu_seqlens_q"][0])
+    emulated(plan)(**given)
+    given[plan.signature.outputs[0].name][:first] = UNTOUCHED  # out, or dq
+
+
+def forgets_rows_behind(plan: Plan, **given: Any) -> None:
+    emulated(plan)(**given)
+    if plan.kind == "forward":
+        given["lse"][:, int(given["cu_seqlens_q"][-1]) :] = UNTOUCHED
+    else:
+        given["dv"][int(given["cu_seqlens_k"][-1]) :] = UNTOUCHED
+
+
+def reads_a_neighbour(plan: Plan, **given: Any) -> None:
+    given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
+    given["cu_seqlens_k"][1:-1] += 1
+    emulated(plan)(**given)
+
+
+def sees_unused_keys(plan: Plan, **given: Any) -> None:
+    emulated(plan)(**given | {"seqused_k": None})
+
+
+def leaves_unused_keys(plan: Plan, **given: Any) -> None:
+    emulated(plan)(**given)
+    used = given["seqused_k"].tolist() if given["seqused_k"] is not None else ()
+    for (begin, end), count in zip(pairwise(given["cu_seqlens_k"].tolist()), used, strict=False):
+        given["dk"][begin + count : end] = 7.0
+
+
+def forgets_rows_that_see_no_key(plan: Plan, **given: Any) -> None:
+    emulated(plan)(**given)
+    blind = given["lse"] == -math.inf
+    given[plan.signature.outputs[0].name][blind.T if plan.kind == "forward" else blind.all(0)] = 7.0
+
+
+OF_BOTH = (
+    forgets_rows_before,
+    forgets_rows_behind,
+    reads_a_neighbour,
+    sees_unused_keys,
+    forgets_rows_that_see_no_key,
+)
+
+
+@cache
+def proved(slug: str) -> tuple[Plan, Any, tuple[Case, ...]]:
+    """A Plan, its rule and its small cases, which the emulation passes."""
+    plan = registry.plan_of(slug)
+    rule, cases = load_named(registry.kind(plan.kind).verification).rule(plan), small_cases(plan)
+    errors = check(plan, rule, emulated(plan), cases=cases, device="cpu")
+    assert len(errors) == len(cases) and all(error.ok for error in errors)
+    return plan, rule, cases
+
+
+@pytest.mark.parametrize(
+    ("slug", "wrong"),
+    [
+        *((slug, wrong) for slug in (FORWARD, E4M3, BACKWARD) for wrong in OF_BOTH),
+        (BACKWARD, leaves_unused_keys),
+    ],
+)
+def test_the_proof_finds_a_kernel_that_is_wrong(slug: str, wrong: Callable[..., None]) -> None:
+    plan, rule, cases = proved(slug)
+    with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
+        check(plan, rule, partial(wrong, plan), cases=cases, device="cpu")
