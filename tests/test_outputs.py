@@ -44,33 +44,23 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+TO = "s.sqlite ./s.sqlite S.SQLITE link.html hard.html s.sqlite-wal S.sqlite-journal r.sqlite"
+RUN = "search run space.toml --replay"
+NEW = f"{RUN} r.sqlite --store new.sqlite"
 REPORTS = [
     "search report store.html",
-    "search report s.sqlite -o s.sqlite",
-    "search report s.sqlite -o ./s.sqlite",
-    "search report s.sqlite -o S.SQLITE",
-    "search report s.sqlite -o link.html",
-    "search report s.sqlite -o hard.html",
-    "search report s.sqlite -o s.sqlite-wal",
-    "search report s.sqlite -o S.sqlite-journal",
-    "search report s.sqlite -o r.sqlite",
-    "search report s.sqlite -o mine.html",
-    "search report s.sqlite -o space.toml",
+    *(f"search report s.sqlite -o {page}" for page in (*TO.split(), "mine.html", "space.toml")),
     "search report s.sqlite -o new/dispatch.toml --write new",
-    "search run space.toml --replay r.sqlite --report r.sqlite",
-    "search run space.toml --replay r.sqlite --report r.sqlite-shm",
-    "search run space.toml --replay r.sqlite --store r.sqlite",
-    "search run space.toml --replay s.sqlite --store hard.html",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report new.sqlite",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report NEW.sqlite",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report new.sqlite-wal",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report space.toml",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report mine.html",
-    "search run space.toml --replay r.sqlite --store space.toml",
-    "search run space.toml --replay r.sqlite --store new/dispatch.toml --write new",
-    "search run space.toml --replay r.sqlite --store new.sqlite --write .",
-    "search run space.toml --replay r.sqlite --store new.sqlite --report nowhere/page.html",
-    "search run space.toml --replay r.sqlite --store nowhere/new.sqlite",
+    f"{RUN} r.sqlite --report r.sqlite",
+    f"{RUN} r.sqlite --report r.sqlite-shm",
+    f"{RUN} r.sqlite --store r.sqlite",
+    f"{RUN} s.sqlite --store hard.html",
+    *(f"{NEW} --report {page}" for page in ("new.sqlite", "NEW.sqlite", "new.sqlite-wal")),
+    *(f"{NEW} --report {page}" for page in ("space.toml", "mine.html", "nowhere/page.html")),
+    f"{NEW} --write .",
+    f"{RUN} r.sqlite --store space.toml",
+    f"{RUN} r.sqlite --store new/dispatch.toml --write new",
+    f"{RUN} r.sqlite --store nowhere/new.sqlite",
 ]
 
 
@@ -137,16 +127,16 @@ def test_no_kernel_follows_a_link_out_of_its_folder(to, tmp_path):
 
 
 def test_evidence_is_written_over_itself_and_over_nothing_else(tmp_path):
-    found = evidence.read(SLUG)
-    assert found
-    path = evidence.write(found, tmp_path)
+    known = evidence.read(SLUG)
+    assert known
+    path = evidence.write(known, tmp_path)
     written = path.read_text()
     path.write_text(written.replace('"date"', '"dato"'))  # of another fagen, say
-    assert evidence.write(found, tmp_path).read_text() == written
+    assert evidence.write(known, tmp_path).read_text() == written
     for text in (MINE, '{"slug": "another"}', "{"):
         path.write_text(text)
         for refused in (
-            lambda: evidence.write(found, tmp_path),
+            lambda: evidence.write(known, tmp_path),
             lambda: evidence.need_room(SLUG, tmp_path),
         ):
             with pytest.raises(FagenError, match="is not the evidence of"):
@@ -155,7 +145,7 @@ def test_evidence_is_written_over_itself_and_over_nothing_else(tmp_path):
     path.unlink()
     path.symlink_to(tmp_path / "theirs")
     with pytest.raises(FagenError, match="is a symbolic link"):
-        evidence.write(found, tmp_path)
+        evidence.write(known, tmp_path)
     assert not (tmp_path / "theirs").exists()
 
 
@@ -193,9 +183,9 @@ def test_a_recording_follows_no_link_and_loses_no_comment(tmp_path):
     link, path = tmp_path / "link.toml", tmp_path / "calls.toml"
     link.symlink_to(path)
     path.write_text(f"# of last week\n{SPACE}heads = 1\nbatch = 1\n")
-    for where, said in ((link, "symbolic link"), (path, "its comments would be lost")):
+    for where, why in ((link, "symbolic link"), (path, "its comments would be lost")):
         before = contents(tmp_path)
-        with pytest.raises(FagenError, match=said), package.recording(where):
+        with pytest.raises(FagenError, match=why), package.recording(where):
             raise AssertionError("the run has begun")
         assert contents(tmp_path) == before
     with pytest.raises(FagenError, match="no file is called so"), package.recording("a\0"):
