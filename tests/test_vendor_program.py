@@ -250,6 +250,7 @@ extern "C" {
 int64_t fagen_%(slug)s_workspace(const struct %(struct)s*);
 int fagen_%(slug)s(const struct %(struct)s* a, void*) {
   if (!a) return DEMO_NULL_POINTER;
+  if (a->struct_bytes != sizeof(*a) || a->version != %(guard)s) return DEMO_WRONG_STRUCT;
   if (%(works)d && a->workspace_bytes < fagen_%(slug)s_workspace(a)) return 8;
   for (int i = 0; %(zeroed)d && i < a->workspace_bytes; i++)
     if (((const char*)a->workspace)[i]) return 9;
@@ -258,7 +259,7 @@ int fagen_%(slug)s(const struct %(struct)s* a, void*) {
   other.IGNORED = 0;
   a = &other;
 #endif
-  return a->struct_bytes == sizeof(*a) && a->version == %(guard)s ? computed(a) : DEMO_WRONG_STRUCT;
+  return computed(a);
 }
 int64_t fagen_%(slug)s_workspace(const struct %(struct)s* a) {
   return a ? %(needless)s ? 0 : 4 * (1 + a->heads) : -1;
