@@ -13,9 +13,10 @@ import torch
 
 from fagen import flow
 from fagen.arch import SM90
-from fagen.kinds.forward.operands import has_descales
+from fagen.kinds.forward.operands import has_descales, launch, operands
 from fagen.kinds.forward.verify.dense import Kernel, dense
-from fagen.measure.inputs import cell_of
+from fagen.kinds.forward.verify.fp8 import by_operands
+from fagen.measure.inputs import cell_of, inputs, softmax_scale
 from fagen.paths import locate
 from fagen.problem import Cell, Sizes
 from fagen.registry import from_slug, plan_of
@@ -28,6 +29,14 @@ BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 _ALL = sorted(read_schedule(path).slug for path in (locate("schedules") / "forward").glob("*.toml"))
 COMMITTED = [slug for slug in _ALL if not plan_of(slug).varlen]  # others: test_varlen_gpu.py
 SLUGS = [slug for slug in COMMITTED if not has_descales(plan_of(slug))]
+E4M3 = [  # one of each kind, for what does not depend on the tile
+    "fwd_e4m3_d128_causal_m128n128_vrows",
+    "fwd_e4m3_d256_causal_m128n96_sblock_sr32",
+    "fwd_e4m3_d64_full_m192n128",
+    "fwd_e4m3_d80v48_causal_m64n32_sblock_sr32",
+    "fwd_e4m3_d128_full_m128n128_lazymax_vrows_sblock_sr128",
+    "fwd_e4m3_d256_full_m128n64_vrows",
+]
 
 
 class Committed:
@@ -46,6 +55,26 @@ class Committed:
     def poisoned(self) -> Kernel:
         """The C function, into outputs full of NaN."""
         return dense(self.plan, partial(call, self.plan, self.binary.library))
+
+    def given(self, *sizes: int, seed: int = 0) -> tuple[Any, float]:
+        """Tensors that it takes at these sizes, and the scale."""
+        case = self.cell(*sizes)
+        qkv = inputs(case, seed=seed)
+        scale = softmax_scale(case.problem.head_dim)
+        return (operands(self.plan, *qkv, centered="kv") if self.plan.fp8 else qkv), scale
+
+    def run(self, given: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the C function makes of these tensors, in outputs that were full of NaN."""
+        if self.plan.fp8:
+            return by_operands(self.plan, partial(call, self.plan, self.binary.library))(
+                given, scale
+            )
+        return self.poisoned(*given, scale)
+
+    def run_into(self, given: Any, scale: float, *into: torch.Tensor | None) -> None:
+        """The same into these outputs."""
+        arguments = *given[:3], scale, *given[3:]
+        launch(self.plan, self.binary.library, arguments, into)()
 
     def cell(self, batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int) -> Cell:
         """The problem of this kernel at these sizes."""
@@ -99,7 +128,7 @@ def all_built(request: pytest.FixtureRequest, built_together: Any) -> Callable[[
         item.callspec.params[name]
         for item in request.session.items
         if hasattr(item, "callspec")
-        for name in ("kernel", "any_kernel")
+        for name in ("kernel", "any_kernel", "every_kind")
         if name in item.callspec.params
     }
     return built_together(wanted)
@@ -114,6 +143,12 @@ def kernel(request: pytest.FixtureRequest, hopper: None, all_built: Callable) ->
 @pytest.fixture(scope="session", params=COMMITTED)
 def any_kernel(request: pytest.FixtureRequest, hopper: None, all_built: Callable) -> Committed:
     """Each kernel of schedules/ in turn, whatever it takes."""
+    return Committed(all_built(request.param))
+
+
+@pytest.fixture(scope="session", params=[*SLUGS, *E4M3])
+def every_kind(request: pytest.FixtureRequest, hopper: None, all_built: Callable) -> Committed:
+    """Each kernel of 16 bits, and one of each kind in e4m3."""
     return Committed(all_built(request.param))
 
 

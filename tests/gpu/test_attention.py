@@ -1,7 +1,5 @@
 """fagen.attention on a GPU: captured, compiled, in e4m3, and refused while a graph is captured."""
 
-import math
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from fagen.dispatch.rows import OPEN_KEYS
 from fagen.errors import FagenError
 from fagen.flash_attn_interface import flash_attn_func
 from fagen.kinds.forward.oracle import reference
+from tests.gpu.helpers import graph_of, same, spoil
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +27,7 @@ def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fagen.attention(*qkv, causal=True)
-    captured.fill_(math.nan)
+    spoil(captured)
     graph.replay()
     out = fagen.attention(*qkv, causal=True)
     assert torch.equal(captured, out)
@@ -87,11 +86,8 @@ def test_in_e4m3_any_head_dim_has_a_kernel_without_a_schedule_of_its_own(head_di
 
 
 def test_in_e4m3_it_is_captured_with_its_quantisers(qkv):
-    fagen.attention_fp8(*qkv, causal=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = fagen.attention_fp8(*qkv, causal=True)
-    captured.fill_(math.nan)
+    graph, captured = graph_of(lambda: fagen.attention_fp8(*qkv, causal=True))
+    spoil(captured)
     graph.replay()
     assert torch.equal(captured, fagen.attention_fp8(*qkv, causal=True))
 
@@ -109,13 +105,10 @@ def test_as_flash_attention_3_is_called_e4m3_is_captured_and_near_fp64(qkv, desc
         return flash_attn_func(q, k, v, None, True, None, *[sizes] * 3, return_attn_probs=True)
 
     out, lse = call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    for tensor in captured:
-        tensor.fill_(math.nan)
+    graph, captured = graph_of(call)
+    spoil(*captured)
     graph.replay()
-    assert torch.equal(captured[0], out) and torch.equal(captured[1], lse)
+    assert same(captured, (out, lse))
 
     real = [x.double() for x in (q, k, v)]
     if sizes is not None:

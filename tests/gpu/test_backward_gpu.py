@@ -1,6 +1,5 @@
 """The backward pass on a Hopper GPU: its numbers, their bits from call to call, strides, graphs."""
 
-import math
 from functools import partial
 
 import pytest
@@ -16,6 +15,7 @@ from fagen.problem import Sizes
 from fagen.runtime import op
 from fagen.runtime.c_interface import call
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes
+from tests.gpu.helpers import graph_of, spoil
 
 pytestmark = pytest.mark.gpu
 
@@ -89,8 +89,7 @@ def test_the_second_call_into_the_same_workspace_is_as_right_as_the_first(pair_o
     for _ in range(3):
         enqueue()
         assert verification.errors_of(sizes, found, exact, rough).ok
-        for tensor in found:
-            tensor.fill_(math.nan)
+        spoil(*found)
 
 
 def packed(dout: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -133,11 +132,7 @@ def test_a_graph_replays_it_on_other_numbers(pair_of, slug):
     sizes = Sizes(1, 4, 2, 257, 300)
     kernel = op.load(binary)
     given, *_ = verification.case(plan, sizes, seed=1)
-    kernel(*given)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = kernel(*given)
+    graph, found = graph_of(lambda: kernel(*given))
     other, exact, rough = verification.case(plan, sizes, seed=3)
     for old, new in zip(given, other, strict=True):
         if isinstance(old, Tensor):

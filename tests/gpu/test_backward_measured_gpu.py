@@ -18,6 +18,7 @@ from fagen.measure.timing import BURST, captured
 from fagen.problem import Cell, Problem, Sizes
 from fagen.vocab import MASKS
 from tests.fresh import asked_for
+from tests.gpu.helpers import deterministic, same
 
 pytestmark = pytest.mark.gpu
 
@@ -104,7 +105,7 @@ def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
             assert float((tensor.grad.double() - fine).abs().max()) < 0.01 * (1 + fine.abs().max())
         found[keys] = asked_for("backward")
     table_at.cache_clear()
-    assert found == {400: {slug}, 600: {slug, None}}
+    assert found[400] == {slug} < found[600] and len(found[600]) == 2
 
 
 @pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")
@@ -112,13 +113,9 @@ def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
 def test_gradients_have_the_same_bits_each_time_where_torch_asks_for_that(causal):
     case = Cell(Problem("fp16", 64, 64, "full"), Sizes(2, 8, 2, 1_500, 1_500))
     tensors = [x.requires_grad_() for x in inputs(case)]
-    torch.use_deterministic_algorithms(True)
-    try:
-        found = []
+    found = []
+    with deterministic():
         for _ in range(20):
             out = fagen.attention(*tensors, causal=causal)
             found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for again in found[1:]:
-        assert all(map(torch.equal, found[0], again))
+    assert all(same(again, found[0]) for again in found[1:])

@@ -9,6 +9,7 @@ import fagen
 from fagen import registry
 from fagen.kinds.combine.verify import HEADS, VERIFICATION, bandwidth
 from tests.combine_helpers import SPREAD
+from tests.gpu.helpers import graph_of, same
 from tests.tensors import normal
 
 pytestmark = pytest.mark.gpu
@@ -68,8 +69,7 @@ def test_the_call_and_its_emulation_have_the_same_bits(pair_of, varlen):
     right = fagen.combine(outs, lses, out_dtype=torch.bfloat16, **more)
     on_gpu = {name: tensor.cuda() for name, tensor in more.items()}
     found = fagen.combine(outs.cuda(), lses.cuda(), out_dtype=torch.bfloat16, **on_gpu)
-    for one, other in zip(found, right, strict=True):
-        assert torch.equal(one.cpu(), other)
+    assert same([x.cpu() for x in found], right)
 
 
 def test_what_the_launch_before_it_writes_is_seen(pair_of):
@@ -82,9 +82,7 @@ def test_what_the_launch_before_it_writes_is_seen(pair_of):
         outs.fill_(math.nan)
         lses.copy_(source_lses)
         outs.copy_(source)
-        found = fagen.combine(outs, lses, out_dtype=torch.bfloat16)
-        for one, other in zip(found, right, strict=True):
-            assert torch.equal(one, other)
+        assert same(fagen.combine(outs, lses, out_dtype=torch.bfloat16), right)
 
 
 def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):
@@ -104,21 +102,13 @@ def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):
         for name, tensor in packing.items():
             tensor.copy_(kinds[turn % 2][name])
         found.append(fagen.combine(outs, lses, **packing))
-    for turn, pair in enumerate(found):
-        for one, other in zip(pair, rights[turn % 2], strict=True):
-            assert torch.equal(one, other)
+    assert same(found, rights * 10)
 
 
 def test_a_graph_replays_it_on_other_numbers(pair_of):
     outs, lses = torch.randn(4, 3, 5, 8, 128, device="cuda"), torch.randn(4, 3, 8, 5, device="cuda")
-    fagen.combine(outs, lses)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outs.mul_(1)
-        found = fagen.combine(outs, lses)
+    graph, found = graph_of(lambda: fagen.combine(outs.mul_(1), lses))
     outs.normal_()
     lses.normal_()
     graph.replay()
-    right = fagen.combine(outs, lses)
-    for one, other in zip(found, right, strict=True):
-        assert torch.equal(one, other)
+    assert same(found, fagen.combine(outs, lses))

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import cycle
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind, call, workspace_for
 from fagen.vocab import MASKS
 from tests.decode_helpers import SPREAD
+from tests.gpu.helpers import by_turns, graph_of, spoil
+from tests.gpu.helpers import ints as lengths
 
 pytestmark = pytest.mark.gpu
 
@@ -41,10 +44,6 @@ def caches(batch=6, queries=2, heads=32, kv_heads=8, head_dim=128, dtype=torch.f
     return q, k, v
 
 
-def lengths(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
-
-
 def right(q, k, v, used):
     scale = q.shape[3] ** -0.5
     return attend(q, k, v, mask=MASKS["causal"], scale=scale, seqused_k=used)[0]
@@ -54,11 +53,7 @@ def test_a_graph_is_replayed_with_other_lengths():
     q, k, v = caches()
     used = lengths(1, 64, 65, 1_000, 4_999, LONGEST)
     run = partial(fagen.attention_decode, q, k, v, seqused_k=used)
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+    graph, out = graph_of(run)
     for turn in range(5):
         used.copy_(lengths(*[turn * 1_000 + i for i in range(6)]))
         if turn == 3:
@@ -83,15 +78,8 @@ def test_what_the_launch_before_writes_is_seen():
             into.copy_(x)
         late_used.copy_(used)
         found = fagen.attention_decode(*late, seqused_k=late_used)
-        for into in late:
-            into.fill_(math.nan)
-        late_used.zero_()
+        spoil(*late, late_used)
         assert torch.equal(found, expected)
-
-
-def spoiled(x):
-    """What nobody may take for a result: no number, or a length of nothing."""
-    return x.fill_(math.nan) if x.is_floating_point() else x.zero_()
 
 
 def taken(head_dim, batch, used, keys=1_024):
@@ -111,27 +99,15 @@ def written_late(given, last):
     order = [*(i for i in range(len(given)) if i != last), last]
 
     def run():
-        for x in late:
-            spoiled(x)
+        spoil(*late)
         torch.cuda._sleep(SPIN)
         for i in order:
             late[i].copy_(given[i])
         found = [decoded(*late) for _ in range(2)]
-        for x in late:
-            spoiled(x)
+        spoil(*late)
         return found
 
     return run
-
-
-def graph_of(run):
-    """A graph of what was run before, and what it returns."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
-    return graph, found
 
 
 @pytest.mark.parametrize(("head_dim", "batch", "used"), TAKEN)
@@ -145,8 +121,7 @@ def test_each_input_is_seen_that_is_written_last_behind_a_launch_that_spins(
         assert all(torch.equal(out, expected) for out in run())
         graph, captured = graph_of(run)
         for _ in range(5):
-            for out in captured:
-                spoiled(out)
+            spoil(*captured)
             graph.replay()
             assert all(torch.equal(out, expected) for out in captured)
 
@@ -155,16 +130,10 @@ def test_each_input_is_seen_that_is_written_last_behind_a_launch_that_spins(
 def test_so_it_is_on_two_streams_at_a_time(pair_of, head_dim, batch, used):
     both = [taken(head_dim, batch, used) for _ in range(2)]
     expected = [decoded(*given) for given in both]
-    runs = [[written_late(given, last) for last in range(len(given))] for given in both]
-    torch.cuda.synchronize()
-    streams, found = [torch.cuda.Stream() for _ in both], [[], []]
-    for turn in range(8):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found[i] += runs[i][turn % len(runs[i])]()
-    torch.cuda.synchronize()
-    for outs, wanted in zip(found, expected, strict=True):
-        assert all(torch.equal(out, wanted) for out in outs)
+    runs = [cycle([written_late(given, last) for last in range(len(given))]) for given in both]
+    found = by_turns([lambda run=run: next(run)() for run in runs], 8)
+    for pairs, wanted in zip(found, expected, strict=True):
+        assert all(torch.equal(out, wanted) for pair in pairs for out in pair)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +164,7 @@ def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(pair_of, sl
     calls = [bind(plan, binary.library, workspace=room, **step, **more) for step in steps]
 
     def run(between=lambda: None):
-        for x in (*written, out):
-            spoiled(x)
+        spoil(*written, out)
         torch.cuda._sleep(SPIN)
         for one in calls:
             one()
@@ -223,8 +191,7 @@ def test_captured_on_one_stream_it_is_replayed_on_two_with_workspaces_of_their_o
         expected = outs[0].clone()
         streams = [torch.cuda.Stream() for _ in graphs]
         for turn in range(50):
-            for out in outs:
-                spoiled(out)
+            spoil(*outs)
             torch.cuda.synchronize()
             for i, stream in enumerate(streams):
                 with torch.cuda.stream(stream):  # either graph on either stream
@@ -361,14 +328,7 @@ def test_results_are_the_same_a_thousand_times_under_load():
 def test_two_streams_do_not_disturb_each_other():
     made = [caches() for _ in range(2)]
     expected = [fagen.attention_decode(*tensors) for tensors in made]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in made]
-    found = [[], []]
-    for _ in range(100):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found[i].append(fagen.attention_decode(*made[i]))
-    torch.cuda.synchronize()
+    found = by_turns([partial(fagen.attention_decode, *tensors) for tensors in made], 100)
     for own, mine in zip(found, expected, strict=True):
         assert all(torch.equal(one, mine) for one in own)
 

@@ -14,6 +14,7 @@ import torch
 import fagen
 from tests.doors import DOORS
 from tests.fresh import forget
+from tests.gpu.helpers import by_threads, graph_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,12 +93,11 @@ def test_replays_and_calls_on_several_streams_share_nothing():
     q, k, v = (torch.randn(2, 1_000, 4, 128, device="cuda").bfloat16() for _ in range(3))
     wanted = fagen.attention(q, k, v, causal=True)
     streams = [torch.cuda.Stream() for _ in range(4)]
-    graphs, captured = [], []
-    for _ in range(2):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured.append([fagen.attention(q, k, v, causal=True) for _ in range(3)])
-        graphs.append(graph)
+    made = [
+        graph_of(lambda: [fagen.attention(q, k, v, causal=True) for _ in range(3)])
+        for _ in range(2)
+    ]
+    graphs, captured = zip(*made, strict=True)
     found = []
     for turn in range(60):
         for i, stream in enumerate(streams):
@@ -157,11 +157,7 @@ def test_first_calls_of_all_doors_from_eight_threads():
         except BaseException as error:
             failed.append(error)
 
-    threads = [Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    by_threads(work, 8)
     assert not failed, failed
     for (_, which), results in found.items():
         assert_close(results, found[0, which])

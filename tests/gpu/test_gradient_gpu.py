@@ -13,6 +13,7 @@ from fagen.measure.verification import contender_of
 from fagen.problem import Sizes
 from fagen.vocab import MASKS
 from tests.fresh import orders_of_gradients
+from tests.gpu.helpers import deterministic, graph_of_passes
 from tests.training import WRAPS, losses, mean_gradient, process_group, shared_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
@@ -140,16 +141,11 @@ def test_inductor_compiles_it(tmp_path, monkeypatch):
 def test_forward_and_backward_replay_in_a_cuda_graph():
     tensors = qkv(2, 300)
     dout = torch.randn_like(tensors[0])
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+
+    def step():
         fagen.attention(*tensors, causal=True).backward(dout)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    for tensor in tensors:
-        tensor.grad = None
-    with torch.cuda.graph(graph):
-        fagen.attention(*tensors, causal=True).backward(dout)
+
+    graph = graph_of_passes(step, tensors)
     for seed in range(3):
         with torch.no_grad():
             for tensor in tensors:
@@ -160,12 +156,9 @@ def test_forward_and_backward_replay_in_a_cuda_graph():
 
 def test_an_activation_may_be_computed_again():
     once, again = qkv(2, 500), qkv(2, 500)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         fagen.attention(*once, causal=True).sum().backward()
         checkpoint(fagen.attention, *again, causal=True, use_reentrant=False).sum().backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))
 
 

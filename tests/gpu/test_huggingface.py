@@ -15,6 +15,7 @@ from fagen.kinds.decode.oracle import attend as decoded
 from fagen.kinds.forward.oracle import reference
 from fagen.paths import locate
 from fagen.vocab import MASKS
+from tests.gpu.helpers import graph_of, ints, waiting_for_nothing
 
 pytestmark = pytest.mark.gpu
 
@@ -55,9 +56,8 @@ def test_padding_on_the_gpu_is_not_attended_to(queries):
     kept[1, :3] = False
     with torch.no_grad():
         out, _ = attend(nn.Module(), *tensors, given_for(kept, queries))
-    pads = torch.tensor([0, 3], dtype=torch.int32, device="cuda")
     q, k, v = (each.transpose(1, 2) for each in tensors)
-    exact, _ = decoded(q, k, v, mask=MASKS["causal"], scale=1 / 8, leftpad_k=pads)
+    exact, _ = decoded(q, k, v, mask=MASKS["causal"], scale=1 / 8, leftpad_k=ints(0, 3))
     torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
 
 
@@ -80,11 +80,8 @@ def test_a_token_waits_for_nothing():
         return ours, attend(nn.Module(), *tensors, given_for(kept, 1))[0]
 
     token()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         token()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @torch.no_grad()
@@ -97,21 +94,14 @@ def test_a_token_over_a_static_cache_is_captured_and_replayed_further_on():
         bounds = mask(q_length=1, q_offset=place, attention_mask=kept, device="cuda")
         return attend(nn.Module(), *tensors, bounds)[0]
 
-    token()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = token()
+    graph, out = graph_of(token)
     q, k, v = (each.transpose(1, 2) for each in tensors)
     for at in (5, 71, 89):
         place.fill_(at)
         kept[0, : at // 2] = False
         graph.replay()
-        used = torch.full((2,), at + 1, dtype=torch.int32, device="cuda")
-        pads = torch.tensor([at // 2, 0], dtype=torch.int32, device="cuda")
-        exact, _ = decoded(
-            q, k, v, mask=MASKS["causal"], scale=1 / 8, seqused_k=used, leftpad_k=pads
-        )
+        lengths = dict(seqused_k=ints(at + 1, at + 1), leftpad_k=ints(at // 2, 0))
+        exact, _ = decoded(q, k, v, mask=MASKS["causal"], scale=1 / 8, **lengths)
         torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
 
 

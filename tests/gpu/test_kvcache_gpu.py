@@ -8,16 +8,14 @@ import torch
 from fagen.flash_attn_interface import flash_attn_combine, flash_attn_with_kvcache
 from fagen.kinds.decode.oracle import attend
 from fagen.vocab import MASKS
+from tests.gpu.helpers import graph_of, waiting_for_nothing
+from tests.gpu.helpers import ints as lengths
 
 pytestmark = pytest.mark.gpu
 
 ROOM = 3_000
 USED = (3_000, 1, 0, 1_777, 64)
 PADS = (0, 0, 0, 1_000, 3)
-
-
-def lengths(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
 
 
 def caches(queries, layout, head_dim=128, dtype=torch.bfloat16):
@@ -77,11 +75,7 @@ def test_a_graph_is_replayed_with_other_lengths(queries):
     def run():
         return flash_attn_with_kvcache(q, k, v, cache_seqlens=used, cache_leftpad=pads, causal=True)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+    graph, out = graph_of(run)
     for turn in range(4):
         used.copy_(lengths(*[turn * 900 + i for i in range(5)]))
         pads.copy_(lengths(*[turn * 10 - i for i in range(5)]))
@@ -96,9 +90,7 @@ def test_a_number_for_all_lengths_is_that_number_in_a_graph_too():
     q, k, v = (x.nan_to_num(0.0) for x in caches(1, "keys first"))
     outs = [flash_attn_with_kvcache(q, k, v, cache_seqlens=n) for n in (700, 701, 700)]
     assert torch.equal(outs[0], outs[2]) and not torch.equal(outs[0], outs[1])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = flash_attn_with_kvcache(q, k, v, cache_seqlens=700)
+    graph, out = graph_of(lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=700))
     for n in range(200):  # more than are kept
         flash_attn_with_kvcache(q, k, v, cache_seqlens=n)
     out.fill_(math.nan)
@@ -112,12 +104,9 @@ def test_nothing_waits_for_the_gpu():
     used, pads = lengths(*USED), lengths(*PADS)
     for queries in (q, many):
         flash_attn_with_kvcache(queries, k, v, cache_seqlens=used, cache_leftpad=pads)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         for queries in (q, many):
             flash_attn_with_kvcache(queries, k, v, cache_seqlens=used, cache_leftpad=pads)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_halves_of_the_keys_are_combined_to_all():

@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 import torch
 
-from fagen.kinds.forward.operands import launch
 from fagen.kinds.forward.verify.dense import RULE, shape_error
 from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
+from tests.gpu.helpers import same
 from tests.gpu.layouts import LAYOUTS
 from tests.gpu.steep import levels, slopes
 
@@ -31,38 +31,6 @@ def test_any_layout_is_read_right(kernel, layout):
     q, k, v = layout(case)
     error = shape_error(case, kernel.poisoned, q, k, v)
     assert error.ok, error
-
-
-def test_the_output_is_written_to_any_strides_and_nowhere_else(kernel):
-    plan = kernel.plan
-    case = kernel.cell(2, plan.block_m + 3, 77, 3, 3)
-    q, k, v = inputs(case)
-    scale = softmax_scale(case.problem.head_dim)
-    plain, plain_lse = kernel.poisoned(q, k, v, scale)
-    batch, seqlen, heads, columns = plain.shape
-    guard = 12_345.0
-    # stored (H, B, S, Dv) with a guard on every side
-    around = q.new_full((heads + 2, batch + 2, seqlen + 2, columns + 16), guard)
-    out = around[1:-1, 1:-1, 1:-1, 8:-8].permute(1, 2, 0, 3)
-    lse_around = torch.full((batch, heads + 2, seqlen + 8), guard, device="cuda")
-    lse = lse_around[:, 1:-1, 4:-4]
-    launch(plan, kernel.binary.library, (q, k, v, scale), (out, lse))()
-    assert torch.equal(out, plain)
-    assert torch.equal(lse, plain_lse)
-    out.fill_(guard)
-    lse.fill_(guard)
-    assert bool((around == guard).all()), "the kernel wrote beside the output"
-    assert bool((lse_around == guard).all()), "the kernel wrote beside the log-sum-exp"
-
-
-def test_without_a_log_sum_exp_the_output_is_the_same(kernel):
-    case = kernel.cell(1, 150, 150, 2, 2)
-    q, k, v = inputs(case)
-    scale = softmax_scale(case.problem.head_dim)
-    plain, _ = kernel.poisoned(q, k, v, scale)
-    out = torch.full_like(plain, math.nan)
-    launch(kernel.plan, kernel.binary.library, (q, k, v, scale), (out, None))()
-    assert torch.equal(out, plain)
 
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["rising", "falling"])
@@ -116,23 +84,45 @@ def test_scores_beyond_what_exp_can_hold_stay_finite(kernel):
     assert float(lse.abs().max()) > 1_000
 
 
-def test_twenty_runs_are_bit_identical(kernel):
-    case = kernel.cell(4, 500, 500, 40, 8)
-    q, k, v = inputs(case)
-    scale = softmax_scale(case.problem.head_dim)
-    first, first_lse = kernel.poisoned(q, k, v, scale)
-    for _ in range(19):
-        out, lse = kernel.poisoned(q, k, v, scale)
-        assert torch.equal(out, first)
-        assert torch.equal(lse, first_lse)
+# ---- in 16 bits and in e4m3
 
 
-def test_a_batch_gives_what_its_sequences_give_alone(kernel):
-    case = kernel.cell(3, 300, 300, 4, 2)
-    q, k, v = inputs(case)
-    scale = softmax_scale(case.problem.head_dim)
-    out, lse = kernel.poisoned(q, k, v, scale)
+def test_twenty_runs_are_bit_identical(every_kind):
+    given, scale = every_kind.given(4, 500, 700, 40, 8)
+    first = every_kind.run(given, scale)
+    assert all(same(every_kind.run(given, scale), first) for _ in range(19))
+
+
+def test_a_batch_gives_what_its_sequences_give_alone(every_kind):
+    given, scale = every_kind.given(3, 300, 300, 4, 2)
+    found = every_kind.run(given, scale)
     for i in range(3):
-        alone, alone_lse = kernel.poisoned(q[i : i + 1], k[i : i + 1], v[i : i + 1], scale)
-        assert torch.equal(out[i : i + 1], alone)
-        assert torch.equal(lse[i : i + 1], alone_lse)
+        own = [x[i : i + 1] for x in given]
+        own = type(given)(*own) if every_kind.plan.fp8 else own
+        assert same(every_kind.run(own, scale), [x[i : i + 1] for x in found])
+
+
+def test_the_output_is_written_to_any_strides_and_nowhere_else(every_kind):
+    given, scale = every_kind.given(2, every_kind.plan.block_m + 3, 77, 3, 3)
+    plain = every_kind.run(given, scale)
+    batch, seqlen, heads, columns = plain[0].shape
+    # stored (H, B, S, Dv) with a guard on every side
+    around = plain[0].new_full((heads + 2, batch + 2, seqlen + 2, columns + 16), 12_345.0)
+    guard = float(around[0, 0, 0, 0])
+    out = around[1:-1, 1:-1, 1:-1, 8:-8].permute(1, 2, 0, 3)
+    lse_around = torch.full((batch, heads + 2, seqlen + 8), guard, device="cuda")
+    lse = lse_around[:, 1:-1, 4:-4]
+    every_kind.run_into(given, scale, out, lse)
+    assert same((out, lse), plain)
+    out.fill_(guard)
+    lse.fill_(guard)
+    assert bool((around == guard).all()), "the kernel wrote beside the output"
+    assert bool((lse_around == guard).all()), "the kernel wrote beside the log-sum-exp"
+
+
+def test_without_a_log_sum_exp_the_output_is_the_same(every_kind):
+    given, scale = every_kind.given(1, 150, 150, 2, 2)
+    plain, _ = every_kind.run(given, scale)
+    out = torch.full_like(plain, math.nan)
+    every_kind.run_into(given, scale, out, None)
+    assert torch.equal(out, plain)

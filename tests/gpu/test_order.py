@@ -1,7 +1,6 @@
 """Tiles handed out while other calls run: every tile once, and the same bits in every call."""
 
 import random
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from fagen.kinds.forward.operands import arguments, launch, outputs
 from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import inputs, softmax_scale
 from tests.gpu.conftest import Committed
+from tests.gpu.helpers import by_threads
 
 pytestmark = pytest.mark.gpu
 
@@ -126,11 +126,7 @@ def test_threads_on_one_stream_and_on_their_own_give_the_same_bits(jobs):
                 for job in dice.sample(jobs, len(jobs)):
                     job.run(bad[index])
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(streams))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    by_threads(work, len(streams))
     torch.cuda.synchronize()
     assert [int(count) for count in bad] == [0] * len(streams)
 

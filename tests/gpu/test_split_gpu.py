@@ -15,6 +15,7 @@ from fagen.measure.rotating import rotated
 from fagen.measure.verification import check
 from fagen.problem import Sizes
 from fagen.runtime.c_interface import bind, call
+from tests.gpu.helpers import by_turns, graph_of, spoil
 
 pytestmark = pytest.mark.gpu
 
@@ -62,17 +63,13 @@ def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(p
         for into, x in zip(late, (q, k, v), strict=True):
             into.copy_(x)
         found = [attend(*late) for _ in range(3)]
-        for into in late:
-            into.fill_(math.nan)
+        spoil(*late)
         return found
 
     assert all(torch.equal(found, expected) for found in run())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    graph, captured = graph_of(run)
     for _ in range(50):
-        for out in captured:
-            out.fill_(math.nan)
+        spoil(*captured)
         graph.replay()
         assert all(torch.equal(out, expected) for out in captured)
 
@@ -80,14 +77,7 @@ def test_a_graph_is_replayed_beside_others_and_what_was_written_before_is_seen(p
 def test_two_streams_do_not_disturb_each_other(pair_of):
     made = [qkv(keys=keys) for keys in (9_000, 5_000)]
     expected = [attend(*tensors) for tensors in made]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in made]
-    found = [[], []]
-    for _ in range(100):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                found[i].append(attend(*made[i]))
-    torch.cuda.synchronize()
+    found = by_turns([partial(attend, *tensors) for tensors in made], 100)
     assert all(torch.equal(out, expected[i]) for i in range(2) for out in found[i])
 
 

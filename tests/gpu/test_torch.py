@@ -1,13 +1,12 @@
 """Every committed kernel as a torch op on a GPU: streams, graphs, compilers, devices, refusals."""
 
-import threading
-
 import pytest
 import torch
 
 import fagen
 from fagen.kinds.forward.verify.dense import shape_error
 from fagen.measure.inputs import inputs, softmax_scale
+from tests.gpu.helpers import by_threads, graph_of, same, spoil
 
 pytestmark = pytest.mark.gpu
 
@@ -23,14 +22,9 @@ def called(kernel, *sizes, seed=0):
     return arguments, wanted
 
 
-def assert_same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_the_op_gives_what_the_c_function_gives(kernel):
     arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
-    assert_same(kernel.op(*arguments), wanted)
+    assert same(kernel.op(*arguments), wanted)
 
 
 def test_the_op_passes_torchs_own_checks(kernel):
@@ -48,30 +42,26 @@ def test_another_stream_is_waited_for_and_used(kernel):
             tensor.copy_(values)
         found = kernel.op(*late, arguments[3])
         torch.cuda.current_stream().synchronize()
-    assert_same(found, wanted)
+    assert same(found, wanted)
 
 
 def test_a_cuda_graph_replays_with_new_numbers(kernel):
     (q, k, v, scale), _ = called(kernel, 2, 300, 333, 4, 2)
-    kernel.op(q, k, v, scale)  # what is set up once per device is set up before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = kernel.op(q, k, v, scale)
+    graph, found = graph_of(lambda: kernel.op(q, k, v, scale))
     for seed in (1, 2):
         (q2, k2, v2, _), wanted = called(kernel, 2, 300, 333, 4, 2, seed=seed)
         for tensor, values in ((q, q2), (k, k2), (v, v2)):
             tensor.copy_(values)
-        for tensor in found:
-            tensor.fill_(float("nan"))
+        spoil(*found)
         graph.replay()
-        assert_same(found, wanted)
+        assert same(found, wanted)
 
 
 def test_a_compiled_function_gives_the_same_bits(kernel):
     arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
     torch._dynamo.reset()
     compiled = torch.compile(kernel.op, fullgraph=True, backend="aot_eager")
-    assert_same(compiled(*arguments), wanted)
+    assert same(compiled(*arguments), wanted)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -86,28 +76,22 @@ def test_inductor_compiles_the_op_between_other_work(one_kernel, dynamic):
     compiled = torch.compile(block, fullgraph=True, dynamic=dynamic)
     for sizes in ((2, 300, 333, 4, 2), (1, 128, 200, 4, 4)):
         arguments, _ = called(one_kernel, *sizes)
-        assert_same(compiled(*arguments), block(*arguments))
+        assert same(compiled(*arguments), block(*arguments))
 
 
 def test_two_threads_may_call_at_once(one_kernel):
     arguments, wanted = called(one_kernel, 2, 300, 333, 4, 2)
     op, found = one_kernel.op, []
 
-    def work():
+    def work(_):
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
                 result = op(*arguments)
             torch.cuda.current_stream().synchronize()
             found.append(result)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    for result in found:
-        assert_same(result, wanted)
+    by_threads(work, 4)
+    assert len(found) == 4 and all(same(result, wanted) for result in found)
 
 
 def test_every_device_computes_the_same_whichever_is_current(kernel):
@@ -118,10 +102,10 @@ def test_every_device_computes_the_same_whichever_is_current(kernel):
         there = [tensor.to(f"cuda:{index}") for tensor in arguments[:3]]
         found = kernel.op(*there, arguments[3])  # device 0 is current
         assert all(tensor.device.index == index for tensor in found)
-        assert_same([tensor.to("cuda:0") for tensor in found], wanted)
+        assert same([tensor.to("cuda:0") for tensor in found], wanted)
         with torch.cuda.device(index):
             found = kernel.op(*arguments)  # and here the other way round
-        assert_same(found, wanted)
+        assert same(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +149,7 @@ def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
     misplaced = torch.empty(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(q)
     with pytest.raises(ValueError, match="16 bytes"):
         one_kernel.op(misplaced, k, v, scale)
-    assert_same(one_kernel.op(q, k, v, scale), wanted)
+    assert same(one_kernel.op(q, k, v, scale), wanted)
 
 
 def test_attention_picks_a_kernel_for_the_tensors_and_is_right(kernel):

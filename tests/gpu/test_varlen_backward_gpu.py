@@ -13,6 +13,14 @@ from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.sequences import Case, small_cases, verification_cases
 from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
+from tests.gpu.helpers import (
+    ENDS,
+    deterministic,
+    graph_of_passes,
+    ints,
+    same,
+    waiting_for_nothing,
+)
 from tests.varlen_helpers import exact_passes, extreme_cases, packed
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +52,16 @@ def leaves(*given):
 
 def on_gpu(lengths, **named):
     return [x.cuda() for x in packed(lengths, **named)]
+
+
+def near_fp64(tensors, ends, dout, *, causal):
+    """Demand that the gradients that are at q, k and v are those of the formula."""
+    with torch.device("cuda"):
+        expected = exact_passes(tensors, ends, dout, causal=causal)[2:]
+    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dout.dtype]
+    for tensor, exact in zip(tensors, expected, strict=True):
+        allowed = close * (1 + float(exact.abs().max()))
+        torch.testing.assert_close(tensor.grad.double(), exact, rtol=0, atol=allowed)
 
 
 # the smallest first, alone, so that a kernel that hangs is told by the least that makes it hang
@@ -101,11 +119,7 @@ def test_a_gradient_of_the_output_may_have_strides_of_0(pair_of, causal):
     out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
     dout = torch.randn(128, device="cuda").half().expand_as(out)
     out.backward(dout)
-    with torch.device("cuda"):
-        fine = exact_passes(tensors, (at_q, at_k), dout, causal=causal)[2:]
-    for tensor, right in zip(tensors, fine, strict=True):
-        allowed = 4e-3 * (1 + float(right.abs().max()))
-        torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
+    near_fp64(tensors, (at_q, at_k), dout, causal=causal)
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -118,12 +132,7 @@ def test_autograds_are_near_fp64(pair_of, name, causal, dtype, head_dim):
     out = fagen.attention_varlen(*tensors, at_q, at_k, causal=causal)
     dout = torch.randn_like(out)
     out.backward(dout)
-    with torch.device("cuda"):
-        fine = exact_passes(tensors, (at_q, at_k), dout, causal=causal)[2:]
-    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    for tensor, right in zip(tensors, fine, strict=True):
-        allowed = close * (1 + float(right.abs().max()))
-        torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
+    near_fp64(tensors, (at_q, at_k), dout, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -149,65 +158,42 @@ def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(pair_of, causal):
 def test_in_order_all_bits_are_the_same_in_any_company(pair_of):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
     *qkv, at, _ = on_gpu(lengths, head_dim=128)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         found = []
         for _ in range(20):
             tensors = leaves(*qkv)
             fagen.attention_varlen(*tensors, at, causal=True).sum().backward()
             found.append([x.grad for x in tensors])
         for one in (0, 7, 31, 59):
-            rows = slice(at[one].item(), at[one + 1].item())
-            ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
+            rows = slice(*at[one : one + 2].tolist())
             alone = leaves(*(x[rows] for x in qkv))
+            ends = ints(0, lengths[one][0])
             fagen.attention_varlen(*alone, ends, causal=True).sum().backward()
-            for x, of in zip(alone, found[0], strict=True):
-                assert torch.equal(x.grad, of[rows])
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for again in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(again, found[0], strict=True))
+            assert same([x.grad for x in alone], [x[rows] for x in found[0]])
+    assert all(same(again, found[0]) for again in found[1:])
 
 
 def test_a_graph_of_both_passes_replays_with_other_lengths(pair_of):
     *qkv, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
     tensors = leaves(*qkv)
     dout = torch.randn_like(qkv[0])
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+
+    def step():
         fagen.attention_varlen(*tensors, at, causal=True).backward(dout)
-    torch.cuda.current_stream().wait_stream(side)
-    for tensor in tensors:
-        tensor.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fagen.attention_varlen(*tensors, at, causal=True).backward(dout)
-    for ends in (
-        [0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096],
-        [0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096],
-        [0, 0, 0, 0, 0, 0, 0, 0, 4_096],
-        [7, 7, 99, 300, 300, 1_000, 1_001, 2_000, 4_000],
-    ):
-        with torch.no_grad():  # of another call's rows nothing may be left
-            at.copy_(torch.tensor(ends, dtype=torch.int32))
+
+    graph = graph_of_passes(step, tensors)
+    for ends in (*ENDS, [7, 7, 99, 300, 300, 1_000, 1_001, 2_000, 4_000]):
+        at.copy_(ints(*ends))  # of another call's rows nothing may be left
         graph.replay()
-        with torch.device("cuda"):
-            fine = exact_passes(tensors, (at, at), dout, causal=True)[2:]
-        for tensor, right in zip(tensors, fine, strict=True):
-            allowed = 4e-3 * (1 + float(right.abs().max()))
-            torch.testing.assert_close(tensor.grad.double(), right, rtol=0, atol=allowed)
+        near_fp64(tensors, (at, at), dout, causal=True)
 
 
 def test_the_host_waits_for_nothing(pair_of):
     *qkv, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
     fagen.attention_varlen(*leaves(*qkv), at).sum().backward()
     tensors = leaves(*qkv)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         fagen.attention_varlen(*tensors, at).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_flash_attention_3s_call_has_the_same(pair_of):

@@ -14,6 +14,7 @@ from fagen.kinds.forward.verify.varlen import RULE
 from fagen.measure.sequences import small_cases, verification_cases
 from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
+from tests.gpu.helpers import ENDS, graph_of, ints, spoil, waiting_for_nothing
 from tests.varlen_helpers import E4M3, Packed8, exact, far, packed, packed8
 
 pytestmark = pytest.mark.gpu
@@ -72,32 +73,59 @@ def test_the_call_is_near_fp64(pair_of, name, causal, dtype, head_dim):
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
 
 
+# ---- in 16 bits and in e4m3
+
+
+def on_gpu8(lengths, **named):
+    of = packed8(lengths, **named)
+    numbers = {name: x.cuda() for name, x in of.named.items()}
+    return Packed8(tuple(x.cuda() for x in of.tensors), numbers, tuple(x.cuda() for x in of.real))
+
+
+def given(fp8, lengths, **how):
+    """q, k, v and offsets; and, by name, what bytes of e4m3 are multiplied by and added to."""
+    if fp8:
+        of = on_gpu8(lengths, head_dim=128, by_column=True, **how)
+        return of.tensors, of.named
+    return on_gpu(lengths, head_dim=128, **how), {}
+
+
+@pytest.mark.parametrize("nan", [None, 0x7F, 0xFF], ids=["16 bits", "e4m3", "e4m3 below zero"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_neighbours_that_are_nan_change_no_bit(pair_of, causal):
+def test_neighbours_that_are_nan_change_no_bit(pair_of, causal, nan):
     lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
-    q, k, v, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
-    right = fagen.attention_varlen(q, k, v, at_q, at_k, causal=causal)
+    (*qkv, at_q, at_k), numbers = given(nan is not None, lengths, gap=5)
+    expected = fagen.attention_varlen(*qkv, at_q, at_k, causal=causal, **numbers)
     for one in range(len(lengths)):
-        rows = slice(at_q[one].item(), at_q[one + 1].item())
-        keys = slice(at_k[one].item(), at_k[one + 1].item())
-        poisoned = [torch.full_like(x, math.nan) for x in (q, k, v)]
-        for x, of, kept in zip(poisoned, (q, k, v), (rows, keys, keys), strict=True):
-            x[kept] = of[kept]
-        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal)
-        assert torch.equal(out[rows], right[rows])
+        rows, keys = (slice(*at[one : one + 2].tolist()) for at in (at_q, at_k))
+        poisoned = [
+            torch.full_like(x, math.nan)
+            if nan is None
+            else torch.full(x.shape, nan, dtype=torch.uint8, device="cuda").view(E4M3)
+            for x in qkv
+        ]
+        for x, whole, kept in zip(poisoned, qkv, (rows, keys, keys), strict=True):
+            x[kept] = whole[kept]
+        own = {name: torch.full_like(x, math.nan) for name, x in numbers.items()}
+        for name, x in numbers.items():
+            own[name][one] = x[one]
+        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal, **own)
+        assert torch.equal(out[rows], expected[rows])
 
 
-def test_a_sequence_has_the_same_bits_in_any_company(pair_of):
+@pytest.mark.parametrize("fp8", [False, True], ids=["16 bits", "e4m3"])
+def test_a_sequence_has_the_same_bits_in_any_company(pair_of, fp8):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
-    q, k, v, at, _ = on_gpu(lengths, head_dim=128)
-    out = fagen.attention_varlen(q, k, v, at, causal=True)
+    (q, k, v, at, _), numbers = given(fp8, lengths)
+    out = fagen.attention_varlen(q, k, v, at, causal=True, **numbers)
     for one in (0, 7, 31, 32, 59):
-        rows = slice(at[one].item(), at[one + 1].item())
-        ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
-        alone = fagen.attention_varlen(q[rows], k[rows], v[rows], ends, causal=True)
+        rows = slice(*at[one : one + 2].tolist())
+        own = {name: x[one : one + 1] for name, x in numbers.items()}
+        ends = ints(0, lengths[one][0])
+        alone = fagen.attention_varlen(q[rows], k[rows], v[rows], ends, causal=True, **own)
         assert torch.equal(alone, out[rows])
     for _ in range(50):
-        assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True), out)
+        assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True, **numbers), out)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -131,30 +159,19 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(pair_of, head
 @pytest.mark.parametrize("causal", [False, True])
 def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(pair_of, causal):
     q, k, v, *_ = on_gpu([(100, 100)], head_dim=128)
-    wrong, cut = (
-        torch.tensor(at, dtype=torch.int32, device="cuda")
-        for at in ([-5, -(2**31), 2**31 - 1, 100], [0, 0, 100, 100])
-    )
+    wrong, cut = ints(-5, -(2**31), 2**31 - 1, 100), ints(0, 0, 100, 100)
     right = fagen.attention_varlen(q, k, v, cut, causal=causal)
     assert torch.equal(fagen.attention_varlen(q, k, v, wrong, causal=causal), right)
 
 
 def test_a_graph_replays_with_other_lengths(pair_of):
     q, k, v, at, _ = on_gpu([(512, 512)] * 8, head_dim=128)
-    out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, lse = fagen.attention_varlen(q, k, v, at, causal=True, return_lse=True)
-    for ends in (
-        [0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096],
-        [0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096],
-        [0, 0, 0, 0, 0, 0, 0, 0, 4_096],
-        [0, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096, 4_096],
-    ):
-        at.copy_(torch.tensor(ends, dtype=torch.int32))
+    call = partial(fagen.attention_varlen, q, k, v, at, causal=True, return_lse=True)
+    graph, (out, lse) = graph_of(call)
+    for ends in (*ENDS, [0, *[4_096] * 8]):
+        at.copy_(ints(*ends))
         for _ in range(2):  # the second finds the counter as the first left it
-            out.fill_(math.nan)
-            lse.fill_(math.nan)
+            spoil(out, lse)
             graph.replay()
             wanted, wanted_lse = exact(q, k, v, at, at, causal=True)
             torch.testing.assert_close(out.double(), wanted, rtol=4e-3, atol=4e-3)
@@ -168,11 +185,8 @@ def test_a_graph_replays_with_other_lengths(pair_of):
 def test_the_host_waits_for_nothing(pair_of):
     q, k, v, at, _ = on_gpu([(100, 100)] * 9, head_dim=128)
     fagen.attention_varlen(q, k, v, at)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_nothing():
         fagen.attention_varlen(q, k, v, at)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_it_is_near_its_emulation(pair_of):
@@ -189,12 +203,6 @@ def test_flash_attention_3s_call_is_the_same(pair_of):
     assert torch.equal(out, fagen.attention_varlen(q, k, v, at_q, at_k, causal=True))
 
 
-def on_gpu8(lengths, **named):
-    of = packed8(lengths, **named)
-    numbers = {name: x.cuda() for name, x in of.named.items()}
-    return Packed8(tuple(x.cuda() for x in of.tensors), numbers, tuple(x.cuda() for x in of.real))
-
-
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize("causal", [False, True])
@@ -209,27 +217,6 @@ def test_in_e4m3_the_call_is_near_fp64(pair_of, head_dim, causal, name, by_colum
     torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=2e-2)
     alone = fagen.attention_varlen(*of.tensors, causal=causal, **of.named)
     assert torch.equal(alone, out)
-
-
-@pytest.mark.parametrize("nan", [0x7F, 0xFF])
-@pytest.mark.parametrize("causal", [False, True])
-def test_in_e4m3_neighbours_that_are_nan_change_no_bit(pair_of, causal, nan):
-    lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
-    of = on_gpu8(lengths, head_dim=128, gap=5, by_column=True)
-    q, k, v, at_q, at_k = of.tensors
-    right = fagen.attention_varlen(*of.tensors, causal=causal, **of.named)
-    for one in range(len(lengths)):
-        rows = slice(at_q[one].item(), at_q[one + 1].item())
-        keys = slice(at_k[one].item(), at_k[one + 1].item())
-        poisoned = [torch.full(x.shape, nan, dtype=torch.uint8, device="cuda") for x in (q, k, v)]
-        poisoned = [x.view(E4M3) for x in poisoned]
-        for x, whole, kept in zip(poisoned, (q, k, v), (rows, keys, keys), strict=True):
-            x[kept] = whole[kept]
-        numbers = {name: torch.full_like(x, math.nan) for name, x in of.named.items()}
-        for name, x in of.named.items():
-            numbers[name][one] = x[one]
-        out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal, **numbers)
-        assert torch.equal(out[rows], right[rows])
 
 
 @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
@@ -283,21 +270,6 @@ def test_in_e4m3_scores_may_have_descales_of_1e8(pair_of, head_dim, names):
     assert far(out, right) < (0.05 if names == "qk" else 1e-6)
 
 
-def test_in_e4m3_a_sequence_has_the_same_bits_in_any_company(pair_of):
-    lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
-    of = on_gpu8(lengths, head_dim=128, by_column=True)
-    q, k, v, at, _ = of.tensors
-    out = fagen.attention_varlen(q, k, v, at, causal=True, **of.named)
-    for one in (0, 7, 31, 32, 59):
-        rows = slice(at[one].item(), at[one + 1].item())
-        ends = torch.tensor([0, lengths[one][0]], dtype=torch.int32, device="cuda")
-        own = {name: x[one : one + 1] for name, x in of.named.items()}
-        alone = fagen.attention_varlen(q[rows], k[rows], v[rows], ends, causal=True, **own)
-        assert torch.equal(alone, out[rows])
-    for _ in range(50):
-        assert torch.equal(fagen.attention_varlen(q, k, v, at, causal=True, **of.named), out)
-
-
 def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(pair_of):
     of = on_gpu8([(512, 512)] * 8, head_dim=128)
     q, k, v, at, _ = of.tensors
@@ -306,20 +278,13 @@ def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(pair_of):
         name: torch.ones(8, heads, device="cuda")
         for name, heads in zip(names, (4, 2, 2), strict=True)
     }
-    out = fagen.attention_varlen(q, k, v, at, causal=True, **numbers)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = fagen.attention_varlen(q, k, v, at, causal=True, **numbers)
-    for ends, descale in (
-        ([0, 512, 1_024, 1_536, 2_048, 2_560, 3_072, 3_584, 4_096], 0.05),
-        ([0, 1, 1, 3, 4_000, 4_001, 4_001, 4_095, 4_096], 0.1),
-        ([0, 0, 0, 0, 0, 0, 0, 0, 4_096], 0.02),
-    ):
-        at.copy_(torch.tensor(ends, dtype=torch.int32))
+    graph, out = graph_of(partial(fagen.attention_varlen, q, k, v, at, causal=True, **numbers))
+    for ends, descale in zip(ENDS, (0.05, 0.1, 0.02), strict=True):
+        at.copy_(ints(*ends))
         for x in numbers.values():
             x.fill_(descale)
         for _ in range(2):  # the second finds the counter as the first left it
-            out.fill_(math.nan)
+            spoil(out)
             graph.replay()
             right, _ = exact(*(x.float() * descale for x in (q, k, v)), at, at, causal=True)
             assert far(out, right) < 0.05
@@ -349,8 +314,7 @@ def test_many_rows_lie_far_from_the_first(pair_of):
     tail = slice(rows - 333, rows)
     for x in (q, k, v):
         x[tail] = torch.randn_like(x[tail])
-    at = torch.tensor([rows - 333, rows], dtype=torch.int32, device="cuda")
+    at, near = ints(rows - 333, rows), ints(0, 333)
     out = fagen.attention_varlen(q, k, v, at, causal=True)
-    near = torch.tensor([0, 333], dtype=torch.int32, device="cuda")
     wanted = fagen.attention_varlen(q[tail], k[tail], v[tail], near, causal=True)
     assert torch.equal(out[tail], wanted)

@@ -11,11 +11,9 @@ from torch import Tensor
 from fagen import registry, vendor
 from fagen.kind import Plan
 from fagen.kinds.backward.oracle import gradients
-from fagen.runtime.c_interface import arguments
-from fagen.runtime.checks import checked
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import MASKS
 from tests.gpu.test_vendor_gpu import built
-from tests.gpu.test_vendor_gradient_gpu import Problem
+from tests.gpu.test_vendor_gradient_gpu import enqueue
 from tests.varlen_helpers import exact, packed, packed8
 from tests.vendor_helpers import installed, python, vendored, walled
 
@@ -31,34 +29,6 @@ LENGTHS = ((333, 333), (0, 7), (128, 1000), (3, 0), (1, 130), (300, 200))
 
 
 # ---- C ------------------------------------------------------------------------------------------
-
-
-def enqueue(library: ctypes.CDLL, chooses: str, plan: Plan, **given: Any) -> None:
-    """Call a dispatcher as a C program would, with a workspace as large as it says."""
-    schedule = plan.schedule.values()
-    asked = Problem(
-        1 + list(DTYPES).index(schedule["dtype"]),
-        *(schedule["head_dim"], schedule["head_dim_v"]),
-        1 + list(MASKS).index(schedule["mask"]),
-        0,  # O as usual
-        2 * plan.dtype.fp8,  # V row-major
-    )
-    args = arguments(plan, given, checked(plan, given))
-    size = getattr(library, f"demo_{chooses}_workspace")
-    size.restype = ctypes.c_int64
-    needed = size(ctypes.byref(asked), ctypes.byref(args))
-    assert needed > 0
-    anything = 0 if plan.launches.zeroed else 0xFF
-    workspace = torch.full((needed + 1,), anything, dtype=torch.uint8, device="cuda")
-    args.workspace, args.workspace_bytes = workspace.data_ptr(), needed
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    call = getattr(library, f"demo_{chooses}")
-    for _ in range(2):  # a second call finds the zeros that it needs
-        assert call(ctypes.byref(asked), ctypes.byref(args), stream) == 0
-    torch.cuda.synchronize()
-    assert not (plan.launches.zeroed and workspace.any())
-    asked.head_dim += 8
-    assert call(ctypes.byref(asked), ctypes.byref(args), stream) == 100  # no kernel
 
 
 def on_the_gpu(tensors: Any) -> list[Tensor]:
