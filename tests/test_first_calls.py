@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import Unsupported
-from torch.torch_version import TorchVersion
 from torch.fx import GraphModule
+from torch.torch_version import TorchVersion
 
 import fagen
 from fagen.dispatch import select
