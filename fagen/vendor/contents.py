@@ -7,27 +7,30 @@ from typing import Any
 
 import fagen
 from fagen import evidence
+from fagen.dispatch.rows import MOST
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
-from fagen.problem import Problem
-from fagen.registry import from_slug, plan
+from fagen.registry import plan
 from fagen.render import Source, render, written
 from fagen.schedule import Schedule
 from fagen.signature import Signature
 from fagen.statuses import NO_KERNEL, Status, statuses
 from fagen.toolchain import FLAGS
-from fagen.vendor import gradients
 from fagen.vendor.closure import needed
 from fagen.vendor.examples import Example, of_group
+from fagen.vendor.gradients import Gradient, gradients_of
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import PLAIN, Table, table_of
-from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD
+from fagen.vendor.table import FIELDS, Table, table_of
+from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD, SCALE_ROWS
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
 # They leave machine code as it is: -lineinfo makes a library four times as large, by its PTX.
 _NOT_FOR_USERS = ("-lineinfo", "-Xptxas", "-v")
+
+# What a folder's manifest.json has of a kernel's evidence, beside its speeds.
+_OF_EVIDENCE = ("card", "date", "driver", "compiler", "cutlass", "machine_code", "yardstick")
 
 _ATTENTION = (FORWARD, BACKWARD, DECODE)
 
@@ -68,6 +71,24 @@ class Kernel:
         there = (locate("templates") / template).exists()
         return written(template, plan=self.plan) if there else ""
 
+    def record(self) -> Mapping[str, Any]:
+        """Return what manifest.json says of it."""
+        ran = self.evidence
+        return {
+            "slug": self.slug,
+            "name": self.alias,
+            "kind": self.plan.kind,
+            "schedule": dict(self.schedule.settings()),
+            "source_hash": self.source.hash,
+            "device_hash": self.source.hashes.device,
+            "launcher_hash": self.source.hashes.launcher,
+            "evidence": ran
+            and {
+                **{name: getattr(ran, name) for name in _OF_EVIDENCE},
+                "speeds": [vars(speed) for speed in ran.speeds],
+            },
+        }
+
     @property
     def cases(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of calls that the test program makes, in the signature's order."""
@@ -76,7 +97,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Group:
-    """The kernels of one kind, and of one form of its calls: they share a struct."""
+    """The kernels of one kind, and of one form of its calls, which share a struct.
+
+    A C function chooses among those of attention, by the rows of `table`.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -86,42 +110,24 @@ class Group:
         """That of the first; of another only what its tensors hold differs."""
         return self.kernels[0].signature
 
-    @property
+    @cached_property
     def table(self) -> Table:
-        """What chooses among them."""
+        """What chooses among them; without rows where nothing does."""
         return table_of([kernel.schedule for kernel in self.kernels], self.signature.form)
+
+    @property
+    def kind(self) -> str:
+        """The name of what the function computes."""
+        return self.table.kind
 
     @property
     def varlen(self) -> bool:
         """Whether they take varlen sequences, and something chooses among them."""
         return self.signature.kind in (FORWARD, BACKWARD) and bool(self.signature.form)
 
-
-@dataclass(frozen=True)
-class Dispatcher:
-    """A C function that chooses among the kernels of one kind, by rows."""
-
-    table: Table
-    group: Group
-
-    @property
-    def kind(self) -> str:
-        """The name of what the kernels compute."""
-        return self.table.kind
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """What it chooses among."""
-        return self.group.kernels
-
-    @property
-    def signature(self) -> Signature:
-        """Of the struct that it takes."""
-        return self.group.signature
-
     @cached_property
     def statuses(self) -> tuple[Status, ...]:
-        """How its calls end, in words of all that it chooses among."""
+        """How calls of the function end, in words of all that it chooses among."""
         return statuses([kernel.signature for kernel in self.kernels])
 
     @property
@@ -129,6 +135,12 @@ class Dispatcher:
         """What they take, in torch's words."""
         names = dict.fromkeys(row.problem.dtype for row in self.table.rows)
         return tuple(DTYPES[name].torch for name in names)
+
+    @property
+    def usual(self) -> tuple[tuple[str, str], ...]:
+        """The same, and what O is in where a call does not say."""
+        names = dict.fromkeys(row.problem.dtype for row in self.table.rows)
+        return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
 
     @property
     def clobbers(self) -> bool:
@@ -143,65 +155,6 @@ class Dispatcher:
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """A kernel of a folder, and the one there that computes the gradients of what it gives.
-
-    Where the folder has none, `by` is None and `wanted` the slug of one that would. `repeating` is
-    one that gives the same bits in each call, which may be `by` too.
-    """
-
-    of: Kernel
-    by: Kernel | None
-    repeating: Kernel | None
-    wanted: str
-
-    @property
-    def passed(self) -> tuple[str, ...]:
-        """What `by` takes of a call: its arguments, results and the gradients of these, by name."""
-        assert self.by
-        return gradients.passed(self.by.signature, self.of.signature)
-
-    @property
-    def suffix(self) -> str:
-        """The form of the call in a name of Python: none of sequences of one length."""
-        return self.of.signature.form.title().replace(" ", "")
-
-    @property
-    def taken(self) -> int:
-        """How many arguments the call takes."""
-        return len(self.of.signature.arguments)
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The inputs of a call whose gradients it gives, in its order."""
-        assert self.by
-        outputs = self.by.signature.outputs
-        return tuple(tensor.name.removeprefix(gradients.PREFIX) for tensor in outputs)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The gradients of the call's results that it takes."""
-        return tuple(f"{gradients.PREFIX}{tensor.name}" for tensor in self.of.signature.outputs)
-
-    @property
-    def optional(self) -> tuple[str, ...]:
-        """Those of them that may be left out, where the loss is of other results alone."""
-        assert self.by
-        return tuple(t.name for t in self.by.signature.inputs if t.may_be_none)
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The numbers of the call."""
-        return tuple(scalar.name for scalar in self.of.signature.numbers)
-
-    @property
-    def repeating_wanted(self) -> str:
-        """The slug of a kernel that does as `by`, or `wanted`, with the same bits in each call."""
-        by = self.by.schedule if self.by else from_slug(self.wanted)
-        return by.but(deterministic=True).slug
-
-
-@dataclass(frozen=True)
 class Folder:
     """All that is in a vendored folder."""
 
@@ -211,36 +164,24 @@ class Folder:
     format: str
     own_version: str = ""  # that a manifest gives it
 
+    version = fagen.__version__
+    fields = FIELDS  # of a problem
+    scale_rows = SCALE_ROWS  # how many rows may share a scale
+    most = MOST  # what is open to the top
+    no_kernel = NO_KERNEL  # the status of a call that none of its kernels computes
+    # nvcc's flags, for whoever builds without CMake; and those that CMake knows by no other words
+    all_flags = tuple(flag for flag in FLAGS if flag not in _NOT_FOR_USERS)
+    flags = tuple(flag for flag in all_flags if not flag.startswith(_CMAKES))
+
     @property
     def released(self) -> str:
         """The version of a package: its own, else fagen's."""
         return self.own_version or self.version
 
     @property
-    def unverified(self) -> tuple[Kernel, ...]:
-        """The kernels of whose source nothing is on record."""
-        return tuple(kernel for kernel in self.kernels if not kernel.evidence)
-
-    @property
-    def attends(self) -> bool:
-        """Whether there are kernels of attention."""
-        return any(group.signature.kind in _ATTENTION for group in self.groups)
-
-    @cached_property
-    def examples(self) -> tuple[Example, ...]:
-        """A call of each struct."""
-        chosen = {one.group.name: one for one in self.dispatchers}
-        return tuple(of_group(group, chosen.get(group.name), self.name) for group in self.groups)
-
-    @property
     def upper(self) -> str:
         """The name as macros and constants begin."""
         return self.name.upper()
-
-    @property
-    def version(self) -> str:
-        """Of fagen."""
-        return fagen.__version__
 
     @property
     def struct(self) -> str:
@@ -253,88 +194,95 @@ class Folder:
         return any(needed([kernel.source.kernel]) for kernel in self.kernels)
 
     @property
-    def dispatched(self) -> Group:
-        """The kernels that compute a problem; there are some where the table has rows."""
-        return next(group for group in self.groups if group.name == self.table.kind)
+    def unverified(self) -> tuple[Kernel, ...]:
+        """The kernels of whose source nothing is on record."""
+        return tuple(kernel for kernel in self.kernels if not kernel.evidence)
+
+    @property
+    def pinned(self) -> tuple[Kernel, ...]:
+        """The kernels that have a name of their own."""
+        return tuple(kernel for kernel in self.kernels if kernel.alias)
 
     @cached_property
-    def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """The C functions that choose: of what is computed, its gradients, and decoding.
+    def statuses(self) -> tuple[Status, ...]:
+        """How calls of any of its functions end."""
+        return statuses([kernel.signature for kernel in self.kernels])
 
-        Then those of varlen sequences, by struct.
+    # ---- what chooses ----
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The kernels by struct."""
+        by_struct: dict[str, list[Kernel]] = {}
+        for kernel in self.kernels:
+            signature = kernel.signature
+            by_struct.setdefault(f"{signature.kind} {signature.form}".strip(), []).append(kernel)
+        return tuple(Group(name, tuple(kernels)) for name, kernels in by_struct.items())
+
+    @cached_property
+    def dispatchers(self) -> tuple[Group, ...]:
+        """Those whose C functions choose: of what is computed, its gradients, and decoding.
+
+        Then those of varlen sequences.
         """
-        groups = [group for group in self.groups if group.varlen or group.name in _ATTENTION]
-        groups.sort(
-            key=lambda group: len(_ATTENTION) if group.varlen else _ATTENTION.index(group.name)
-        )
-        found = [Dispatcher(group.table, group) for group in groups]
-        return tuple(dispatcher for dispatcher in found if dispatcher.table.rows)
+        choosing = [group for group in self.groups if group.table.rows]
+        choosing.sort(key=lambda group: (group.varlen, 0 if group.varlen else _rank(group)))
+        return tuple(choosing)
+
+    def _dispatcher(self, kind: str) -> Group | None:
+        return next((one for one in self.dispatchers if one.kind == kind), None)
 
     @property
-    def table(self) -> Table:
-        """The rows of the kernels that compute a problem."""
-        own = self._dispatcher(FORWARD)
-        return own.table if own else Table(FORWARD, ())
+    def attends(self) -> bool:
+        """Whether there are kernels of attention."""
+        return any(group.signature.kind in _ATTENTION for group in self.groups)
 
     @property
-    def decoding(self) -> Dispatcher | None:
-        """What chooses among the kernels of decoding; None where there are none."""
+    def attention(self) -> Group | None:
+        """What chooses among the kernels of fagen.attention; None where there are none."""
+        return self._dispatcher(FORWARD)
+
+    @property
+    def decoding(self) -> Group | None:
+        """The same of decoding."""
         return self._dispatcher(DECODE)
 
     @property
-    def called(self) -> tuple[Dispatcher, ...]:
-        """Those of calls that users of JAX make: all but those of gradients."""
-        return tuple(one for one in self.dispatchers if one.signature.kind != BACKWARD)
-
-    @property
-    def of_gradients(self) -> Dispatcher | None:
-        """What chooses among those of gradients; None where there are none."""
+    def of_gradients(self) -> Group | None:
+        """The same of gradients."""
         return self._dispatcher(BACKWARD)
 
     @property
-    def varlen(self) -> tuple[Dispatcher, ...]:
-        """What chooses among the kernels of varlen sequences, by struct."""
-        return tuple(one for one in self.called if one.group.varlen)
-
-    @property
-    def of_varlen_gradients(self) -> Dispatcher | None:
-        """What chooses among those of their gradients; None where there are none."""
+    def of_varlen_gradients(self) -> Group | None:
+        """The same of the gradients of varlen sequences."""
         return self._dispatcher(f"{BACKWARD}_varlen")
 
-    def _dispatcher(self, kind: str) -> Dispatcher | None:
-        return next((one for one in self.dispatchers if one.kind == kind), None)
+    @property
+    def called(self) -> tuple[Group, ...]:
+        """Those of calls that users of Python make: all but those of gradients."""
+        return tuple(one for one in self.dispatchers if one.signature.kind != BACKWARD)
+
+    @property
+    def varlen(self) -> tuple[Group, ...]:
+        """What chooses among the kernels of varlen sequences, by struct."""
+        return tuple(one for one in self.called if one.varlen)
 
     @cached_property
     def measured(self) -> frozenset[str]:
         """What of calls the dispatchers choose by."""
         return frozenset(name for one in self.dispatchers for name in one.table.measured)
 
-    @property
-    def multiplies(self) -> bool:
-        """Whether some of that is a product of sizes."""
-        return not self.measured <= PLAIN
+    @cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """A call of each struct."""
+        return tuple(of_group(group, self.name) for group in self.groups)
 
-    @property
-    def in_tiles(self) -> bool:
-        """Whether some of that is a number of tiles."""
-        return bool(self.measured & {"tiles", "group_tiles"})
-
-    @property
-    def by_groups(self) -> bool:
-        """Whether some of that is of KV heads' groups of heads."""
-        return bool(self.measured & {"group", "group_tiles"})
+    # ---- gradients ----
 
     @cached_property
     def gradients(self) -> Mapping[str, Gradient]:
         """By slug, the kernels whose results have gradients, here or by another kernel."""
-        found = (self._gradient(kernel) for kernel in self.kernels)
-        return {one.of.slug: one for one in found if one.by or one.wanted}
-
-    def _gradient(self, of: Kernel) -> Gradient:
-        every = [k for k in self.kernels if gradients.differentiates(k.schedule, of.schedule)]
-        by = next(iter(every), None)
-        repeating = next((k for k in every if Problem.of(k.schedule).deterministic), None)
-        return Gradient(of, by, repeating, "" if by else gradients.wanted(of.schedule))
+        return gradients_of(self.kernels)
 
     @property
     def differentiable(self) -> tuple[Gradient, ...]:
@@ -346,49 +294,16 @@ class Folder:
         """Those of them whose gradients none of the folder computes."""
         return tuple(one for one in self.gradients.values() if not one.by)
 
-    @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """The kernels by struct."""
-        found: dict[str, list[Kernel]] = {}
-        for kernel in self.kernels:
-            signature = kernel.signature
-            found.setdefault(f"{signature.kind} {signature.form}".strip(), []).append(kernel)
-        return tuple(Group(name, tuple(kernels)) for name, kernels in found.items())
-
-    @cached_property
-    def statuses(self) -> tuple[Status, ...]:
-        """How calls of any of its functions end."""
-        return statuses([kernel.signature for kernel in self.kernels])
-
-    @property
-    def no_kernel(self) -> int:
-        """The status of a call that none of its kernels computes."""
-        return NO_KERNEL
-
-    @property
-    def pinned(self) -> tuple[Kernel, ...]:
-        """The kernels that have a name of their own."""
-        return tuple(kernel for kernel in self.kernels if kernel.alias)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """nvcc's, but for those that CMake knows by other words."""
-        return tuple(flag for flag in self.all_flags if not flag.startswith(_CMAKES))
-
-    @property
-    def all_flags(self) -> tuple[str, ...]:
-        """nvcc's, for whoever builds without CMake."""
-        return tuple(flag for flag in FLAGS if flag not in _NOT_FOR_USERS)
+    # ---- what is written beside texts ----
 
     @cached_property
     def functions(self) -> tuple[str, ...]:
         """The C functions that others may call, the only ones that the library shows."""
         own = [f"{self.name}_message"]
         for table in (one.table for one in self.dispatchers):
-            op = f"{self.name}_{table.kind}"
-            own += [f"{self.name}_{table.pick}", op, f"{op}_workspace", f"{op}_message"]
+            own += [f"{self.name}_{table.pick}", *_called(f"{self.name}_{table.kind}")]
         for kernel in self.pinned:
-            own += [f"{self.name}_{kernel.alias}{end}" for end in ("", "_workspace", "_message")]
+            own += _called(f"{self.name}_{kernel.alias}")
         return (*own, *(function for kernel in self.kernels for function in kernel.functions))
 
     def record(self) -> Mapping[str, Any]:
@@ -399,20 +314,17 @@ class Folder:
             "version": self.released,
             "format": self.format,
             "with_cutlass": self.with_cutlass,
-            "kernels": [
-                {
-                    "slug": kernel.slug,
-                    "name": kernel.alias,
-                    "kind": kernel.plan.kind,
-                    "schedule": dict(kernel.schedule.settings()),
-                    "source_hash": kernel.source.hash,
-                    "device_hash": kernel.source.hashes.device,
-                    "launcher_hash": kernel.source.hashes.launcher,
-                    "evidence": kernel.evidence and _told(kernel.evidence),
-                }
-                for kernel in self.kernels
-            ],
+            "kernels": [kernel.record() for kernel in self.kernels],
         }
+
+
+def _called(name: str) -> list[str]:
+    """A function of C, and those that say of it how much workspace it needs and how it ended."""
+    return [f"{name}{end}" for end in ("", "_workspace", "_message")]
+
+
+def _rank(group: Group) -> int:
+    return _ATTENTION.index(group.signature.kind)
 
 
 def _case(signature: Signature, number: int) -> tuple[int, ...]:
@@ -443,18 +355,5 @@ def folder_of(manifest: Manifest) -> Folder:
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
     planned = plan(schedule)
     source = render(planned)
-    found = evidence.of_source(source.slug, lambda: source.hashes)
-    return Kernel(alias, schedule, planned, source, found)
-
-
-def _told(found: Evidence) -> Mapping[str, Any]:
-    return {
-        "card": found.card,
-        "date": found.date,
-        "driver": found.driver,
-        "compiler": found.compiler,
-        "cutlass": found.cutlass,
-        "machine_code": found.machine_code,
-        "yardstick": found.yardstick,
-        "speeds": [vars(speed) for speed in found.speeds],
-    }
+    ran = evidence.of_source(source.slug, lambda: source.hashes)
+    return Kernel(alias, schedule, planned, source, ran)

@@ -1,14 +1,14 @@
 """A call of each kind of a folder's kernels, as its README shows it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fagen.signature import Dim, Extent, Scalar, Signature, Tensor
-from fagen.vendor.table import Entry, Field, in_c
+from fagen.vendor.table import FIELDS, Entry, in_c
 
 if TYPE_CHECKING:
-    from fagen.vendor.contents import Dispatcher, Group
+    from fagen.vendor.contents import Group
 
 
 @dataclass(frozen=True)
@@ -51,41 +51,33 @@ class Example:
         return any(extent.per > 1 for step in self.steps for extent in step.behind)
 
 
-def of_group(group: "Group", dispatcher: "Dispatcher | None", folder_name: str) -> Example:
+def of_group(group: "Group", folder_name: str) -> Example:
     """Return the call of a folder's kernels of one struct: of who chooses, or of the first."""
     name, kernels = group.name.replace(" ", "_"), group.kernels
-    launches = [kernel.plan.launches for kernel in kernels]
-    if dispatcher is None:
-        first = kernels[0]
-        zeroed = first.plan.launches.zeroed
-        about = f"`{first.slug}`"
-        return Example(name, about, f"fagen_{first.slug}", first.signature, (), zeroed)
-    problem = tuple(_problem(dispatcher))
-    zeroed = any(one.zeroed for one in launches)
-    about = f"what `{folder_name}_{dispatcher.table.pick}` chooses"
-    function = f"{folder_name}_{dispatcher.kind}"
-    return Example(name, about, function, dispatcher.signature, problem, zeroed)
+    first, chosen = kernels[0], bool(group.table.rows)
+    about = f"what `{folder_name}_{group.table.pick}` chooses" if chosen else f"`{first.slug}`"
+    function = f"{folder_name}_{group.kind}" if chosen else f"fagen_{first.slug}"
+    problem = tuple(_problem(group)) if chosen else ()
+    zeroed = group.zeroed if chosen else first.plan.launches.zeroed
+    return Example(name, about, function, group.signature, problem, zeroed)
 
 
-def _problem(dispatcher: "Dispatcher") -> Iterator[tuple[str, str, int]]:
+def _problem(group: "Group") -> Iterator[tuple[str, str, int]]:
     """The fields of a problem that is a kernel's own, but for what may be left out."""
 
-    def is_own(
-        row: Entry,
-    ) -> bool:  # kernels of decoding serve a single query of the other mask too
-        mask = dispatcher.kernels[row.kernel].schedule.values()["mask"]
+    def is_own(row: Entry) -> bool:
+        # kernels of decoding serve a single query of the other mask too
+        mask = group.kernels[row.kernel].schedule.values()["mask"]
         return bool(mask == row.problem.mask)
 
-    table = dispatcher.table
-    rows = [row for row in table.rows if row.kernel >= 0]
+    rows = [row for row in group.table.rows if row.kernel >= 0]
     row = next(filter(is_own, rows), rows[0])
     numbers = in_c(row.problem)
     if numbers["head_dim_v"] == numbers["head_dim"]:
         numbers["head_dim_v"] = 0
-    fields: Sequence[Field] = table.fields
-    for field in fields:
+    for field in FIELDS:
         number = numbers[field.name]
-        words = {value: word for word, value in field.words}
+        words = {value: word for word, value in field.constants}
         if number and not (field.name == "out_dtype" and row.usual):
             constant = f"{field.upper}_{words[number]}" if number in words else ""
             yield field.name, constant, number

@@ -1,7 +1,5 @@
 """A Python package for JAX: the plain source, and its kernels as targets of XLA's FFI."""
 
-from collections.abc import Iterator
-
 from fagen.render import formatted, written
 from fagen.vendor import source
 from fagen.vendor.contents import Folder
@@ -9,26 +7,25 @@ from fagen.vendor.contents import Folder
 
 def texts(folder: Folder) -> dict[str, str]:
     """Return the files of the folder by path.  Raises ToolchainError where CUTLASS is missing."""
-    found = source.texts(folder)
-    found["README.md"] += written("vendor/jax/README.md.j2", folder=folder)
-    return found | dict(_texts(folder))
-
-
-def _texts(folder: Folder) -> Iterator[tuple[str, str]]:
-    name = folder.name
-    yield "pyproject.toml", written("vendor/jax/pyproject.toml.j2", folder=folder)
-    yield "jax/CMakeLists.txt", written("vendor/jax/CMakeLists.txt.j2", folder=folder)
-    targets = written("vendor/jax/targets.cpp.j2", folder=folder)
-    yield f"jax/{name}_jax.cpp", formatted(targets)
-    yield f"jax/{name}_jax.map", written("vendor/jax/symbols.map.j2", folder=folder)
-    yield f"jax/{name}/__init__.py", written("vendor/jax/init.py.j2", folder=folder)
-    yield f"jax/{name}/_call.py", written("vendor/jax/call.py.j2", folder=folder)
-    yield f"jax/{name}/kernels.py", written("vendor/jax/kernels.py.j2", folder=folder)
-    if folder.table.rows:
-        yield f"jax/{name}/_attention.py", written("vendor/jax/attention.py.j2", folder=folder)
-    if folder.decoding:
-        yield f"jax/{name}/_decode.py", written("vendor/jax/decode.py.j2", folder=folder)
-    if folder.varlen:
-        yield f"jax/{name}/_varlen.py", written("vendor/jax/varlen.py.j2", folder=folder)
-    if folder.called:
-        yield f"jax/{name}/_pick.py", written("vendor/jax/pick.py.j2", folder=folder)
+    name, files = folder.name, source.texts(folder)
+    modules = {
+        "__init__": ("vendor/jax/init.py.j2", True),
+        "_call": ("vendor/jax/call.py.j2", True),
+        "kernels": ("vendor/jax/kernels.py.j2", True),
+        "_attention": ("vendor/jax/attention.py.j2", folder.attention),
+        "_decode": ("vendor/jax/decode.py.j2", folder.decoding),
+        "_varlen": ("vendor/jax/varlen.py.j2", folder.varlen),
+        "_pick": ("vendor/jax/pick.py.j2", folder.called),
+    }
+    templates = {
+        "pyproject.toml": "vendor/jax/pyproject.toml.j2",
+        "jax/CMakeLists.txt": "vendor/jax/CMakeLists.txt.j2",
+        f"jax/{name}_jax.cpp": "vendor/jax/targets.cpp.j2",
+        f"jax/{name}_jax.map": "vendor/jax/symbols.map.j2",
+        **{f"jax/{name}/{own}.py": of for own, (of, is_there) in modules.items() if is_there},
+    }
+    files["README.md"] += written("vendor/jax/README.md.j2", folder=folder)
+    for path, template in templates.items():
+        text = written(template, folder=folder)
+        files[path] = formatted(text) if path.endswith(".cpp") else text
+    return files

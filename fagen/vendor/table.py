@@ -8,30 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from fagen.dispatch.rows import (
-    BOUNDS,
-    MOST,
-    TILE,
-    Bound,
-    Row,
-    without_repeats,
-)
+from fagen.dispatch.rows import BOUNDS, MOST, TILE, Bound, Row, without_repeats
 from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
 from fagen.dispatch.tables import chunks_of
 from fagen.kind import Step
 from fagen.problem import Problem
 from fagen.schedule import Schedule
-from fagen.vendor.gradients import problem_of
 from fagen.vocab import (
     BACKWARD,
-    DECODE,
     DTYPES,
     FORWARD,
     MASKS,
     ONE_QUERY,
     OUT_DTYPES,
     PASSES,
-    SCALE_ROWS,
     V_LAYOUTS,
 )
 
@@ -42,14 +32,49 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "out_dtype": tuple(OUT_DTYPES),
     "v_layout": tuple(V_LAYOUTS),
 }
-
 # What chooses among kernels of varlen sequences in C is called so, after the folder's name.
 VARLEN = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
 
-# Sizes of a call as they are; what else is bounded is a product of some.
-PLAIN = frozenset({"queries", "keys", "kv_heads"})
-
 _SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a problem in C, and its words with their numbers; none where it is a number."""
+
+    name: str
+    words: tuple[tuple[str, int], ...]
+
+    @property
+    def upper(self) -> str:
+        """The name as constants have it."""
+        return self.name.upper()
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        """The words as constants have them."""
+        return tuple((word.upper(), number) for word, number in self.words)
+
+    @property
+    def names(self) -> tuple[tuple[str, int], ...]:
+        """The words as Python has them, dtypes as array libraries call them."""
+        return tuple((DTYPES[w].torch if w in DTYPES else w, n) for w, n in self.words)
+
+
+FIELDS = tuple(
+    Field(field.name, tuple((word, n) for n, word in enumerate(WORDS.get(field.name, ()), 1)))
+    for field in fields(Problem)
+    if field.name not in _SHARED
+)
+
+
+def in_c(problem: Problem) -> dict[str, int]:
+    """Return a problem's fields as the C struct has them."""
+    values = {field.name: getattr(problem, field.name) for field in FIELDS}
+    return {
+        name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
+        for name, value in values.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -65,44 +90,14 @@ class Entry:
     kernel: int
 
     @property
-    def wanted(self) -> str:
-        """The slug of a kernel that would serve them; "" where one does."""
-        return self.row.slug if self.kernel < 0 else ""
-
-    @property
-    def values(self) -> tuple[str, ...]:
+    def numbers(self) -> tuple[int, ...]:
         """The problem's fields, as C has them."""
-        return tuple(map(str, in_c(self.problem).values()))
+        return tuple(in_c(self.problem).values())
 
     @property
     def usual(self) -> int:
         """1 where O is in the dtype that a call has if it does not say."""
         return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
-
-    @property
-    def bounds(self) -> tuple[tuple[str, int], ...]:
-        """What bounds it, and by how much."""
-        numbers = ((bound, getattr(self.row, bound.name)) for bound in BOUNDS)
-        return tuple((bound.name, number) for bound, number in numbers if number != bound.open)
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of a problem in C, and the names of its values."""
-
-    name: str
-    words: tuple[tuple[str, int], ...]  # with their numbers; none where it is a number itself
-
-    @property
-    def upper(self) -> str:
-        """The name as constants have it."""
-        return self.name.upper()
-
-    @property
-    def names(self) -> tuple[tuple[str, int], ...]:
-        """The same words as Python has them, dtypes as array libraries call them."""
-        words = WORDS.get(self.name, ())
-        return tuple((DTYPES[w].torch if w in DTYPES else w, n) for n, w in enumerate(words, 1))
 
 
 @dataclass(frozen=True)
@@ -113,31 +108,16 @@ class Table:
     """
 
     kind: str
-    rows: tuple[Entry, ...]
+    rows: tuple[Entry, ...] = ()
     pick: str = "pick"
     struct: str = "Kernel"
     tile: int = TILE  # queries of a tile, as rows count them
 
-    most = MOST  # what is open to the top
-    scale_rows = SCALE_ROWS  # how many rows may share a scale
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The fields of a problem."""
-        return tuple(
-            Field(
-                field.name,
-                tuple((w.upper(), n) for n, w in enumerate(WORDS.get(field.name, ()), 1)),
-            )
-            for field in fields(Problem)
-            if field.name not in _SHARED
-        )
-
     @property
     def bounds(self) -> tuple[Bound, ...]:
         """By what its rows choose: some row bounds each of these."""
-        there = {name for entry in self.rows for name, _ in entry.bounds}
-        return tuple(bound for bound in BOUNDS if bound.name in there)
+        rows = [entry.row for entry in self.rows]
+        return tuple(b for b in BOUNDS if any(getattr(row, b.name) != b.open for row in rows))
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -151,23 +131,9 @@ class Table:
         return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
 
     @property
-    def narrow(self) -> bool:
-        """Whether some rows are for few queries or tiles."""
-        return bool({"queries", "tiles"} & {*self.measured})
-
-    @property
     def refused(self) -> tuple[Entry, ...]:
         """The rows whose calls no kernel of the folder serves."""
         return tuple(entry for entry in self.rows if entry.kernel < 0)
-
-
-def in_c(problem: Problem) -> dict[str, int]:
-    """Return a problem's fields as the C struct has them."""
-    return {
-        name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
-        for name, value in vars(problem).items()
-        if name not in _SHARED
-    }
 
 
 def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
@@ -176,55 +142,45 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
     Nothing was measured that would choose among several kernels of gradients: the first is taken.
     Rows of varlen sequences, whose form is not empty, have no bounds: what a struct says of sizes
     is no matter of theirs. Kernels of decoding that must be given more than others take another
-    struct: they are called by their own names.
+    struct: they are called by their own names. Of other kinds than attention's there are none.
     """
-    kind = schedules[0].kind
+    kind, tile = schedules[0].kind, TILE
+    if kind not in PASSES:
+        return Table(kind)
+    by_problem: dict[Problem, list[Schedule]] = {}
+    rows: dict[Problem, list[Row]]
     if PASSES[kind].computes:
-        return _table_of_decoding(schedules)
-    by_problem: dict[Problem, list[Schedule]] = {}
-    for schedule in schedules:
-        problem = Problem.of(schedule) if kind == FORWARD else problem_of(schedule)
-        by_problem.setdefault(problem, []).append(schedule)
-    rows = _attending if kind == FORWARD else _first
-    entries = _entries(schedules, {one: rows(one, own) for one, own in by_problem.items()})
-    if not form and kind == FORWARD:
-        return Table(kind, entries)
-    words = [kind] * (kind != FORWARD) + form.split()
-    name, struct = "_".join(words), "".join(word.capitalize() for word in words)
-    assert not form or name in VARLEN, name
-    return Table(name, entries, f"pick_{name}", f"{struct}Kernel")
-
-
-def _table_of_decoding(schedules: Sequence[Schedule]) -> Table:
-    usual = [schedule for schedule in schedules if not asked_beside(schedule)]
-    by_problem: dict[Problem, list[Schedule]] = {}
-    for schedule in usual:
-        any_mask = replace(Problem.searched(schedule), mask="")
-        by_problem.setdefault(any_mask, []).append(schedule)
-    rows = {
-        (problem := replace(any_mask, mask=mask)): [*_decoding(problem, own)]
-        for any_mask, own in by_problem.items()
-        for mask in MASKS
-    }
-    tile = max((step.rows for one in usual[:1] for step in steps_of(one)), default=0)
-    struct = f"{DECODE.capitalize()}Kernel"
-    return Table(DECODE, _entries(schedules, rows), f"pick_{DECODE}", struct, tile)
-
-
-def _entries(
-    schedules: Sequence[Schedule], listed: Mapping[Problem, Iterable[Row]]
-) -> tuple[Entry, ...]:
-    """Rows by problem as one list, each with the place of its kernel."""
+        form = ""
+        usual = [schedule for schedule in schedules if not asked_beside(schedule)]
+        tile = max((step.rows for one in usual[:1] for step in steps_of(one)), default=0)
+        for schedule in usual:
+            any_mask = replace(Problem.searched(schedule), mask="")
+            by_problem.setdefault(any_mask, []).append(schedule)
+        rows = {
+            problem: [*_decoding(problem, own)]
+            for any_mask, own in by_problem.items()
+            for problem in (replace(any_mask, mask=mask) for mask in MASKS)
+        }
+    else:
+        for schedule in schedules:
+            problem = replace(Problem.of(schedule), kind=FORWARD, deterministic=False)
+            by_problem.setdefault(problem, []).append(schedule)
+        rows = {
+            problem: _attending(problem, own) if kind == FORWARD else [Row("", own[0].slug)]
+            for problem, own in by_problem.items()
+        }
     places = {schedule.slug: place for place, schedule in enumerate(schedules)}
-    return tuple(
+    entries = tuple(
         Entry(problem, row, places.get(row.slug, -1))
-        for problem, rows in listed.items()
-        for row in rows
+        for problem, listed in rows.items()
+        for row in listed
     )
-
-
-def _first(_: Problem, schedules: Sequence[Schedule]) -> list[Row]:
-    return [Row("", schedules[0].slug)]
+    words = [kind] * (kind != FORWARD) + form.split()
+    name = "_".join(words)
+    assert not form or name in VARLEN, name
+    if not words:
+        return Table(kind, entries)
+    return Table(name, entries, f"pick_{name}", f"{name.title().replace('_', '')}Kernel", tile)
 
 
 # ---- attention -----------------------------------------------------------------------------------

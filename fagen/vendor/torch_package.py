@@ -1,6 +1,6 @@
 """A Python package for torch: plain source, its binding and what calls it, built by pip."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,25 +18,67 @@ from fagen.toolchain import (
     TORCH_SINCE,
 )
 from fagen.vendor import source
-from fagen.vendor.contents import Folder, Gradient
+from fagen.vendor.contents import Folder, Group
+from fagen.vendor.gradients import Gradient
 from fagen.vendor.table import Entry, Table
 from fagen.vocab import DTYPES, SIXTEEN_BITS
 
-_OWN = {
-    "setup.py": "vendor/torch/setup.py.j2",
-    "pyproject.toml": "vendor/torch/pyproject.toml.j2",
-    "MANIFEST.in": "vendor/torch/MANIFEST.in.j2",
-    "README.md": "vendor/torch/README.md.j2",
-}
-_CALLS = {
-    "__init__.py": "vendor/torch/__init__.py.j2",
-    "_fakes.py": "vendor/torch/_fakes.py.j2",
-}
+_OWN = (
+    "vendor/torch/setup.py.j2",
+    "vendor/torch/pyproject.toml.j2",
+    "vendor/torch/MANIFEST.in.j2",
+    "vendor/torch/README.md.j2",
+)
 # of a problem's fields: in 16 bits the others are always the same, of decoding O's dtype too
 _PLAIN, _OF_DECODING = 5, 4
+_OFFSETS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 
 
-Listed = tuple[tuple[str, tuple[Entry, ...]], ...]  # by problem, as the literal of a tuple
+@dataclass(frozen=True)
+class Call:
+    """A call of a package that chooses among kernels: what the template of its module reads."""
+
+    groups: tuple[Group, ...]
+    fields: int | None  # of problems, by which it chooses
+
+    @property
+    def table(self) -> Table:
+        """The rows, where they are of one struct."""
+        return self.groups[0].table
+
+    @property
+    def rows(self) -> tuple[tuple[str, tuple[Entry, ...]], ...]:
+        """The rows by problem, as the literal of a tuple."""
+        by_key: dict[str, list[Entry]] = {}
+        for row in chain(*(group.table.rows for group in self.groups)):
+            by_key.setdefault(_key(row.problem, self.fields), []).append(row)
+        return tuple((key, tuple(rows)) for key, rows in by_key.items())
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The tensors that some kernel takes beside those that all do."""
+        return _extras(self.groups)
+
+    @property
+    def usual(self) -> tuple[tuple[str, str], ...]:
+        """torch's words for dtypes, and for those of O where a call does not say."""
+        return tuple(dict(chain(*(group.usual for group in self.groups))).items())
+
+
+def _extras(groups: tuple[Group, ...]) -> tuple[str, ...]:
+    kernels = chain(*(group.kernels for group in groups))
+    taken = dict.fromkeys(tensor.name for one in kernels for tensor in one.signature.inputs)
+    return tuple(name for name in taken if name not in ("q", "k", "v", *_OFFSETS))
+
+
+def _key(problem: Problem, fields: int | None) -> str:
+    dtype, out = DTYPES[problem.dtype], DTYPES[problem.out_dtype or ""]
+    values = [
+        *(f"torch.{dtype.torch}", problem.head_dim, problem.head_dim_v),
+        *(f'"{problem.mask}"', f"torch.{out.torch}"),
+        *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
+    ]
+    return ", ".join(map(str, values[:fields]))
 
 
 @dataclass(frozen=True)
@@ -88,102 +130,53 @@ class Package:
     @property
     def in_16_bits(self) -> tuple[str, ...]:
         """torch's words for the dtypes of calls that torch.autocast may cast to."""
-        rows = chain(*(one.table.rows for one in self.folder.called))
-        names = dict.fromkeys(row.problem.dtype for row in rows)
-        return tuple(DTYPES[name].torch for name in names if name in SIXTEEN_BITS)
+        taken = dict.fromkeys(chain(*(one.dtypes for one in self.folder.called)))
+        return tuple(name for name in taken if name in _IN_16_BITS)
 
     @property
-    def varlen(self) -> tuple[tuple[str, str], ...]:
-        """What is computed of varlen sequences, as keys of Python have it, with the kernels."""
-        found: dict[str, str] = {}
-        for one in self.folder.varlen:
-            assert not one.table.bounds, one.kind
-            for row in one.table.rows:
-                found.setdefault(self._key(row.problem, _PLAIN), row.row.slug)
-        return tuple(found.items())
+    def attention(self) -> Call | None:
+        """The call that chooses among kernels of attention; None where there are none."""
+        if not (group := self.folder.attention):
+            return None
+        return Call((group,), None if _extras((group,)) else _PLAIN)
 
     @property
-    def varlen_extras(self) -> tuple[str, ...]:
-        """The tensors that some kernel of varlen sequences takes beside those that all do."""
-        taken = [
-            dict.fromkeys(t.name for kernel in one.kernels for t in kernel.signature.inputs)
-            for one in self.folder.varlen
-        ]
-        usual = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")
-        return tuple(name for name in dict.fromkeys(chain(*taken)) if name not in usual)
+    def decode(self) -> Call | None:
+        """The same of decoding, whose O is always in the dtype of q."""
+        return Call((group,), _OF_DECODING) if (group := self.folder.decoding) else None
 
     @property
-    def extras(self) -> tuple[str, ...]:
-        """The tensors beside q, k and v that some kernel of attention takes."""
-        if not self.folder.table.rows:
-            return ()
-        kernels = self.folder.dispatched.kernels
-        named = (tensor.name for kernel in kernels for tensor in kernel.signature.inputs)
-        return tuple(name for name in dict.fromkeys(named) if name not in ("q", "k", "v"))
+    def varlen(self) -> Call | None:
+        """The same of varlen sequences, whose rows have no bounds."""
+        return Call(groups, _PLAIN) if (groups := self.folder.varlen) else None
 
     @property
-    def usual(self) -> tuple[tuple[str, str], ...]:
-        """torch's words for dtypes, and for those of O where a call does not say."""
-        return _usual([self.folder.table])
-
-    @property
-    def varlen_usual(self) -> tuple[tuple[str, str], ...]:
-        """The same of varlen sequences."""
-        return _usual([one.table for one in self.folder.varlen])
-
-    @property
-    def problems(self) -> Listed:
-        """The rows of the dispatcher of attention."""
-        return self._listed(self.folder.table, None if self.extras else _PLAIN)
-
-    @property
-    def decoded(self) -> Listed:
-        """The same of kernels of decoding, whose O is always in the dtype of q."""
-        found = self.folder.decoding
-        return self._listed(found.table, _OF_DECODING) if found else ()
-
-    @property
-    def calls(self) -> dict[str, str]:
-        """The modules of calls that choose among kernels, and their templates."""
+    def modules(self) -> dict[str, str]:
+        """The package's modules that call kernels, and their templates."""
         there = {
-            "vendor/torch/_attention.py.j2": self.problems,
-            "vendor/torch/_decode.py.j2": self.decoded,
+            "vendor/torch/__init__.py.j2": True,
+            "vendor/torch/_fakes.py.j2": True,
+            "vendor/torch/_gradients.py.j2": self.folder.gradients,
+            "vendor/torch/_autocast.py.j2": self.in_16_bits,
+            "vendor/torch/_attention.py.j2": self.attention,
+            "vendor/torch/_decode.py.j2": self.decode,
             "vendor/torch/_varlen.py.j2": self.varlen,
+            "vendor/torch/_rows.py.j2": self.attention or self.decode,
         }
-        return {_module(template): template for template, rows in there.items() if rows}
-
-    def _listed(self, table: Table, fields: int | None) -> Listed:
-        """A table's rows by so many fields of problems."""
-        by_problem: dict[Problem, list[Entry]] = {}
-        for row in table.rows:
-            by_problem.setdefault(row.problem, []).append(row)
-        return tuple((self._key(one, fields), tuple(rows)) for one, rows in by_problem.items())
-
-    @staticmethod
-    def _key(problem: Problem, fields: int | None) -> str:
-        dtype, out = DTYPES[problem.dtype], DTYPES[problem.out_dtype or ""]
-        said = [
-            *(f"torch.{dtype.torch}", problem.head_dim, problem.head_dim_v),
-            *(f'"{problem.mask}"', f"torch.{out.torch}"),
-            *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
-        ]
-        return ", ".join(map(str, said[:fields]))
+        return {_file(template): template for template, is_there in there.items() if is_there}
 
 
-def _usual(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:
-    """torch's words for the dtypes of tables, and for those of O where a call does not say."""
-    names = dict.fromkeys(row.problem.dtype for table in tables for row in table.rows)
-    return tuple((DTYPES[name].torch, DTYPES[DTYPES[name].out].torch) for name in names)
+_IN_16_BITS = frozenset(DTYPES[name].torch for name in SIXTEEN_BITS)
 
 
-def _module(template: str) -> str:
+def _file(template: str) -> str:
     return template.rpartition("/")[2].removesuffix(".j2")
 
 
 def texts(folder: Folder) -> dict[str, str]:
     """Return the files of the folder by path.  Raises ToolchainError where CUTLASS is missing."""
     package, place = Package(folder), f"python/{folder.name}"
-    own = {name: written(template, package=package) for name, template in _OWN.items()}
+    own = {_file(template): written(template, package=package) for template in _OWN}
     plain = source.texts(folder)
     plain["README.c.md"] = plain.pop("README.md")
     return plain | dict(python_texts(package, place, ops=f"{place}/_ops.py")) | own
@@ -193,17 +186,11 @@ def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[st
     """Give bindings, what compiles them, and Python in a folder; `ops` is where _ops.py lies."""
     for kernel in package.folder.kernels:
         yield f"src/{kernel.slug}_torch.cpp", kernel.source.binding
-    yield f"src/{package.name}_torch.map", written("vendor/torch/symbols.map.j2", package=package)
-    yield "compile_kernels.py", written("vendor/torch/compile_kernels.py.j2", package=package)
-    yield ops, written("vendor/torch/_ops.py.j2", package=package)
-    for name, template in _CALLS.items():
-        yield f"{place}/{name}", written(template, package=package)
-    if package.folder.gradients:
-        found = written("vendor/torch/_gradients.py.j2", package=package)
-        yield f"{place}/_gradients.py", found
-    if package.in_16_bits:
-        yield f"{place}/_autocast.py", written("vendor/torch/_autocast.py.j2", package=package)
-    for name, template in package.calls.items():
-        yield f"{place}/{name}", written(template, package=package)
-    if package.problems or package.decoded:
-        yield f"{place}/_rows.py", written("vendor/torch/_rows.py.j2", package=package)
+    templates = {
+        f"src/{package.name}_torch.map": "vendor/torch/symbols.map.j2",
+        "compile_kernels.py": "vendor/torch/compile_kernels.py.j2",
+        ops: "vendor/torch/_ops.py.j2",
+        **{f"{place}/{name}": template for name, template in package.modules.items()},
+    }
+    for path, template in templates.items():
+        yield path, written(template, package=package)
