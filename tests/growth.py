@@ -298,11 +298,20 @@ ARGUMENT = Sample(
     edits=(
         Edit(
             "fagen/kinds/forward/signature.py",
-            """        ),
-        order=("q", "k", "v", "scale", """,
-            """            Scalar("temperature", "float", "divides it", default=1.0, positive=True),
+            """        scalars=(SCALE,),
+        order=(
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", """,
+            """        scalars=(
+            SCALE,
+            Scalar("temperature", "float", "divides it", default=1.0, positive=True),
         ),
-        order=("q", "k", "v", "scale", "temperature", """,
+        order=(
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "temperature", """,
+        ),
+        Edit(
+            "fagen/kinds/forward/signature.py",
+            "Limit, Signature,",
+            "Limit, Scalar, Signature,",
         ),
         Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
         Edit(

@@ -1,0 +1,91 @@
+"""What calls of attention have in common: how tensors lie, log-sum-exps, lengths, the scale."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fagen.signature import Dim, Extent, Multiple, Scalar, Size, Tensor
+from fagen.vocab import FP32, INT32, Dtype
+
+# With it, and log2 e, the number at which row maxima start still has a product that is finite.
+MOST_SCALE = 1e8
+# A tensor map goes back by 2^30 rows, in strides below 2^34 elements.
+MOST_PACKED_STRIDE = 1 << 32
+
+BATCH = Dim(Extent("batch"), "batch")
+SCALE = Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE)
+GROUPED = (Multiple("heads", "kv_heads"),)
+SIZES = tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors of so many bits lie: (B, S, H, D), or, of varlen sequences, (total, H, D)."""
+
+    dtype: Dtype
+    varlen: bool = False
+
+    def queries(self, name: str, columns: int, note: str = "", **more: Any) -> Tensor:
+        """Return a tensor of a row for each query and head."""
+        return self._tensor(name, "q", "heads", columns, note, more)
+
+    def keys(self, name: str, columns: int, note: str = "", **more: Any) -> Tensor:
+        """Return a tensor of a row for each key and KV head."""
+        return self._tensor(name, "k", "kv_heads", columns, note, more)
+
+    def _tensor(
+        self, name: str, of: str, heads: str, columns: int, note: str, more: dict[str, Any]
+    ) -> Tensor:
+        rows = Dim(Extent(self._rows(of)), "seq")
+        dims = (*self._batch, rows, Dim(Extent(heads), "head"), Dim(Extent(number=columns)))
+        most = MOST_PACKED_STRIDE if self.varlen else 0
+        return replace(Tensor(name, dims, self.dtype, note, max_stride=most), **more)
+
+    def numbers(self, name: str, note: str, **more: Any) -> Tensor:
+        """Return a tensor of an fp32 number for each head and query."""
+        dims = (*self._batch, Dim(Extent("heads"), "head"), Dim(Extent(self._rows("q"))))
+        return Tensor(name, dims, FP32, note, aligned=False, **more)
+
+    def lse(self) -> Tensor:
+        """Return the log-sum-exps that a call finds."""
+        note = "log-sum-exp, natural logarithm; minus infinity in a row that sees no key"
+        return self.numbers("lse", note, access="out", omittable=True)
+
+    def offsets(self, more_of_q: str = "", more_of_used: str = "") -> tuple[Tensor, ...]:
+        """Return where varlen sequences begin, and how many keys count; () of equal lengths.
+
+        What is given is said of them too.
+        """
+        if not self.varlen:
+            return ()
+        begins = (
+            "the row of {} at which each sequence begins, and the end of the last; "
+            "offsets = batch + 1"
+        )
+        used = "how many of its keys each sequence sees, the first ones; null: all"
+        return (
+            lengths("cu_seqlens_q", Extent("offsets"), begins.format("q") + more_of_q),
+            lengths("cu_seqlens_k", Extent("offsets"), begins.format("k and v")),
+            lengths("seqused_k", Extent("offsets", plus=-1), used + more_of_used, optional=True),
+        )
+
+    def tiles(self, of: str, heads: str, rows: int, cluster: int = 1) -> tuple[Extent, ...]:
+        """Return how many tiles of so many rows of queries or keys a call has; of varlen at most.
+
+        There each offset may begin one, since the rows around all sequences are some too.
+        """
+        if self.varlen:
+            return Extent(self._rows(of), per=rows, more="offsets"), Extent(heads)
+        blocks = Extent(self._rows(of), per=rows * cluster, times=cluster)
+        return blocks, Extent(heads), Extent("batch")
+
+    def _rows(self, of: str) -> str:
+        return f"{'total' if self.varlen else 'seqlen'}_{of}"
+
+    @property
+    def _batch(self) -> tuple[Dim, ...]:
+        return () if self.varlen else (BATCH,)
+
+
+def lengths(name: str, extent: Extent, note: str, *, optional: bool = False) -> Tensor:
+    """Return a tensor of lengths or offsets."""
+    return Tensor(name, (Dim(extent),), INT32, note, optional=optional, aligned=False)
