@@ -26,9 +26,11 @@ def signature(plan: "Plan") -> Signature:
     Hk, D), v (total_k, Hk, Dv), cu_seqlens_q and cu_seqlens_k (B + 1) and seqused_k (B) in int32,
     out (total_q, H, Dv), lse (H, total_q) in fp32. With scales the struct is another one.
     """
-    varlen, made_from = plan.varlen, "{name}[None]" if plan.varlen else "{name}"
+    varlen = plan.varlen
     layout = Layout(plan.dtype, varlen)
-    how: dict[str, Any] = {"conversion": f"fagen.quantize({made_from}) makes it so, with its descale" * plan.fp8}
+    made_from = "{name}[None]" if varlen else "{name}"
+    conversion = f"fagen.quantize({made_from}) makes it so, with its descale"
+    how: dict[str, Any] = {"conversion": conversion if plan.fp8 else ""}
     v = layout.keys("v", plan.head_dim_v, **how)
     if plan.fp8 and not plan.v_rows:
         # of each 16 keys, place i of a row holds key KEY_ORDER[i]; places past seqlen_k hold 0
