@@ -16,8 +16,8 @@ from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE
 from fagen.runtime import c_interface, op
-from fagen.runtime.c_interface import KernelInfo, kernel_info, struct_of
-from fagen.runtime.checks import allocated, checked
+from fagen.runtime.c_interface import KernelInfo, kernel_info
+from fagen.runtime.checks import checked
 from tests.gpu import c_caller
 from tests.op_helpers import (
     COLUMNS,
@@ -322,61 +322,6 @@ def test_what_cannot_be_loaded_is_refused_with_what_to_do(stub, binary, tmp_path
 # ---- the C interface ----------------------------------------------------------------------------
 
 
-def noted_as_by_ctypes(stub, named):
-    """What the C function is passed by the binding, which is what ctypes passes it."""
-    sizes = checked(stub.plan, named)
-    out, lse = allocated(stub.plan, named, sizes)
-    named = dict(out=out, lse=lse) | named
-    noted = stub.noted(**dict.fromkeys(DESCALES if stub.slug != SLUG else ()) | named)
-    assert fields_of(noted) == fields_of(c_interface.arguments(stub.plan, named, sizes))
-    assert noted.out == out.data_ptr()
-    assert noted.lse == (lse.data_ptr() if named["lse"] is lse else None)
-    return noted
-
-
-def test_the_binding_and_ctypes_pass_the_kernel_the_same_arguments(stub):
-    packed = torch.randn(2, 70, 12, 64).bfloat16()
-    q, k, v = packed[:, :, :4], packed[:, :50, 4:6], packed[:, :50, 8:10, :32]
-    noted = noted_as_by_ctypes(stub, dict(q=q, k=k, v=v, scale=0.125))
-    assert noted.q == q.data_ptr()
-    assert (noted.q_stride_batch, noted.q_stride_seq, noted.q_stride_head) == (53760, 768, 64)
-    assert (noted.out_stride_batch, noted.out_stride_seq, noted.out_stride_head) == (8960, 128, 32)
-    assert (noted.lse_stride_batch, noted.lse_stride_head) == (280, 70)
-    sizes = (noted.batch, noted.heads, noted.kv_heads, noted.seqlen_q, noted.seqlen_k)
-    assert sizes == (2, 4, 2, 70, 50) and noted.scale == 0.125
-    # what kernels of e4m3 take besides is there, and null
-    assert (noted.q_descale, noted.k_descale, noted.v_descale) == (None, None, None)
-    noted_as_by_ctypes(stub, dict(q=q, k=k, v=v, scale=0.125, lse=None))
-
-
-def test_the_binding_and_ctypes_pass_descales_as_they_lie(fp8, stub_op):
-    of = fp8.plan
-    # kernels of one kind are called by one struct
-    assert struct_of(of.signature)._fields_ == struct_of(stub_op(SLUG).plan.signature)._fields_
-    given = arguments(of)
-    noted_as_by_ctypes(fp8, given)
-    # q's shared by heads, k's by batches; blocks are contiguous
-    shared = dict(q_descale=given["q_descale"][:, :1], k_descale=given["k_descale"][:1])
-    noted = noted_as_by_ctypes(fp8, given | shared)
-    assert noted.v_descale == given["v_descale"].data_ptr()
-    blocks = (3, 4) if of.scales_by_block else (1, 1)
-    assert (noted.q_descale_stride_batch, noted.q_descale_stride_head) == (4 * blocks[0], 0)
-    assert (noted.k_descale_stride_batch, noted.k_descale_stride_head) == (0, blocks[1])
-    of_v = ("batch", "head", "column")
-    assert [getattr(noted, f"v_descale_stride_{name}") for name in of_v] == [64, 32, 1]
-    assert (noted.k_mean_stride_batch, noted.k_mean_stride_head) == (0, 64)
-    # a row of the transposed V is one of its columns; keys and heads have changed places
-    strides = (noted.v_stride_batch, noted.v_stride_seq, noted.v_stride_head)
-    assert strides == ((6400, 64, 32) if of.v_rows else (7168, 112, 3584))
-    assert (noted.seqlen_q, noted.seqlen_k) == (70, 100)
-
-
-def test_descales_that_are_not_given_are_null(rows):
-    given = {name: x for name, x in arguments(rows.plan).items() if name not in DESCALES}
-    noted = noted_as_by_ctypes(rows, given)
-    assert [getattr(noted, name) for name in DESCALES] == [None] * 5
-
-
 def test_a_kernel_says_what_it_is(stub):
     of = stub.plan
     assert kernel_info(stub.binary) == KernelInfo(
@@ -450,7 +395,7 @@ def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(stub_op, sl
     library = ctypes.CDLL(str(one.binary.library))
     library[f"fagen_{slug}_message"].restype = ctypes.c_char_p
     with pytest.raises(SystemExit, match="outputs are no mean"):  # the stub writes none
-        c_caller.call(FakeDriver(), library, slug, dtype, 64, 32, 2, 70, 100, 4, 2)
+        c_caller.call(FakeDriver(), library, slug, dtype, True, 64, 32, 2, 70, 100, 4, 2)
     library.noted_call.restype = ctypes.c_void_p
     struct = c_interface.struct_of(one.plan.signature)
     noted = fields_of(struct.from_buffer_copy(struct.from_address(library.noted_call())))

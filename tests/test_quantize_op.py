@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fagen import flow, registry
-from fagen.e4m3 import Quantized, sign_words
+from fagen.e4m3 import Quantized
 from fagen.errors import DeviceError, FagenError
 from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
@@ -20,7 +20,6 @@ from tests.fresh import forget
 from tests.often import some
 from tests.op_helpers import refused_everywhere
 from tests.quantize_helpers import SEED, SLUGS, normal, planned, same
-from tests.stubs import fields_of
 
 # ---- the op -------------------------------------------------------------------------------------
 
@@ -205,59 +204,6 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
 
 
 # ---- what the kernel is passed ------------------------------------------------------------------
-
-
-# the stubs' ops have slugs of their own, so that the real ones can be loaded beside them
-OF_STUBS = (
-    "quant_fp16_d112_rot_shead",
-    "quant_bf16_d160_sr32_vcols",
-    "quant_fp16_d192_halves_rot_stensor",
-)
-
-
-@pytest.fixture(params=OF_STUBS)
-def stub(request, stub_op):
-    return stub_op(request.param)
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_binding_and_python_pass_the_kernel_the_same_arguments(stub, given):
-    of = stub.plan
-    x = fitting(of).transpose(1, 2).contiguous().transpose(1, 2)
-    named = dict(x=x, seed=-SEED, **angles_for(of, x))
-    if given:
-        named["descale"] = given_for(of)
-    if given and of.by_block:
-        with pytest.raises(ValueError, match="cannot be given"):
-            checked(of, named)
-        return
-    sizes = checked(of, named)
-    values, descale = allocated(of, named, sizes)
-    assert descale.shape == ((0,) if given else tuple(dim.extent.at(sizes) for dim in descales(of)))
-    named |= dict(values=values, found_descale=descale)
-    noted = stub.noted(**named)
-    args = c_interface.arguments(of, named, sizes)
-    assert fields_of(noted) == fields_of(args)
-    assert bool(noted.descale_given) == given
-    assert noted.descale == (named["descale"] if given else descale).data_ptr()
-    assert (noted.batch, noted.seqlen, noted.heads) == (2, 70, 3)
-    assert tuple(noted.signs) == sign_words(-SEED)
-    assert not of.rotary or (noted.cos_stride_batch, noted.sin_stride_seq) == (0, of.angles)
-    # a tile's maximum in fp32 for each, where descales are to be found in another kernel
-    tiles = 0 if of.by_block or given else 2 * 3 * 1
-    assert c_interface.workspace_bytes(of.slug, stub.binary.library, args) == 4 * tiles
-    assert noted.workspace_bytes == 4 * tiles
-
-
-def descales(of: Plan):
-    return next(one for one in of.signature.outputs if one.name == "descale").dims
-
-
-def test_signs_are_splitmix64s_numbers():
-    words = sign_words(0)
-    numbers = [words[i] | words[i + 1] << 32 for i in range(0, 8, 2)]
-    assert numbers[:3] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert sign_words(-1) == sign_words(2**64 - 1) != sign_words(1)
 
 
 def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):

@@ -6,19 +6,19 @@ Without data, as in tracing, addresses are not looked at and sizes may be symbol
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen.kind import Plan
-from fagen.signature import Multiple, Scalar, Signature
+from fagen.signature import Signature
 from fagen.signature import Tensor as Expected
 from fagen.statuses import ALIGNMENT
 
 Sizes = dict[str, Any]
-Hold = Callable[[Any, Callable[[], str]], None]  # a condition; what is said where it is not met
+Conditions = Iterator[tuple[Any, str]]  # what must hold, in order; what is said where it does not
 
 
 def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> Sizes:
@@ -27,25 +27,8 @@ def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> 
     `given` are the op's arguments by name, what may be left out None or missing. Raises ValueError
     that names the argument, in words that begin with the op.
     """
-    signature = plan.signature
-    hold = _holding(plan.slug)
     sizes: Sizes = {}
-    leader = given.get(signature.leader.name)
-    for expected in signature.inputs:
-        tensor = given.get(expected.name)
-        if tensor is None:
-            needed = expected.missing or not expected.may_be_none
-            why = f"; {expected.missing}" if expected.missing else ""
-            hold(not needed, lambda e=expected, why=why: f"{e.name} is missing{why}")  # type: ignore[misc]
-            continue
-        hold(not expected.refused, lambda e=expected: f"{e.name}: {e.refused}")  # type: ignore[misc]
-        _check(hold, signature, expected, tensor, leader, sizes, have_data=have_data)
-    _check_groups(hold, signature, given)
-    for rule in signature.rules:
-        _check_rule(hold, rule, sizes)
-    hold(all(limit.allows(sizes) for limit in signature.counts), lambda: signature.too_many)
-    for scalar in signature.numbers:
-        _check_scalar(hold, scalar, given.get(scalar.name, scalar.default))
+    _hold(plan, _of_inputs(plan.signature, given, sizes, have_data=have_data))
     return sizes
 
 
@@ -54,13 +37,7 @@ def check_outputs(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> None:
 
     One that is omittable may be missing, and one that is made where it is given.
     """
-    hold, leader = _holding(plan.slug), given[plan.signature.leader.name]
-    for expected in plan.signature.outputs:
-        tensor = given.get(expected.result)
-        if tensor is not None:
-            _check(hold, plan.signature, expected, tensor, leader, sizes, have_data=True)
-        elif not (expected.made and given.get(expected.name) is not None):
-            hold(expected.omittable, lambda e=expected: f"{e.result} is missing")  # type: ignore[misc]
+    _hold(plan, _of_outputs(plan.signature, given, sizes))
 
 
 def refuse_unknown(plan: Plan, given: Mapping[str, Any]) -> None:
@@ -92,18 +69,58 @@ def shape_of(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
 
 
-def _holding(slug: str) -> Hold:
-    """Return what raises ValueError, in words that begin with the op, unless a condition holds."""
-
-    def hold(condition: Any, said: Callable[[], str]) -> None:
+def _hold(plan: Plan, conditions: Conditions) -> None:
+    """Raise ValueError, in words that begin with the op, unless all conditions hold."""
+    for condition, message in conditions:
         # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
-        torch._check_value(condition, lambda: f"fagen::{slug}: {said()}")
-
-    return hold
+        torch._check_value(condition, lambda said=message: f"fagen::{plan.slug}: {said}")
 
 
-def _check(
-    hold: Hold,
+def _of_inputs(
+    signature: Signature, given: Mapping[str, Any], sizes: Sizes, *, have_data: bool
+) -> Conditions:
+    leader = given.get(signature.leader.name)
+    for expected in signature.inputs:
+        tensor = given.get(expected.name)
+        if tensor is None:
+            why = f"; {expected.missing}" if expected.missing else ""
+            is_needed = expected.missing or not expected.may_be_none
+            yield not is_needed, f"{expected.name} is missing{why}"
+        else:
+            yield not expected.refused, f"{expected.name}: {expected.refused}"
+            yield from _of_tensor(signature, expected, tensor, leader, sizes, have_data=have_data)
+    for tensors in signature.groups.values():
+        names = [tensor.name for tensor in tensors]
+        there = [name for name in names if given.get(name) is not None]
+        message = f"{' and '.join(names)} go together; only {', '.join(there)} is given"
+        yield len(there) in (0, len(names)), message
+    for rule in signature.rules:
+        of, by = sizes[rule.of], sizes[rule.by]
+        message = f"{rule.of} = {of} must be a multiple of {rule.by} = {by}"
+        yield (of == 0 if by == 0 else of % by == 0), message
+    yield all(limit.allows(sizes) for limit in signature.counts), signature.too_many
+    for scalar in signature.numbers:
+        value = given.get(scalar.name, scalar.default)
+        yield value is not None, f"{scalar.name} is missing"
+        # a symbol is checked when it has a value
+        if scalar.positive and isinstance(value, float | int):
+            as_float32 = ctypes.c_float(value).value
+            is_right = math.isfinite(as_float32) and 0 < as_float32 <= (scalar.most or math.inf)
+            shown = f"{value:g}" if scalar.type == "float" else f"{value}"
+            yield is_right, f"{scalar.name} is {shown}; it must be {scalar.demand}"
+
+
+def _of_outputs(signature: Signature, given: Mapping[str, Any], sizes: Sizes) -> Conditions:
+    leader = given[signature.leader.name]
+    for expected in signature.outputs:
+        tensor = given.get(expected.result)
+        if tensor is not None:
+            yield from _of_tensor(signature, expected, tensor, leader, sizes, have_data=True)
+        elif not (expected.made and given.get(expected.name) is not None):
+            yield expected.omittable, f"{expected.result} is missing"
+
+
+def _of_tensor(
     signature: Signature,
     expected: Expected,
     tensor: Tensor,
@@ -111,119 +128,65 @@ def _check(
     sizes: Sizes,
     *,
     have_data: bool,
-) -> None:
-    """Check one tensor; the sizes that it is the first to have are added to `sizes`."""
-    name, shape = expected.name, tensor.shape
-    known = dict(sizes)
-
-    def wrong_shape() -> str:
-        return f"{name} has shape {shape_of(tensor)}; it must be {_wanted(expected, known)}"
-
-    hold(len(shape) == len(expected.dims), wrong_shape)
+) -> Conditions:
+    """What must hold of one tensor; the sizes that it is the first to have are added to `sizes`."""
+    name, shape, known = expected.name, tensor.shape, dict(sizes)
+    wrong_shape = f"{name} has shape {shape_of(tensor)}; it must be {_shape(expected, known)}"
+    yield len(shape) == len(expected.dims), wrong_shape
     for size, dim in zip(shape, expected.dims, strict=True):
         if dim.extent.plain:
             sizes.setdefault(dim.extent.name, size)
     for size, dim in zip(shape, expected.dims, strict=True):
-        right = size == dim.extent.at(sizes)
-        hold((right | (size == 1)) if dim.broadcast else right, wrong_shape)
-    hold(
-        tensor.dtype == getattr(torch, expected.dtype.torch),
-        lambda: f"{name} is not {expected.dtype.torch}, which this kernel takes; {expected.remedy}",
-    )
-    most = signature.most
+        is_right = size == dim.extent.at(sizes)
+        yield (is_right | (size == 1)) if dim.broadcast else is_right, wrong_shape
+    dtype = expected.dtype.torch
+    message = f"{name} is not {dtype}, which this kernel takes; {expected.remedy}"
+    yield tensor.dtype == getattr(torch, dtype), message
     for size, dim in zip(shape, expected.dims, strict=True):
-        if dim.extent.plain and dim.extent.name not in known:
-            hold(
-                # a bound on a symbol would be one more demand on whoever exports
-                not isinstance(size, int) or size <= most[dim.extent.name],
-                lambda d=dim, s=size: (  # type: ignore[misc]
-                    f"{name} has {d.extent.name} = {s}; it may be {most[d.extent.name]} at most"
-                ),
-            )
-    _check_strides(hold, expected, tensor)
+        said = dim.extent.name
+        # a bound on a symbol would be one more demand on whoever exports
+        if dim.extent.plain and said not in known and isinstance(size, int):
+            most = signature.most[said]
+            yield size <= most, f"{name} has {said} = {size}; it may be {most} at most"
+    yield from _of_strides(expected, tensor)
     if have_data and expected.aligned:
-        hold(
+        yield (
             tensor.numel() == 0 or tensor.data_ptr() % ALIGNMENT == 0,
-            lambda: (
-                f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does"
-            ),
+            f"{name} does not begin at a multiple of {ALIGNMENT} bytes; {name}.clone() does",
         )
     first = signature.leader.name
-    hold(
-        tensor.device == leader.device,
-        lambda: f"{name} is not on the device of {first}; {name}.to({first}.device) moves it there",
-    )
+    message = f"{name} is not on the device of {first}; {name}.to({first}.device) moves it there"
+    yield tensor.device == leader.device, message
 
 
-def _wanted(expected: Expected, known: Sizes) -> str:
-    """Return a tensor's dimensions in words, with the sizes that earlier tensors have."""
-    said = []
+def _shape(expected: Expected, known: Sizes) -> str:
+    """A tensor's dimensions in words, with the sizes that earlier tensors have."""
+    dims = []
     for dim in expected.dims:
         extent = dim.extent
         value = f" = {extent.at(known)}" if extent.name and extent.name in known else ""
-        said.append(f"{extent}{value}{' or 1' if dim.broadcast else ''}")
-    return f"({', '.join(said)})"
+        dims.append(f"{extent}{value}{' or 1' if dim.broadcast else ''}")
+    return f"({', '.join(dims)})"
 
 
-def _check_strides(hold: Hold, expected: Expected, tensor: Tensor) -> None:
-    name, strides = expected.name, tensor.stride()
-    step = expected.step
+def _of_strides(expected: Expected, tensor: Tensor) -> Conditions:
+    name, step, most = expected.name, expected.step, expected.max_stride
     # the contiguous ones first: of a transposed tensor the others say less
     for i, dim in sorted(enumerate(expected.dims), key=lambda numbered: bool(numbered[1].stride)):
+        stride = tensor.stride(i)
         # the stride of a dimension of one element is never stepped along, nor any of no elements
-        unused = (tensor.shape[i] <= 1) | (tensor.numel() == 0)
+        is_unused = (tensor.shape[i] <= 1) | (tensor.numel() == 0)
+        demands: list[tuple[Any, str]] = []
         if not dim.stride:
-            hold(
-                unused | (strides[i] == 1),
-                lambda i=i: (  # type: ignore[misc]
-                    f"{name} has stride {strides[i]} in dimension {i}, which must be 1; "
-                    f"{name}.contiguous() makes it so"
-                ),
-            )
+            demands.append((stride == 1, "be 1"))
         elif step > 1:
-            hold(
-                unused | (strides[i] % step == 0),
-                lambda i=i: (  # type: ignore[misc]
-                    f"{name} has stride {strides[i]} in dimension {i}, which must be a multiple of "
-                    f"{step} elements ({ALIGNMENT} bytes); {name}.contiguous() makes it so"
-                ),
+            said = f"be a multiple of {step} elements ({ALIGNMENT} bytes)"
+            demands.append((stride % step == 0, said))
+        if most and dim.stride:
+            demands.append((stride <= most, f"not exceed {most}"))
+        for is_right, demand in demands:
+            yield (
+                is_unused | is_right,
+                f"{name} has stride {stride} in dimension {i}, which must {demand}; "
+                f"{name}.contiguous() makes it so",
             )
-        if expected.max_stride and dim.stride:
-            hold(
-                unused | (strides[i] <= expected.max_stride),
-                lambda i=i: (  # type: ignore[misc]
-                    f"{name} has stride {strides[i]} in dimension {i}, which must not exceed "
-                    f"{expected.max_stride}; {name}.contiguous() makes it so"
-                ),
-            )
-
-
-def _check_groups(hold: Hold, signature: Signature, given: Mapping[str, Any]) -> None:
-    """Tensors of one group are given together."""
-    for tensors in signature.groups.values():
-        names = [tensor.name for tensor in tensors]
-        there = [name for name in names if given.get(name) is not None]
-        hold(
-            len(there) in (0, len(names)),
-            lambda n=names, t=there: f"{' and '.join(n)} go together; only {', '.join(t)} is given",  # type: ignore[misc]
-        )
-
-
-def _check_rule(hold: Hold, rule: Multiple, sizes: Sizes) -> None:
-    of, by = sizes[rule.of], sizes[rule.by]
-    hold(
-        of == 0 if by == 0 else of % by == 0,
-        lambda: f"{rule.of} = {of} must be a multiple of {rule.by} = {by}",
-    )
-
-
-def _check_scalar(hold: Hold, scalar: Scalar, value: Any) -> None:
-    hold(value is not None, lambda: f"{scalar.name} is missing")
-    # a symbol is checked when it has a value
-    if scalar.positive and isinstance(value, float | int):
-        as_float32 = ctypes.c_float(value).value
-        said = f"{value:g}" if scalar.type == "float" else f"{value}"
-        hold(
-            math.isfinite(as_float32) and 0 < as_float32 <= (scalar.most or math.inf),
-            lambda: f"{scalar.name} is {said}; it must be {scalar.demand}",
-        )
