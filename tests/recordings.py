@@ -1,8 +1,10 @@
 """Recorded searches: those that are committed, and one made up whose times are like real ones."""
 
+import json
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -19,21 +21,30 @@ from fagen.search.tasks import GOOD, Compiled, Round, Time
 STORES = sorted(locate("cli.py").parent.glob("benchmarks/search/*.sqlite"))
 DATABASES = [path for path in STORES if "backward" not in path.stem]  # of hundreds of kernels
 CARD = ("NVIDIA H200", "580.1")
-SPACE = """
-[attention]
-dtype = "fp16"
-head_dim = 128
-mask = ["full", "causal"]
 
-[[shapes]]
-seqlen = 512
 
-[[shapes]]
-seqlen = 2048
+def toml(**tables: object) -> str:
+    """Return TOML with these tables; of a list of them one after another."""
 
-[[shapes]]
-seqlen = 16384
-"""
+    def said(value: object) -> str:
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{key} = {said(one)}" for key, one in value.items()) + " }"
+        return json.dumps(value)
+
+    lines = []
+    for name, table in tables.items():
+        several = isinstance(table, list)
+        for one in table if several else [table]:
+            lines += ["", f"[[{name}]]" if several else f"[{name}]"]
+            lines += [f"{key} = {said(value)}" for key, value in one.items()]
+    return "\n".join(lines) + "\n"
+
+
+HALF = {"dtype": "fp16", "head_dim": 128}
+SPACE = toml(
+    attention={**HALF, "mask": ["full", "causal"]},
+    shapes=[{"seqlen": seqlen} for seqlen in (512, 2048, 16384)],
+)
 
 
 @cache
@@ -74,40 +85,30 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
                 schedule = found.schedule(point)
                 spills = dice.random() < 0.1
                 outcome = "spills" if spills and point is not points[0] else GOOD
-                made = Compiled(
-                    schedule.slug, f"hash of {schedule.slug}", "nvcc 13.0", outcome, "", 180, 0, 7.0
-                )
+                source = f"hash of {schedule.slug}"
+                made = Compiled(schedule.slug, source, "nvcc 13.0", outcome, "", 180, 0, 7.0)
                 store.put_compiled(target, made, "")
                 if outcome != GOOD:
                     continue
                 off = luck[point] + sum(
                     costs[name, value] for name, value in zip(found.names, point.keys, strict=True)
                 )
-                times = [
-                    Time(
-                        schedule.slug,
-                        size,
-                        "brief",
-                        number,
-                        seconds * math.exp(off + dice.gauss(0, 0.005)),
-                        beside,
-                        1700,
-                    )
-                    for size, seconds, beside in zip(
-                        found.sizes, point.seconds, anchor, strict=True
-                    )
-                    for number in (0, 1)
-                ]
-                hashes = {schedule.slug: made.source_hash}
-                store.put_timed(target, CARD, hashes, times, [], [])
-            peers = [
-                Time(target.peer.name, size, "brief", number, beside * 1.05, beside, 1700)
-                for size, beside in zip(found.sizes, anchor, strict=True)
-                for number in (0, 1)
-            ]
+                seconds = [one * math.exp(off) for one in point.seconds]
+                times = list(brief(schedule.slug, found.sizes, seconds, anchor, dice))
+                store.put_timed(target, CARD, {schedule.slug: source}, times, [], [])
+            beside = [1.05 * one for one in anchor]
+            peers = list(brief(target.peer.name, found.sizes, beside, anchor, None))
             store.put_timed(target, CARD, {}, peers, [], [])
             store.put_anchor(target, CARD, found.schedule(points[0]).slug)
     return path
+
+
+def brief(slug, sizes, seconds, anchor, dice: random.Random | None) -> Iterator[Time]:
+    """Yield two brief rounds at each size, with noise where there are dice."""
+    for size, one, beside in zip(sizes, seconds, anchor, strict=True):
+        for number in (0, 1):
+            noise = math.exp(dice.gauss(0, 0.005)) if dice else 1.0
+            yield Time(slug, size, "brief", number, one * noise, beside, 1700)
 
 
 def two_cards() -> tuple[int, ...]:

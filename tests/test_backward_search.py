@@ -13,19 +13,12 @@ from fagen.problem import Problem, Sizes, flops, standard_sizes
 from fagen.search.files import read_spaces
 from fagen.search.space import survey
 from fagen.vocab import MASKS
+from tests.recordings import toml
 
-TEXT = """
-[backward]
-dtype = "fp16"
-head_dim = 64
-mask = ["full", "causal"]
-
-[[shapes]]
-seqlen = 512
-
-[[shapes]]
-seqlen = 4096
-"""
+TEXT = toml(
+    backward={"dtype": "fp16", "head_dim": 64, "mask": ["full", "causal"]},
+    shapes=[{"seqlen": 512}, {"seqlen": 4096}],
+)
 FORWARD = TEXT.replace("[backward]", "[attention]")
 
 

@@ -20,37 +20,19 @@ from fagen.search.declared import parse_space, space_like
 from fagen.search.files import read_spaces
 from fagen.search.run import anchors, serving
 from fagen.search.space import survey
+from tests.recordings import toml
 
-TEXT = """
-[decode]
-dtype = "fp16"
-head_dim = 64
-mask = "causal"
-
-[tile]
-rows = [8, 16]
-
-[pipeline]
-stages = [4, 6]
-q_stages = 2
-
-[softmax]
-speculate = true
-
-[[shapes]]
-batch = 1
-heads = 32
-kv_heads = 8
-seqlen = 1
-seqlen_k = 8192
-
-[[shapes]]
-batch = 64
-heads = 32
-kv_heads = 8
-seqlen = 4
-seqlen_k = 4096
-"""
+HEADS = {"heads": 32, "kv_heads": 8}
+TEXT = toml(
+    decode={"dtype": "fp16", "head_dim": 64, "mask": "causal"},
+    tile={"rows": [8, 16]},
+    pipeline={"stages": [4, 6], "q_stages": 2},
+    softmax={"speculate": True},
+    shapes=[
+        {"batch": 1, **HEADS, "seqlen": 1, "seqlen_k": 8192},
+        {"batch": 64, **HEADS, "seqlen": 4, "seqlen_k": 4096},
+    ],
+)
 TARGET = Problem("fp16", 64, 64, "causal", kind="decode")
 ROOT = locate("cli.py").parent
 

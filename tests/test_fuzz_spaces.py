@@ -17,28 +17,18 @@ from fagen.search.files import parse_spaces, read_spaces
 from fagen.search.run import anchors, summary
 from fagen.search.space import survey
 from tests.fuzz import altered, cases, contents, hold, in_words, soup
+from tests.recordings import toml
 
 SURVEYED = 64  # points at most: of larger spaces the file alone is judged
-HEAD = """[attention]
-dtype = "fp16"
-head_dim = 64
-mask = ["full", "causal"]
-[tile]
-block_m = 128
-block_n = [64, 128]
-[pipeline]
-output = "own"
-q_stages = 1
-[warps]
-producer = "warp"
-[softmax]
-sum = "threads"
-[overlap]
-intra_warpgroup = true
-inter_warpgroup = true
-[grid]
-cluster = 1
-"""
+HEAD = toml(
+    attention={"dtype": "fp16", "head_dim": 64, "mask": ["full", "causal"]},
+    tile={"block_m": 128, "block_n": [64, 128]},
+    pipeline={"output": "own", "q_stages": 1},
+    warps={"producer": "warp"},
+    softmax={"sum": "threads"},
+    overlap={"intra_warpgroup": True, "inter_warpgroup": True},
+    grid={"cluster": 1},
+)
 VARLEN = HEAD.replace("[tile]", 'lengths = "varlen"\n[tile]')
 FILES = (
     HEAD + "[[shapes]]\nseqlen = 77\nseqlen_k = 512\nbatch = 2\nheads = 8\nkv_heads = 2\n",

@@ -20,25 +20,16 @@ from fagen.search.report import page
 from fagen.search.store import Store
 from tests.cli_helpers import fagen
 from tests.fuzz import altered_json, cases, hold
-from tests.recordings import CARD, SPACE, record, space
+from tests.recordings import CARD, HALF, SPACE, record, space, toml
 
 TEXT = SPACE.replace('["full", "causal"]', '"full"')
-PACKED = (
-    TEXT.partition("[[shapes]]")[0]
-    + """
-lengths = "varlen"
-
-[[shapes]]
-seqlen = 512
-
-[[shapes]]
-seqlens = { from = 1, to = 64 }
-batch = 40
-
-[[shapes]]
-seqlens = [300, 5, 95]
-seqlens_k = [300, 9, 200]
-"""
+PACKED = toml(
+    attention={**HALF, "mask": "full", "lengths": "varlen"},
+    shapes=[
+        {"seqlen": 512},
+        {"seqlens": {"from": 1, "to": 64}, "batch": 40},
+        {"seqlens": [300, 5, 95], "seqlens_k": [300, 9, 200]},
+    ],
 )
 NEWLINE = 'NVIDIA H200\n[attention]\nhead_dim = 8\nx = "'
 

@@ -325,7 +325,7 @@ def test_what_a_search_finds_for_a_recording_is_what_packed_calls_are_then_serve
     assert taken == row["slug"] and "_varlen" in taken
     times = dict[str, list[float]]()
     with Store(store, read_only=True) as recorded:
-        for _, timed in recorded.timed():
+        for timed in recorded.timed():
             if timed.source_hash:
                 times.setdefault(timed.time.slug, []).append(math.log(timed.time.seconds))
     assert sum(times[taken]) <= min(map(sum, times.values())) + len(times[taken]) * 0.03

@@ -23,7 +23,7 @@ from fagen.search.tasks import Time
 from tests.cli_helpers import fagen
 from tests.fresh import forget
 from tests.made_up_gpu import plugged_in
-from tests.recordings import AtOnce, record
+from tests.recordings import AtOnce, record, toml
 from tests.recordings import space as space_of
 from tests.test_backward_search import FORWARD
 from tests.test_backward_search import TEXT as BACKWARD
@@ -33,21 +33,11 @@ from tests.test_varlen_search import HEAD, values
 from tests.test_varlen_search import TARGET as VARLEN_TARGET
 from tests.test_varlen_search import TEXT as VARLEN
 
-VARLEN_BACKWARD = """
-[backward]
-dtype = "fp16"
-head_dim = 64
-mask = "full"
-lengths = "varlen"
-
-[tile]
-block_m = 64
-block_n = [64, 128]
-
-[[shapes]]
-seqlen = 512
-batch = 2
-"""
+VARLEN_BACKWARD = toml(
+    backward={"dtype": "fp16", "head_dim": 64, "mask": "full", "lengths": "varlen"},
+    tile={"block_m": 64, "block_n": [64, 128]},
+    shapes=[{"seqlen": 512, "batch": 2}],
+)
 # what a recording has, by what is searched in it: texts, kernels of each target, targets, the least
 # rank correlation, and what the page calls them
 KINDS = {
@@ -274,83 +264,31 @@ def test_a_page_of_both_names_each_ones_peer(every, tmp_path):
 
 # ---- over a made-up GPU -------------------------------------------------------------------------
 
-SMALL_DECODE = """
-[decode]
-dtype = "fp16"
-head_dim = 64
-mask = "causal"
-
-[tile]
-rows = [8, 16]
-block_n = 128
-
-[split]
-num_splits = 4
-by = ["round_robin", "stream_k"]
-
-[pipeline]
-stages = 4
-q_stages = 2
-
-[softmax]
-speculate = true
-
-[grid]
-blocks = 2
-
-[search]
-long_runs = false
-
-[[shapes]]
-batch = 1
-heads = 4
-kv_heads = 2
-seqlen = 1
-seqlen_k = 130
-
-[[shapes]]
-batch = 2
-heads = 4
-kv_heads = 2
-seqlen = 3
-seqlen_k = 40
-"""
-SMALL_VARLEN = (
-    VARLEN.partition("[tile]")[0]
-    + """
-[tile]
-block_m = [64, 128]
-block_n = 64
-
-[pipeline]
-stages = 2
-q_stages = 1
-output = "own"
-
-[warps]
-producer = "warp"
-
-[overlap]
-inter_warpgroup = false
-intra_warpgroup = true
-
-[grid]
-cluster = 1
-order = "dynamic"
-
-[search]
-long_runs = false
-
-[[shapes]]
-seqlens = [70, 3, 64]
-heads = 4
-kv_heads = 2
-
-[[shapes]]
-seqlens = { from = 1, to = 9 }
-batch = 40
-heads = 2
-"""
+HEADS = {"heads": 4, "kv_heads": 2}
+SMALL_DECODE = toml(
+    decode={"dtype": "fp16", "head_dim": 64, "mask": "causal"},
+    tile={"rows": [8, 16], "block_n": 128},
+    split={"num_splits": 4, "by": ["round_robin", "stream_k"]},
+    pipeline={"stages": 4, "q_stages": 2},
+    softmax={"speculate": True},
+    grid={"blocks": 2},
+    search={"long_runs": False},
+    shapes=[
+        {"batch": 1, **HEADS, "seqlen": 1, "seqlen_k": 130},
+        {"batch": 2, **HEADS, "seqlen": 3, "seqlen_k": 40},
+    ],
+)
+SMALL_VARLEN = VARLEN.partition("[tile]")[0] + toml(
+    tile={"block_m": [64, 128], "block_n": 64},
+    pipeline={"stages": 2, "q_stages": 1, "output": "own"},
+    warps={"producer": "warp"},
+    overlap={"inter_warpgroup": False, "intra_warpgroup": True},
+    grid={"cluster": 1, "order": "dynamic"},
+    search={"long_runs": False},
+    shapes=[
+        {"seqlens": [70, 3, 64], **HEADS},
+        {"seqlens": {"from": 1, "to": 9}, "batch": 40, "heads": 2},
+    ],
 )
 RUNS = {  # a space, a kernel of it that is wrong, others that are right, sizes of the quick check
     "decode": (

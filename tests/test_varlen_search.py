@@ -30,37 +30,19 @@ from fagen.search.run import anchors, serving
 from fagen.search.shapes import VarlenShape
 from fagen.search.space import survey
 from fagen.vocab import MASKS
+from tests.recordings import toml
 
-TEXT = """
-[attention]
-dtype = "fp16"
-head_dim = 64
-mask = "causal"
-lengths = "varlen"
-
-[tile]
-block_m = [128, 192]
-block_n = { from = 64, to = 128, step = 16 }
-
-[warps]
-producer = "warp"
-
-[grid]
-cluster = 1
-order = "dynamic"
-
-[[shapes]]
-seqlen = 4096
-
-[[shapes]]
-seqlens = { from = 16, to = 4096 }
-tokens = 16384
-weight = 2
-
-[[shapes]]
-seqlens = [300, 5, 95]
-seqlens_k = [300, 70, 95]
-"""
+TEXT = toml(
+    attention={"dtype": "fp16", "head_dim": 64, "mask": "causal", "lengths": "varlen"},
+    tile={"block_m": [128, 192], "block_n": {"from": 64, "to": 128, "step": 16}},
+    warps={"producer": "warp"},
+    grid={"cluster": 1, "order": "dynamic"},
+    shapes=[
+        {"seqlen": 4096},
+        {"seqlens": {"from": 16, "to": 4096}, "tokens": 16384, "weight": 2},
+        {"seqlens": [300, 5, 95], "seqlens_k": [300, 70, 95]},
+    ],
+)
 TARGET = Problem("fp16", 64, 64, "causal", lengths="varlen")
 HEAD = TEXT.partition("[[shapes]]")[0]
 ROOT = locate("cli.py").parent

@@ -6,8 +6,10 @@ a wrong prediction comes to light.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
+from statistics import StatisticsError, correlation
 from typing import Any
 
 from fagen.schedule import Schedule
@@ -149,22 +151,13 @@ def spearman(pairs: Iterable[tuple[float, float]]) -> float:
     listed = list(pairs)
     if len(listed) < 2:
         return 0.0
-    a, b = (_ranks([pair[i] for pair in listed]) for i in (0, 1))
-    middle = (len(listed) - 1) / 2
-    both = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
-    spread = math.sqrt(sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b))
-    return both / spread if spread else 0.0
+    try:
+        return correlation(*(_ranks(side) for side in zip(*listed, strict=True)))
+    except StatisticsError:  # one is constant
+        return 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    begin = 0
-    while begin < len(order):
-        end = begin
-        while end < len(order) and values[order[end]] == values[order[begin]]:
-            end += 1
-        for i in order[begin:end]:
-            ranks[i] = (begin + end - 1) / 2
-        begin = end
-    return ranks
+    order = sorted(values)
+    middle = {one: (bisect_left(order, one) + bisect_right(order, one)) / 2 for one in {*values}}
+    return [middle[one] for one in values]

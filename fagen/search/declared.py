@@ -125,17 +125,22 @@ def space_like(slug: str) -> Declared:
         raise ScheduleError(f"{slug}: {reasons}: `fagen search {like.slug}`")
     without = {"out_dtype"} & schedule.keys.sections.keys()  # which has no part in the speed
     tried = {*space_of(schedule.kind).defaults, *without}
-    tables: dict[str, list[str]] = {}
-    for key, value in schedule.settings().items():
-        if key not in tried:
-            section = schedule.keys.sections[key]
-            tables.setdefault(section, []).append(f"{key} = {json.dumps(value)}")
+    settings = {key: value for key, value in schedule.settings().items() if key not in tried}
     anchor = schedule.but(**dict.fromkeys(without)).slug
-    tables["search"] = [f'anchor = "{anchor}"']
-    lines = [line for name, keys in tables.items() for line in (f"[{name}]", *keys, "")]
+    lines = [*in_tables(settings, schedule.keys), "[search]", f'anchor = "{anchor}"']
     for shape in space_of(schedule.kind).shapes_like(schedule.values()):
-        lines += ["[[shapes]]", *(f"{key} = {size}" for key, size in shape.items()), ""]
+        lines += ["[[shapes]]", *(f"{key} = {size}" for key, size in shape.items())]
     return parse_space("\n".join(lines), slug)
+
+
+def in_tables(settings: Mapping[str, Any], keys: Keys, prefix: str = "") -> Iterator[str]:
+    """Yield lines of TOML that say these keys, each table of a schedule below an empty line."""
+    sections = {keys.sections[key]: None for key in keys.sections if key in settings}
+    for section in sections:
+        yield from ("", f"[{prefix}{section}]")
+        for key, value in settings.items():
+            if keys.sections[key] == section:
+                yield f"{key} = {json.dumps(value)}"
 
 
 def parse_space(text: str, where: str = "space") -> Declared:

@@ -22,8 +22,7 @@ from fagen import outputs
 from fagen.errors import FagenError, ScheduleError
 from fagen.paths import path_of
 from fagen.problem import Cell, Problem, Sizes, VarlenTotals, in_order
-from fagen.registry import kind
-from fagen.search.declared import Declared
+from fagen.search.declared import Declared, in_tables, keys_of
 from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
 from fagen.search.files import WHAT as SPACE
 from fagen.search.kinds import space_of
@@ -227,20 +226,19 @@ def text_of(weights: Weights) -> str:
 
 
 def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Iterator[str]:
-    keys: dict[str, Any] = {"dtype": problem.dtype, "head_dim": problem.head_dim}
-    if problem.head_dim_v != problem.head_dim:
-        keys["head_dim_v"] = problem.head_dim_v
-    keys["mask"] = problem.mask
-    if problem.varlen:
-        keys["lengths"] = problem.lengths
-    if problem.v_layout:
-        keys["v_layout"] = problem.v_layout
-    if problem.scale_rows:
-        keys |= {"scales": "block", "scale_rows": problem.scale_rows}
-    sections = kind(problem.kind).schedule.keys.sections
-    for section in dict.fromkeys(sections[key] for key in keys):
-        yield from ("", f"[{prefix}{section}]")
-        yield from (f"{key} = {shown(keys[key])}" for key in keys if sections[key] == section)
+    own_v, blocks = problem.head_dim_v != problem.head_dim, bool(problem.scale_rows)
+    keys: dict[str, Any] = {
+        "dtype": problem.dtype,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v if own_v else None,
+        "mask": problem.mask,
+        "lengths": problem.lengths if problem.varlen else None,
+        "v_layout": problem.v_layout or None,
+        "scales": "block" if blocks else None,
+        "scale_rows": problem.scale_rows or None,
+    }
+    said = {key: value for key, value in keys.items() if value is not None}
+    yield from in_tables(said, keys_of(problem.kind), prefix)
     always = space_of(problem.kind).shape_keys
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes

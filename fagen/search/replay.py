@@ -5,8 +5,8 @@ that was not recorded is answered by one that was.
 """
 
 import time
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from statistics import median_low
 
@@ -61,21 +61,63 @@ def recording(path: str) -> Recording:
     return Recording(card, compiler, compiled, targets, times, wrong)
 
 
-def work(path: Path | str, pace: float = 0.0) -> Work:
-    """Return what stands in for compiler and GPU.
+@dataclass(frozen=True)
+class Replay:
+    """What stands in for compiler and GPU: the recording at an absolute path.
 
     It takes `pace` seconds for each kernel that is compiled, and for each in a round.
     """
-    place = str(Path(path).absolute())
-    return Work(
-        compile=partial(_compile, place, pace),
-        send=partial(_compile, place, pace),
-        time=partial(_time, place, pace),
-        source_hash=partial(_source_hash, place),
-        compiler=partial(_compiler, place),
-        cards=_cards,
-        card=partial(_card, place),
-    )
+
+    path: str
+    pace: float
+
+    def compile(self, slug: str) -> Compiled:
+        """What became of a schedule then."""
+        time.sleep(self.pace)
+        recorded = recording(self.path)
+        unknown = Compiled(slug, self.source_hash(slug), recorded.compiler, "not recorded")
+        return recorded.compiled.get(slug, unknown)
+
+    send = compile
+
+    def time(self, task: Round, gpu: int) -> Timed:
+        """The times of then, or what is nearest to them."""
+        time.sleep(self.pace * len(task.kernels))
+        recorded = recording(self.path)
+        times, wrong = [], []
+        for slug in [*(made.slug for made in task.kernels), task.target.peer.name]:
+            if slug in recorded.wrong:
+                wrong.append((slug, recorded.wrong[slug]))
+                continue
+            by_size = recorded.times.get((slug, task.target.name), {})
+            for size in task.sizes:
+                known = by_size.get(str(size), [])
+                for number in task.repeats if known else ():
+                    times.append(_answer(known, task.regime, number))
+        return Timed(*recorded.card, tuple(times), tuple(wrong))
+
+    def source_hash(self, slug: str) -> str:
+        """Of the source as it was."""
+        made = recording(self.path).compiled.get(slug)
+        return made.source_hash if made else f"unknown {slug}"
+
+    def compiler(self) -> str:
+        """The compiler of then."""
+        return recording(self.path).compiler
+
+    def cards(self) -> tuple[int, ...]:
+        """One GPU."""
+        return (0,)
+
+    def card(self, gpu: int) -> tuple[str, str]:
+        """The card of then."""
+        return recording(self.path).card
+
+
+def work(path: Path | str, pace: float = 0.0) -> Work:
+    """A search's work, done by a Replay."""
+    replay = Replay(str(Path(path).absolute()), pace)
+    return Work(**{field.name: getattr(replay, field.name) for field in fields(Work)})
 
 
 def only_recorded(path: Path | str, survey: Survey) -> Survey:
@@ -105,28 +147,6 @@ def only_recorded(path: Path | str, survey: Survey) -> Survey:
     return replace(survey, sizes=sizes, weights=weights, points=points)
 
 
-def _compile(path: str, pace: float, slug: str) -> Compiled:
-    time.sleep(pace)
-    made = recording(path).compiled.get(slug)
-    return made or Compiled(slug, f"unknown {slug}", recording(path).compiler, "not recorded")
-
-
-def _time(path: str, pace: float, task: Round, gpu: int) -> Timed:
-    time.sleep(pace * len(task.kernels))
-    recorded = recording(path)
-    times, wrong = [], []
-    for slug in [*(made.slug for made in task.kernels), task.target.peer.name]:
-        if slug in recorded.wrong:
-            wrong.append((slug, recorded.wrong[slug]))
-            continue
-        by_size = recorded.times.get((slug, task.target.name), {})
-        for size in task.sizes:
-            known = by_size.get(str(size), [])
-            for number in task.repeats if known else ():
-                times.append(_answer(known, task.regime, number))
-    return Timed(*recorded.card, tuple(times), tuple(wrong))
-
-
 def _answer(known: list[Time], regime: str, number: int) -> Time:
     """The time of that round, else of the middle one of its regime, else of any."""
     same = [one for one in known if one.regime == regime]
@@ -135,20 +155,3 @@ def _answer(known: list[Time], regime: str, number: int) -> Time:
         return exact
     ratios = {one.seconds / one.anchor_seconds: one for one in same or known}
     return replace(ratios[median_low(ratios)], regime=regime, repeat=number)
-
-
-def _source_hash(path: str, slug: str) -> str:
-    made = recording(path).compiled.get(slug)
-    return made.source_hash if made else f"unknown {slug}"
-
-
-def _compiler(path: str) -> str:
-    return recording(path).compiler
-
-
-def _cards() -> tuple[int, ...]:
-    return (0,)
-
-
-def _card(path: str, gpu: int) -> tuple[str, str]:
-    return recording(path).card

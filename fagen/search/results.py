@@ -1,6 +1,5 @@
 """Say what a store's times mean: leaders, which kernel for which length, schedules to write."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 from fagen.schedule import Schedule
 from fagen.search.choice import spearman
+from fagen.search.declared import in_tables
 from fagen.search.kinds import space_of
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
 from fagen.search.rows import sizes_from
@@ -346,13 +346,8 @@ def _why(result: Result, slug: str) -> str:
 
 def toml(schedule: Schedule, why: str) -> str:
     """Return a schedule's TOML: the keys that say something."""
-    settings, sections = schedule.settings(), schedule.keys.sections
-    lines = ["#:schema schedule.schema.json", f"# {why}"]
-    for section in dict.fromkeys(sections.values()):
-        keys = {key: value for key, value in settings.items() if sections[key] == section}
-        if keys:
-            lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in keys.items())]
-    return "\n".join(lines) + "\n"
+    tables = in_tables(schedule.settings(), schedule.keys)
+    return "\n".join(["#:schema schedule.schema.json", f"# {why}", *tables]) + "\n"
 
 
 # ---- telling ------------------------------------------------------------------------------------

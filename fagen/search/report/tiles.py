@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fagen.registry import from_slug
@@ -42,24 +41,10 @@ class HeatMap:
     rows: tuple[HeatRow, ...]
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of tiles: logs of times with their slugs, refusals, outcomes."""
-
-    best: Mapping[Tile, tuple[float, str]]
-    refused: Mapping[Tile, str]
-    tried: Mapping[Tile, "Counter[str]"]
-    leader: str
-
-    @property
-    def first(self) -> float:
-        return min(self.best.values())[0]
-
-
 def heat_map(result: Result) -> HeatMap:
     """Each tile's fastest kernel beside the fastest of all."""
     height, width = space_of(result.kind).tile_keys
-    best: dict[Tile, tuple[float, str]] = {}
+    best: dict[Tile, tuple[float, str]] = {}  # the log of a time, and whose it is
     tried: dict[Tile, Counter[str]] = {}
     leader = None
     for made in result.compiled:
@@ -71,36 +56,32 @@ def heat_map(result: Result) -> HeatMap:
             best[at] = min(best.get(at, (math.inf, "")), (mark, made.slug))
         if result.lead and made.slug == result.lead.slug:
             leader = at
+    first = min(best.values(), default=(0.0, ""))[0]
     refused = {(m, n): why for m, n, why in result.survey["tiles"]}
-    known = _Known(best, refused, tried, result.lead.slug if result.lead else "")
+
+    def cell(at: Tile) -> Cell:
+        place, counts = f"{at[0]} × {at[1]}", tried.get(at, Counter())
+        if at in best:
+            mark, slug = best[at]
+            speed = math.exp(first - mark)
+            return Cell(
+                text=f"{100 * speed:.0f}",
+                title=f"{place}: {slug}, {speed:.1%} of the fastest; {counts.total()} compiled",
+                kind="leader" if at == leader else "timed",
+                heat=round(max(0.0, (speed - SLOWEST) / (1 - SLOWEST)), 3),
+            )
+        if why := refused.get(at):
+            short = "smem" if "memory" in why else "regs" if "regist" in why else "rule"
+            return Cell(short, f"{place} never fits: {why}", "refused")
+        if good := counts[GOOD]:
+            return Cell("○", f"{place}: {good} compiled well, none timed at every shape", "untimed")
+        for outcome, _ in counts.most_common(1):
+            mostly = f"{counts.total()} compiled, mostly {outcome}"
+            return Cell("×", f"{place}: {mostly}", "unfit")
+        return Cell("·", f"{place}: fits, not tried", "untried")
+
     every = {*refused, *tried, *((m, n) for m, n in result.survey["cells"])}
     block_ms = tuple(sorted({m for m, _ in every}))
     block_ns = sorted({n for _, n in every})
-    return HeatMap(
-        block_ms,
-        tuple(HeatRow(n, tuple(_cell((m, n), known, leader) for m in block_ms)) for n in block_ns),
-    )
-
-
-def _cell(at: Tile, known: _Known, leader: Tile | None) -> Cell:
-    place = f"{at[0]} × {at[1]}"
-    if at in known.best:
-        mark, slug = known.best[at]
-        speed = math.exp(known.first - mark)
-        count = sum(known.tried[at].values())
-        return Cell(
-            text=f"{100 * speed:.0f}",
-            title=f"{place}: {slug}, {speed:.1%} of the fastest; {count} compiled",
-            kind="leader" if at == leader else "timed",
-            heat=round(max(0.0, (speed - SLOWEST) / (1 - SLOWEST)), 3),
-        )
-    if at in known.refused:
-        why = known.refused[at]
-        short = "smem" if "memory" in why else "regs" if "regist" in why else "rule"
-        return Cell(short, f"{place} never fits: {why}", "refused")
-    if at in known.tried:
-        (outcome, _), *_ = (tried := known.tried[at]).most_common(1)
-        if good := tried[GOOD]:
-            return Cell("○", f"{place}: {good} compiled well, none timed at every shape", "untimed")
-        return Cell("×", f"{place}: {tried.total()} compiled, mostly {outcome}", "unfit")
-    return Cell("·", f"{place}: fits, not tried", "untried")
+    rows = (HeatRow(n, tuple(cell((m, n)) for m in block_ms)) for n in block_ns)
+    return HeatMap(block_ms, tuple(rows))
