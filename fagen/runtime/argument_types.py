@@ -35,13 +35,27 @@ R = TypeVar("R")
 LEAST_NORMAL = 2.0**-126
 _WIDEST = 63  # bits of a whole number, beside its sign
 
-_SAID = {
-    Tensor: "a torch.Tensor",
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a word",
-    NoneType: "None",
+# What an annotation is in words, and what will do as one of it; as numbers symbols will too.
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    Tensor: ("a torch.Tensor", lambda value: isinstance(value, Tensor)),
+    bool: (  # NumPy's too
+        "True or False",
+        lambda value: isinstance(value, Integral) or type(value).__name__ == "bool",
+    ),
+    int: ("a whole number", lambda value: isinstance(value, Integral | torch.SymInt)),
+    float: (
+        "a number",
+        lambda value: (
+            isinstance(value, Real | torch.SymInt | torch.SymFloat)
+            or (isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex())
+        ),
+    ),
+    str: ("a word", lambda value: isinstance(value, str)),
+    NoneType: ("None", lambda value: value is None),
+    Sequence[int]: (
+        "a sequence of whole numbers",
+        lambda value: isinstance(value, Sequence) and all(_is(each, int) for each in value),
+    ),
 }
 
 
@@ -94,7 +108,7 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
             continue
         value = given[name]
         if not any(_is(value, kind) for kind in wanted):
-            said = " or ".join(_SAID.get(kind, _name(kind)) for kind in wanted)
+            said = " or ".join(map(_name, wanted))
             made = Tensor in wanted and hasattr(value, "__len__") and not isinstance(value, str)
             remedy = f"; torch.as_tensor({name}) makes one" if made else ""
             raise TypeError(
@@ -128,43 +142,31 @@ def _wanted(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     hints = get_annotations(function, eval_str=True)
     for name in ("return", "unknown"):
         hints.pop(name, None)
-    return {name: get_args(hint) if _is_union(hint) else (hint,) for name, hint in hints.items()}
+    return {name: _members(hint) for name, hint in hints.items()}
 
 
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, UnionType)
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Whether a value will do as one of this type; as numbers also symbols, and Python's likes."""
-    origin = get_origin(kind)
-    if origin is Callable:
+    """Whether a value will do as one of this type."""
+    if kind in _KINDS:
+        return _KINDS[kind][1](value)
+    parts = get_args(kind)
+    if get_origin(kind) is Callable:
         return callable(value)
-    if origin is Sequence:
-        (of,) = get_args(kind)
-        return isinstance(value, Sequence) and all(_is(each, of) for each in value)
-    if origin is tuple:
-        parts = get_args(kind)
-        right = isinstance(value, tuple | list) and len(value) == len(parts)
-        return right and all(map(_is, value, parts))
-    if kind is bool:
-        return isinstance(value, Integral) or type(value).__name__ == "bool"  # NumPy's
-    if kind is int:
-        return isinstance(value, Integral | torch.SymInt)
-    if kind is float:
-        return isinstance(value, Real | torch.SymInt | torch.SymFloat) or _is_number(value)
-    if issubclass(kind, Schedule):  # one of another kind is refused in words of its own
-        kind = Schedule
-    return isinstance(value, kind)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex()
+    if get_origin(kind) is tuple:
+        is_like = isinstance(value, tuple | list) and len(value) == len(parts)
+        return is_like and all(map(_is, value, parts))
+    # a schedule of another kind is refused in words of its own
+    return isinstance(value, Schedule if issubclass(kind, Schedule) else kind)
 
 
 def _name(kind: Any) -> str:
-    if get_origin(kind) is Sequence:
-        return "a sequence of whole numbers"
+    """A type in words."""
+    if kind in _KINDS:
+        return _KINDS[kind][0]
     if get_origin(kind) is Callable:
         return "a function"
     if get_origin(kind) is tuple:

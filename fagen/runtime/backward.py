@@ -29,6 +29,7 @@ from fagen.arch import SM90
 from fagen.build.autograd import build_autograd
 from fagen.errors import FagenError, ScheduleError
 from fagen.kind import Plan
+from fagen.kinds.backward.signature import ORDER
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -383,15 +384,5 @@ def gradients(
         kernel = kernel_of_gradients(slug, out.device, q, k, deterministic)
         dout = _laid_out(dout)
     given = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    dq, dk, dv = kernel.op(*(given[name] for name in _ORDERS[q.dim()]))
+    dq, dk, dv = kernel.op(*(given[name] for name in ORDER if name in given))
     return dq, dk, dv
-
-
-# of the arguments of kernels of gradients, by the dimensions of q
-_ORDERS = {
-    4: ("dout", "q", "k", "v", "out", "lse", "scale", "dlse"),
-    3: (
-        *("dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
-        *("out", "lse", "scale", "dlse", "seqused_k"),
-    ),
-}

@@ -3,10 +3,9 @@
 import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +32,7 @@ class _Info(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
-class KernelInfo:
+class KernelInfo(NamedTuple):
     """What a compiled kernel says of itself: bytes and threads per block, registers per thread."""
 
     shared_bytes: int
@@ -215,11 +213,7 @@ def info_of(path: Path, slug: str) -> KernelInfo:
     """Ask the kernel of a library, or of one linked to it, what it is."""
     ask = library_at(path)[f"fagen_{slug}_info"]
     ask.restype = ctypes.POINTER(_Info)
-    said = ask().contents
-    return KernelInfo(
-        shared_bytes=said.shared_bytes,
-        threads=said.threads,
-        launch_registers=said.launch_registers,
-        slug=said.slug.decode(),
-        source_hash=said.source_hash.decode(),
-    )
+    info = ask().contents
+    fields: dict[str, Any] = {name: getattr(info, name) for name in KernelInfo._fields}
+    fields |= {"slug": info.slug.decode(), "source_hash": info.source_hash.decode()}
+    return KernelInfo(**fields)

@@ -1,7 +1,7 @@
 """quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -52,48 +52,31 @@ QUANTIZE = Door(
 )
 
 
+class _Keys(TypedDict, total=False):
+    """What every call may say."""
+
+    rotate: bool
+    scales: str
+    scale_rows: int
+    layout: str
+    descale: Tensor | float | None
+    seed: int
+    rotary: Rotary | None
+    rotary_pairs: bool
+
+
 @overload
-def quantize(
-    x: Tensor,
-    *,
-    rotate: bool = ...,
-    center: Literal[False] = ...,
-    scales: str = ...,
-    scale_rows: int = ...,
-    layout: str = ...,
-    descale: Tensor | float | None = ...,
-    seed: int = ...,
-    rotary: Rotary | None = ...,
-    rotary_pairs: bool = ...,
-) -> Quantized: ...
+def quantize(x: Tensor, *, center: Literal[False] = ..., **keys: Unpack[_Keys]) -> Quantized: ...
 
 
 @overload
 def quantize(
-    x: Tensor,
-    *,
-    center: Literal[True],
-    rotate: bool = ...,
-    scales: str = ...,
-    scale_rows: int = ...,
-    layout: str = ...,
-    descale: Tensor | float | None = ...,
-    mean: Tensor | None = ...,
-    seed: int = ...,
+    x: Tensor, *, center: Literal[True], mean: Tensor | None = ..., **keys: Unpack[_Keys]
 ) -> Centered: ...
 
 
 @overload
-def quantize(
-    x: Tensor,
-    *,
-    rotate: bool = ...,
-    center: bool = ...,
-    scales: str = ...,
-    scale_rows: int = ...,
-    layout: str = ...,
-    seed: int = ...,
-) -> Quantized | Centered: ...
+def quantize(x: Tensor, *, center: bool = ..., **keys: Unpack[_Keys]) -> Quantized | Centered: ...
 
 
 @names_types

@@ -15,6 +15,11 @@ INSTEAD = (
     "torch.nn.attention.SDPBackend.MATH); an op that was called by itself, call under "
     "torch.no_grad()"
 )
+# of the op's arguments, offsets and seqused_k of varlen sequences
+ORDER = (
+    *("dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "scale"),
+    *("dlse", "seqused_k"),
+)
 _VARLEN_SIZES = tuple(map(Size, ("total_q", "total_k", "heads", "kv_heads", "offsets")))
 
 
@@ -54,10 +59,7 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("dv", d_v, found.format("v"), access="out"),
         ),
         scalars=(SCALE,),
-        order=(
-            *("dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "scale"),
-            *("dlse", "seqused_k"),
-        ),
+        order=ORDER,
         rules=GROUPED,
         limits=(Limit("tiles", key_blocks_of(plan)), Limit("blocks of rows", row_blocks_of(plan))),
         no_gradient=NO_GRADIENT,
