@@ -76,7 +76,8 @@ def results(
                 else:
                     number = _numbered(kernel, q, k, deterministic)
             if number is not None:
-                both = _by_node(number, deterministic, arguments)
+                way = _node[len(arguments) > 4]
+                both = way(number, deterministic, return_lse, *arguments)
             else:
                 name = _registered_for(kernel.slug, q.device.type)
                 with_grad = getattr(torch.ops.fagen, name).default
@@ -209,18 +210,9 @@ def _numbered(kernel: Kernel, q: Tensor, k: Tensor, deterministic: bool) -> int 
     return number
 
 
-def _by_node(number: int, deterministic: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    both: tuple[Tensor, Tensor]
-    if len(arguments) == 4:
-        both = _node[0](number, deterministic, *arguments)
-    else:
-        q, k, v, cu_q, cu_k, scale, used = arguments
-        both = _node[0](number, deterministic, q, k, v, scale, cu_q, cu_k, used)
-    return both
-
-
-# torch.ops.fagen.attention_with_grad, which does what <slug>_with_grad does in less of the host's
-# time; None where it cannot be built. It is for tensors on a GPU: others may have no compiler.
+# torch.ops.fagen.attention_with_grad and that of varlen sequences, which do what <slug>_with_grad
+# does in less of the host's time; None where they cannot be built. They are for tensors on a GPU:
+# others may have no compiler.
 _node: list[Any] = []
 _numbers: dict[tuple[str, str], int] = {}  # of a kernel and that of its gradients, to the node
 
@@ -246,14 +238,11 @@ def _with_node(device: torch.device) -> Iterator[None]:
 
 def _load_node(library: Path | None) -> None:
     torch.ops.load_library(library)
-    _ops.define(
-        "gradients_of(str slug, bool deterministic, Tensor dout, Tensor q, Tensor k, Tensor v, "
-        "Tensor out, Tensor lse, float scale, Tensor? dlse, Tensor? cu_seqlens_q, "
-        "Tensor? cu_seqlens_k, Tensor? seqused_k) -> (Tensor, Tensor, Tensor)"
-    )
-    _ops.impl("gradients_of", _gradients_anew, "CompositeExplicitAutograd")
-    op_of_node = torch.ops.fagen.attention_with_grad.default
-    _node.append(getattr(op_of_node, "_op", op_of_node))
+    _ops.define("kernels_anew(str slug, bool deterministic, Tensor q, Tensor k) -> int")
+    _ops.impl("kernels_anew", _numbered_anew, "CompositeExplicitAutograd")
+    for name in ("attention_with_grad", "attention_varlen_with_grad"):
+        op_of_node = getattr(torch.ops.fagen, name).default
+        _node.append(getattr(op_of_node, "_op", op_of_node))
 
 
 def _number(forward: str, gradients: str, device: torch.device) -> None:
@@ -263,12 +252,11 @@ def _number(forward: str, gradients: str, device: torch.device) -> None:
         _numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward)
 
 
-def _gradients_anew(slug: str, deterministic: bool, *tensors: Any) -> tuple[Tensor, ...]:
+def _numbered_anew(slug: str, deterministic: bool, q: Tensor, k: Tensor) -> int:
     """What the node asks where torch wants another order than when the forward pass ran."""
-    dout, q, k, v, out, lse, scale, dlse, cu_q, cu_k, used = tensors
-    at = {} if cu_q is None else {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "seqused_k": used}
-    arguments = {"q": q, "k": k, "v": v, "scale": scale} | at
-    return gradients(slug, arguments, dout, out, lse, dlse, deterministic=deterministic)
+    gradients = kernel_of_gradients(slug, q.device, q, k, deterministic)
+    _number(slug, gradients.slug, q.device)
+    return _numbers[slug, gradients.slug]
 
 
 def _laid_out(dout: Tensor) -> Tensor:

@@ -5,23 +5,29 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace {
 
 using at::Tensor;
+using c10::IValue;
 using torch::autograd::AutogradContext;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using MaybeTensor = std::optional<Tensor>;
+using torch::jit::Stack;
 using Op = c10::OperatorHandle;
 
 constexpr int64_t kAligned = 16;  // bytes, of strides and of where a tensor begins
@@ -34,8 +40,8 @@ struct Kernels {
   std::string slug;
 };
 
-std::vector<std::unique_ptr<const Kernels>>& numbered() {
-  static auto& all = *new std::vector<std::unique_ptr<const Kernels>>;  // ops may be called until the process ends
+std::deque<Kernels>& numbered() {
+  static auto& all = *new std::deque<Kernels>;  // ops may be called until the process ends
   return all;
 }
 
@@ -45,15 +51,15 @@ std::mutex& numbering() {
 }
 
 int64_t number(std::string forward, std::string gradients, std::string refusing, std::string slug) {
-  auto kernels = std::make_unique<const Kernels>(Kernels{op(forward), op(gradients), op(refusing), slug});
+  Kernels kernels{op(forward), op(gradients), op(refusing), slug};
   const std::lock_guard<std::mutex> lock(numbering());
   numbered().push_back(std::move(kernels));
   return static_cast<int64_t>(numbered().size()) - 1;
 }
 
-const Kernels* kernels_of(int64_t number) {
+const Kernels& kernels_of(int64_t number) {
   const std::lock_guard<std::mutex> lock(numbering());
-  return numbered().at(number).get();
+  return numbered().at(number);
 }
 
 // dout as kernels take it: its last dimension contiguous, all else in whole pieces of TMA.
@@ -67,7 +73,7 @@ Tensor laid_out(const Tensor& dout) {
 }
 
 // Who is called from another thread by autograd's engine raises a ValueError by c10's alone.
-void call(const Op& op, torch::jit::Stack& stack) {
+void call(const Op& op, Stack& stack) {
   try {
     op.callBoxed(stack);
   } catch (const std::invalid_argument& refusal) {
@@ -75,79 +81,158 @@ void call(const Op& op, torch::jit::Stack& stack) {
   }
 }
 
-struct Attention : torch::autograd::Function<Attention> {
-  static variable_list forward(AutogradContext* ctx, const Kernels* kernels, bool deterministic, const Tensor& q,
-                               const Tensor& k, const Tensor& v, double scale, const MaybeTensor& cu_seqlens_q,
-                               const MaybeTensor& cu_seqlens_k, const MaybeTensor& seqused_k) {
-    torch::jit::Stack stack{q, k, v};
-    if (cu_seqlens_q) {
-      stack.insert(stack.end(), {cu_seqlens_q, cu_seqlens_k, scale, seqused_k});
-    } else {
-      stack.emplace_back(scale);
-    }
-    stack.resize(kernels->forward.schema().arguments().size());  // what a call leaves out is None
-    kernels->forward.callBoxed(stack);
-    const Tensor out = stack[0].toTensor(), lse = stack[1].toTensor();
-    variable_list saved{q, k, v, out, lse};
-    if (cu_seqlens_q) {
-      saved.insert(saved.end(), {*cu_seqlens_q, *cu_seqlens_k, seqused_k.value_or(Tensor())});
-    }
-    ctx->save_for_backward(std::move(saved));
-    ctx->set_materialize_grads(false);
-    ctx->saved_data["kernels"] = reinterpret_cast<int64_t>(kernels);
-    ctx->saved_data["scale"] = scale;
-    ctx->saved_data["deterministic"] = deterministic;
-    ctx->saved_data["torch's"] = at::globalContext().deterministicAlgorithms();
-    return {out, lse};
-  }
+// What the backward pass needs of a call beside tensors.
+struct Call {
+  int64_t kernels;  // their number
+  double scale;
+  bool deterministic, torchs;  // what the caller asked, and what torch wanted then
+};
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto* kernels = reinterpret_cast<const Kernels*>(ctx->saved_data["kernels"].toInt());
-    const variable_list saved = ctx->get_saved_variables();
-    const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &lse = saved[4];
-    const bool varlen = saved.size() > 5;
-    const Tensor dout = gradients[0].defined() ? laid_out(gradients[0]) : at::zeros_like(out);
-    const MaybeTensor dlse = gradients[1].defined() ? MaybeTensor(gradients[1].contiguous()) : std::nullopt;
-    const MaybeTensor seqused_k = varlen && saved[7].defined() ? MaybeTensor(saved[7]) : std::nullopt;
-    const auto &scale = ctx->saved_data["scale"], &deterministic = ctx->saved_data["deterministic"];
-    torch::jit::Stack stack;
-    const bool changed = at::globalContext().deterministicAlgorithms() != ctx->saved_data["torch's"].toBool();
-    if (changed && !at::GradMode::is_enabled()) {  // another kernel, which Python knows
-      static const Op anew = op("fagen::gradients_of");
-      stack = {kernels->slug, deterministic, dout, q, k, v, out, lse, scale, dlse};
-      for (size_t i = 5; i < 7; ++i) {
-        stack.emplace_back(varlen ? MaybeTensor(saved[i]) : std::nullopt);
-      }
-      stack.emplace_back(seqused_k);
-      call(anew, stack);
-    } else {
-      stack = {dout, q, k, v};
-      if (varlen) {
-        stack.insert(stack.end(), {saved[5], saved[6]});
-      }
-      stack.insert(stack.end(), {out, lse, scale, dlse});
-      if (varlen) {
-        stack.emplace_back(seqused_k);
-      }
-      // with create_graph the one that refuses second derivatives
-      call(at::GradMode::is_enabled() ? kernels->refusing : kernels->gradients, stack);
+// dq, dk and dv where needed. Kept are q, k, v, of varlen sequences their offsets, out, lse, and of varlen sequences
+// the lengths in use: in the order of the op of gradients.
+template <class Needed>
+variable_list backward(const Call& of, const variable_list& kept, const variable_list& gradients,
+                       const Needed& needed) {
+  const bool varlen = kept.size() > 5;
+  const auto out = kept.begin() + (varlen ? 5 : 3);
+  Stack stack;
+  stack.reserve(kept.size() + 3);
+  stack.emplace_back(gradients[0].defined() ? laid_out(gradients[0]) : at::zeros_like(*out));
+  stack.insert(stack.end(), kept.begin(), out + 2);
+  stack.emplace_back(of.scale);
+  const bool has_dlse = gradients.size() > 1 && gradients[1].defined();
+  stack.push_back(has_dlse ? IValue(gradients[1].contiguous()) : IValue());
+  if (varlen) {
+    stack.push_back(kept.back().defined() ? IValue(kept.back()) : IValue());
+  }
+  const Kernels* kernels = &kernels_of(of.kernels);
+  if (at::globalContext().deterministicAlgorithms() != of.torchs) {  // maybe another kernel, which Python knows
+    static const Op anew = op("fagen::kernels_anew");
+    Stack asked{kernels->slug, of.deterministic, kept[0], kept[1]};
+    call(anew, asked);
+    kernels = &kernels_of(asked[0].toInt());
+  }
+  // with create_graph the one that refuses second derivatives
+  call(at::GradMode::is_enabled() ? kernels->refusing : kernels->gradients, stack);
+  variable_list results(3);
+  for (size_t i = 0; i < 3; ++i) {
+    if (needed(i)) {
+      results[i] = std::move(stack[i]).toTensor();
     }
-    variable_list found(9);  // of forward's arguments, of which all but q, k and v have none
-    for (size_t i = 0; i < 3; ++i) {
-      if (ctx->needs_input_grad(i)) {
-        found[2 + i] = stack[i].toTensor();
-      }
-    }
-    return found;
+  }
+  return results;
+}
+
+// As torch's compiled autograd has it called.
+struct Attention : torch::autograd::Function<Attention> {
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto& data = context->saved_data;
+    const Call call{data["kernels"].toInt(), data["scale"].toDouble(), data["deterministic"].toBool(),
+                    data["torch's"].toBool()};
+    const auto needed = [&](size_t i) { return context->needs_input_grad(i); };
+    return ::backward(call, context->get_saved_variables(), gradients, needed);
   }
 };
 
-std::tuple<Tensor, Tensor> attention(int64_t number, bool deterministic, const Tensor& q, const Tensor& k,
-                                     const Tensor& v, double scale, const MaybeTensor& cu_seqlens_q,
-                                     const MaybeTensor& cu_seqlens_k, const MaybeTensor& seqused_k) {
-  const auto both = Attention::apply(kernels_of(number), deterministic, q, k, v, scale, cu_seqlens_q, cu_seqlens_k,
-                                     seqused_k);
-  return {both[0], both[1]};
+// What torch's own node of a Function keeps lies in more pieces of memory, which another thread frees.
+struct AttentionBackward final : torch::autograd::CppNode<Attention> {
+  Call call;
+  std::vector<SavedVariable> kept;
+
+  std::string name() const override { return "AttentionBackward"; }
+
+  variable_list unpacked() {
+    variable_list tensors;
+    tensors.reserve(kept.size());
+    const auto self = getptr();
+    for (const SavedVariable& one : kept) {
+      tensors.push_back(one.unpack(self));
+    }
+    return tensors;
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto needed = [&](size_t i) { return task_should_compute_output(i); };
+    return ::backward(call, unpacked(), gradients, needed);
+  }
+
+  void release_variables() override {
+    CppNode::release_variables();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable& one : kept) {
+      one.reset_data();
+    }
+  }
+
+  void compiled_args(torch::autograd::CompiledNodeArgs& arguments) const override {
+    const_cast<AttentionBackward*>(this)->fill_context();
+    CppNode::compiled_args(arguments);
+  }
+
+  void fill_context() {
+    set_ctx_grad_fn(getptr());
+    is_variable_input_ = {true, true, true};
+    ctx_.set_materialize_grads(false);
+    ctx_.save_for_backward(unpacked());
+    save_variables_to_ctx();
+    ctx_.saved_data["kernels"] = call.kernels;
+    ctx_.saved_data["scale"] = call.scale;
+    ctx_.saved_data["deterministic"] = call.deterministic;
+    ctx_.saved_data["torch's"] = call.torchs;
+  }
+};
+
+// A node as torch holds it: since 2.13 it counts its references itself.
+template <class Pointer = decltype(torch::autograd::Edge::function)>
+Pointer held(Node* node) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return Pointer(node, [](auto* last) { deleteNode(last); });
+  } else {
+    return Pointer::unsafe_steal_from_new(node);
+  }
+}
+
+// Takes the number of kernels, whether gradients are to be deterministic, whether lse is wanted, and what the forward
+// kernel takes; leaves out and lse. Boxed, as its op is called: so tensors are unpacked for the kernel alone.
+void attention(const Op& op, Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const auto given = stack->end() - count, tensors = given + 3;
+  const bool varlen = count > 7, has_lse = given[2].toBool();
+  const Kernels& kernels = kernels_of(given[0].toInt());
+  auto* attention = new AttentionBackward;
+  const auto node = held(attention);
+  node->next_edges().reserve(3);
+  for (size_t i = 0; i < 3; ++i) {
+    node->add_next_edge(torch::autograd::impl::gradient_edge(tensors[i].toTensor()));
+  }
+  Stack called(kernels.forward.schema().arguments().size());  // what a call leaves out is None
+  std::copy(tensors, stack->end(), called.begin());
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    kernels.forward.callBoxed(called);
+  }
+  Tensor out = std::move(called[0]).toTensor(), lse = std::move(called[1]).toTensor();
+  create_gradient_edge(out, node);
+  if (has_lse) {
+    create_gradient_edge(lse, node);
+  }
+  auto& kept = attention->kept;
+  kept.reserve(8);
+  auto one = tensors;
+  for (; one->isTensor(); ++one) {
+    kept.emplace_back(one->toTensor(), false);
+  }
+  attention->call = {given[0].toInt(), one->toDouble(), given[1].toBool(),
+                     at::globalContext().deterministicAlgorithms()};
+  kept.emplace_back(out, true);
+  kept.emplace_back(lse, has_lse);
+  if (varlen) {
+    kept.emplace_back(given[count - 1].toOptional<Tensor>(), false);
+  }
+  torch::jit::drop(*stack, count);
+  stack->push_back(std::move(out));
+  stack->push_back(has_lse ? IValue(std::move(lse)) : IValue());
 }
 
 }  // namespace
@@ -155,7 +240,11 @@ std::tuple<Tensor, Tensor> attention(int64_t number, bool deterministic, const T
 TORCH_LIBRARY_FRAGMENT(fagen, m) {
   m.def("number_kernels(str forward, str gradients, str refusing, str slug) -> int", &number);
   m.def(
-      "attention_with_grad(int kernels, bool deterministic, Tensor q, Tensor k, Tensor v, float scale, "
-      "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_k=None) -> (Tensor, Tensor)",
-      &attention);
+      "attention_with_grad(int kernels, bool deterministic, bool return_lse, Tensor q, Tensor k, Tensor v, "
+      "float scale) -> (Tensor, Tensor?)",
+      torch::CppFunction::makeFromBoxedFunction<&attention>());
+  m.def(
+      "attention_varlen_with_grad(int kernels, bool deterministic, bool return_lse, Tensor q, Tensor k, Tensor v, "
+      "Tensor cu_seqlens_q, Tensor cu_seqlens_k, float scale, Tensor? seqused_k) -> (Tensor, Tensor?)",
+      torch::CppFunction::makeFromBoxedFunction<&attention>());
 }
