@@ -157,7 +157,7 @@ def time_cell(
             worst, allowed = disagreement(cell, calls[slug, name].once(), judge)
             if not worst <= allowed:
                 off = f"off by {worst:.3g} where {allowed:.3g} may be"
-                run.note_wrong(f"{slug} at {cell}, {name}: {off}")
+                run.note_wrong(f"{slug} at {cell}, {name}: {off}", "wrong")
     problem, sizes = cell.problem, cell.sizes
     *fa3, cudnn_then = FIGURES.get((problem.head_dim, problem.mask, sizes.seqlen_k), (0.0,))
     if beside := problem.dtype == "fp16" and cudnn_then:

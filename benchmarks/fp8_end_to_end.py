@@ -64,7 +64,8 @@ def time_cell(run: Run, cell: Cell) -> dict[str, Any]:
     judge = calls["fp16"].once().float()
     off = rms(calls["e4m3"].once().float() - judge) / rms(judge)
     if not off <= FP8_AGREEMENT:
-        run.note_wrong(f"{cell}: off by {off:.3g} of the output, {FP8_AGREEMENT} may be")
+        off_by = f"off by {off:.3g} of the output, {FP8_AGREEMENT} may be"
+        run.note_wrong(f"{cell}: {off_by}", "wrong")
     timed = time_calls(calls, ROUND)
     problem = cell.problem
     return {

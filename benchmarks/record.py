@@ -115,10 +115,10 @@ class Run:
         """Remember something that holds for one cell."""
         self.about["notes"].setdefault(what, []).append(str(of))
 
-    def note_wrong(self, error: object) -> None:
+    def note_wrong(self, error: object, what: str = "wrong, and not timed") -> None:
         """Remember an output that is wrong."""
         say(f"  {error}")
-        self.note("wrong, and not timed", error)
+        self.note(what, error)
         self.about["wrong"] = True
 
     @property
