@@ -72,13 +72,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _fp32(number: float) -> float:
+def fp32(number: float) -> float:
     """The fp32 number nearest to this one."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
-LOG2_E = _fp32(1.4426950408889634)
-LN_2 = _fp32(0.6931471805599453)
+LOG2_E = fp32(1.4426950408889634)
+LN_2 = fp32(0.6931471805599453)
 ROUND = 1.5 * 2**23  # what is added to it has no fraction
 LEAST_EXPONENT = -125.0  # so that p · 2^n is no subnormal number
 SQRT_HALF_BITS = 0x3F3504F3
@@ -87,13 +87,13 @@ SQRT_HALF_BITS = 0x3F3504F3
 # relative error, 2e-9 and 3e-8 before they were rounded to fp32
 EXP2 = tuple(
     map(
-        _fp32,
+        fp32,
         (0.69314718, 0.24022648, 0.055503324, 0.0096184369, 0.0013398875, 0.0001535336),
     )
 )
 LOG = tuple(
     map(
-        _fp32,
+        fp32,
         (
             *(-0.49999982, 0.33333933, -0.25002584, 0.19963476),
             *(-0.16551794, 0.148837, -0.14426842, 0.089794345),

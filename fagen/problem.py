@@ -3,10 +3,11 @@
 import math
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import Any
 
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
@@ -397,6 +398,21 @@ def moved_bytes(problem: Problem, sizes: Sizes) -> int:
     if not PASSES[problem.kind].gradients:
         return read * dtype.bytes + queries * of_row
     return 2 * read * dtype.bytes + queries * (problem.head_dim_v * out.bytes + of_row)
+
+
+def sequences(
+    cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_k: Any, total_q: int, total_k: int
+) -> Iterator[tuple[slice, slice]]:
+    """Yield the queries of each varlen sequence, and those of its keys that count.
+
+    Tensors say where sequences begin, and how many keys count: None, all. Lengths that lead out of
+    so many rows are cut off.
+    """
+    queries = intervals(cu_seqlens_q.tolist(), total_q)
+    keys = intervals(cu_seqlens_k.tolist(), total_k)
+    used = [total_k] * len(keys) if seqused_k is None else seqused_k.tolist()
+    for own, (first, last), count in zip(queries, keys, used, strict=True):
+        yield slice(*own), slice(first, min(last, first + max(0, count)))
 
 
 def intervals(offsets: Sequence[int], total: int) -> list[tuple[int, int]]:

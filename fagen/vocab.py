@@ -94,6 +94,11 @@ class Mask:
         """Whether rows differ in what they see."""
         return self.first_by_row or self.last_by_row
 
+    def sees(self, row: Any, key: Any, seqlen_q: int, seqlen_k: int) -> Any:
+        """Whether rows see keys: tensors that spread to each other, or numbers."""
+        first, last = self.keys(row, seqlen_q, seqlen_k)
+        return (key >= first) & (key < last)
+
     @property
     def causal(self) -> bool:
         """Whether this is the mask that public calls know as causal."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.combining import LOG2_E, fp32
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.ledger import Ledger
 from fagen.schedule import Schedule, Section, Values, derived
@@ -21,6 +22,11 @@ _NAMED: Mapping[str, Mapping[str, Any]] = {
     "out_dtype": {**DTYPES, FP32.name: FP32},
     "mask": MASKS,
 }
+
+
+def scale_log2(scale: float) -> float:
+    """Return what scores are multiplied by to be exponents of 2, as a kernel works it out."""
+    return fp32(fp32(scale) * LOG2_E)
 
 
 class Build(Section):

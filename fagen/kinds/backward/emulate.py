@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.combining import LOG2_E
+from fagen.kinds.attention import scale_log2
 from fagen.kinds.backward.plan import Plan
-from fagen.problem import intervals
-
-_LOG2_E = 1.44269504089
+from fagen.problem import sequences
 
 
 def compute(
@@ -44,21 +44,18 @@ def compute(
     if dlse is not None:
         delta = delta - dlse
     # infinity in a row that sees no key: its P is 0
-    reference = torch.where(lse == -math.inf, math.inf, lse * _LOG2_E)
+    reference = torch.where(lse == -math.inf, math.inf, lse * LOG2_E)
     delta = delta.masked_fill(lse == -math.inf, 0)
-    factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
-    scale_log2 = float(factors.prod())
 
     dq = torch.zeros_like(queries)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
     row = torch.arange(seqlen_q, device=q.device)[:, None]
-    first, last = plan.mask.keys(row, seqlen_q, seqlen_k)
     for left in range(0, seqlen_k if seqlen_q else 0, plan.block_n):
         block = slice(left, min(left + plan.block_n, seqlen_k))
         key = torch.arange(block.start, block.stop, device=q.device)
         scores = queries @ keys[:, :, block].mT
-        p = torch.exp2(scores * scale_log2 - reference[..., None])
-        p = p.masked_fill(~((key >= first) & (key < last)), 0)
+        p = torch.exp2(scores * scale_log2(scale) - reference[..., None])
+        p = p.masked_fill(~plan.mask.sees(row, key, seqlen_q, seqlen_k), 0)
         if plan.partition == "gradients":  # P reaches who makes dS in 16 bits
             p = p.to(q.dtype).float()
         ds = p * (grad @ values[:, :, block].mT - delta[..., None])
@@ -98,11 +95,7 @@ def compute_varlen(
     """
     one = replace(plan, varlen=False)
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
-    keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
-    used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
-    for (top, bottom), (first, last), count in zip(queries, keys, used, strict=True):
-        of_q, of_k = slice(top, bottom), slice(first, min(last, first + max(0, count)))
+    for of_q, of_k in sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k)):
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
         found = compute(one, *rows, lse[None, :, of_q], scale, own)

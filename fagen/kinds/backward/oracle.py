@@ -38,12 +38,14 @@ def gradients(
     lse = torch.full((batch, heads, seqlen_q), -math.inf, dtype=dtype, device=q.device)
     dq = torch.zeros(batch, heads, seqlen_q, q.shape[-1], dtype=dtype, device=q.device)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    key = torch.arange(seqlen_k, device=q.device)
     height = max(1, _REFERENCE_SCORES // max(1, batch * heads * seqlen_k))
     for top in range(0, seqlen_q if seqlen_k else 0, height):
         part = slice(top, min(top + height, seqlen_q))
         queries, grad = (x[:, part].transpose(1, 2).to(dtype) for x in (q, dout))
         scores = queries @ keys.mT * scale
-        scores = scores.masked_fill(~_seen(mask, part, seqlen_q, seqlen_k, q.device), -math.inf)
+        row = torch.arange(part.start, part.stop, device=q.device)[:, None]
+        scores = scores.masked_fill(~mask.sees(row, key, seqlen_q, seqlen_k), -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
         found = p @ values
@@ -60,12 +62,3 @@ def gradients(
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
 
     return out.transpose(1, 2), lse, dq.transpose(1, 2), grouped(dk), grouped(dv)
-
-
-def _seen(mask: Mask, rows: slice, seqlen_q: int, seqlen_k: int, device: torch.device) -> Tensor:
-    """Which keys these query rows see, (rows, Sk) of bool."""
-    row = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    first, last = mask.keys(row, seqlen_q, seqlen_k)
-    key = torch.arange(seqlen_k, device=device)
-    seen: Tensor = (key >= first) & (key < last)
-    return seen.expand(len(row), seqlen_k)

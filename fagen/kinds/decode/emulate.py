@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fagen.combining import combined_chunks
+from fagen.combining import combined_chunks, fp32
+from fagen.kinds.attention import scale_log2
 from fagen.kinds.decode.oracle import spans
 from fagen.kinds.decode.plan import Plan
-
-_LOG2_E = 1.44269504089
 
 
 def compute(
@@ -35,7 +34,7 @@ def compute(
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-    scale = float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
+    scale = fp32(scale)
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         queries = q[number].transpose(0, 1).float()
         keys, values = (
@@ -63,18 +62,15 @@ def _chunks(
     """Yield each chunk's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
     step = plan.chunk_keys(length)
-    factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
-    scale_log2 = float(factors.prod())
+    log2 = scale_log2(scale)
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        *found, _ = _chunk(plan, queries, keys, values, scale_log2, first, last, reference)
+        *found, _ = _chunk(plan, queries, keys, values, log2, first, last, reference)
         if given is not None:
             inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=given.device)
             reference = (given * inverse)[:, None].expand(queries.shape[:2])
-            *unified, fails = _chunk(
-                plan, queries, keys, values, scale_log2, first, last, reference
-            )
+            *unified, fails = _chunk(plan, queries, keys, values, log2, first, last, reference)
             found = [
                 torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, one)
                 for own, one in zip(found, unified, strict=True)
@@ -87,7 +83,7 @@ def _chunk(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
-    scale_log2: float,
+    log2: float,
     first: int,
     last: int,
     reference: Tensor,
@@ -95,7 +91,6 @@ def _chunk(
     """One of them, and which rows have less of P than a given reference may leave."""
     seqlen_q, length = queries.shape[1], keys.shape[1]
     row = torch.arange(seqlen_q, device=keys.device)[:, None]
-    from_key, to_key = plan.mask.keys(row, seqlen_q, length)
     total = queries.new_zeros(*queries.shape[:2], values.shape[2])
     summed = torch.zeros_like(reference)
     seen = 0
@@ -103,16 +98,16 @@ def _chunk(
         block = slice(left, min(left + plan.block_n, last))
         key = torch.arange(block.start, block.stop, device=keys.device)
         scores = (queries.double() @ keys[:, block].mT.double()).float()  # rounded once
-        visible = (key >= from_key) & (key < to_key)
+        visible = plan.mask.sees(row, key, seqlen_q, length)
         seen = seen + visible.sum(-1)
         scores = scores.masked_fill(~visible, -math.inf)
         # subtracted before they are scaled: exact where it matters, however large scores are
         grown = scores.amax(-1)
-        outgrown = (grown - reference) * scale_log2 > plan.rescale_threshold
-        factor = torch.where(outgrown, torch.exp2((reference - grown) * scale_log2), 1)
+        outgrown = (grown - reference) * log2 > plan.rescale_threshold
+        factor = torch.where(outgrown, torch.exp2((reference - grown) * log2), 1)
         reference = torch.where(outgrown, grown, reference)
         offset = reference.masked_fill(reference == -math.inf, 0)
-        p = torch.exp2((scores - offset[..., None]) * scale_log2)
+        p = torch.exp2((scores - offset[..., None]) * log2)
         summed = summed * factor + p.sum(-1)
         # what the tensor cores read next is rounded
         p = p.to(getattr(torch, plan.dtype.torch)).float()

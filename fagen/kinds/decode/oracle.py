@@ -55,11 +55,9 @@ def attend(
             .repeat_interleave(heads // k.shape[2], 0)
             for x in (k, v)
         )
-        from_key, to_key = mask.keys(row, seqlen_q, last - first)
         key = torch.arange(last - first, device=q.device)
-        scores = (queries @ keys.mT * scale).masked_fill(
-            ~((key >= from_key) & (key < to_key)), -math.inf
-        )
+        unseen = ~mask.sees(row, key, seqlen_q, last - first)
+        scores = (queries @ keys.mT * scale).masked_fill(unseen, -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
         out[number], lse[number] = (p @ values).transpose(0, 1), log_sum.squeeze(-1)

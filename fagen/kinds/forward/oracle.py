@@ -47,7 +47,6 @@ def visible(mask: str, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | N
     """Which keys these query rows see, (rows, Sk) of bool; None where they see all."""
     if not MASKS[mask].by_row:
         return None
-    first, last = MASKS[mask].keys(rows[:, None], seqlen_q, seqlen_k)
     key = torch.arange(seqlen_k, device=rows.device)
-    seen: Tensor = (key >= first) & (key < last)
+    seen: Tensor = MASKS[mask].sees(rows[:, None], key, seqlen_q, seqlen_k)
     return seen

@@ -6,7 +6,7 @@ from torch import Tensor
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.tiles import emulate
 from fagen.kinds.forward.plan import Plan
-from fagen.problem import intervals
+from fagen.problem import sequences
 
 
 def emulate_varlen(
@@ -36,22 +36,17 @@ def emulate_varlen(
     dtype = getattr(torch, plan.out_dtype.torch)
     out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    queries = intervals(cu_seqlens_q.tolist(), q.shape[0])
-    keys = intervals(cu_seqlens_k.tolist(), k.shape[0])
-    used = seqused_k.tolist() if seqused_k is not None else [k.shape[0]] * len(keys)
     one = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
     descales = [one if x is None else x for x in (q_descale, k_descale, v_descale)]
-    for number, ((top, bottom), (first, last), count) in enumerate(
-        zip(queries, keys, used, strict=True)
-    ):
-        of_k = slice(first, min(last, first + max(0, count)))
-        sequence = q[None, top:bottom], k[None, of_k], v[None, of_k]
+    each = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
+    for number, (of_q, of_k) in enumerate(each):
+        sequence = q[None, of_q], k[None, of_k], v[None, of_k]
         if plan.descales:
             own = (_own(x, number) for x in (*descales, v_mean, k_mean))
             found, log_sum = emulate_fp8(plan, *sequence, scale, *own)
         else:
             found, log_sum = emulate(plan, *sequence, scale)
-        out[top:bottom], lse[:, top:bottom] = found[0], log_sum[0]
+        out[of_q], lse[:, of_q] = found[0], log_sum[0]
     return out, lse
 
 

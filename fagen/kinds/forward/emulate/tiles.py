@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fagen import tensor_cores
 from fagen.arch import SM90
-from fagen.combining import combined_chunks
+from fagen.combining import combined_chunks, fp32
 from fagen.e4m3 import to_e4m3
+from fagen.kinds.attention import scale_log2
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
-_LOG2_E = 1.44269504089
 _WARP_ROWS = 16  # of a warpgroup's 64
 _WARPGROUP_ROWS = 64
 
@@ -58,9 +58,7 @@ def emulate(
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
-            found, log_sum = combined_chunks(
-                shares, total, float(torch.tensor(scale, dtype=torch.float32, device="cpu"))
-            )
+            found, log_sum = combined_chunks(shares, total, fp32(scale))
         else:
             inverse, log_sum = softmax.finish()
             found, log_sum = total * inverse, log_sum.squeeze(-1)
@@ -129,9 +127,9 @@ def blocks_of(
 
 def hidden(plan: Plan, row: Tensor, block: slice, seqlen_q: int, seqlen_k: int) -> Tensor:
     """Tell which keys of a block (columns) the rows (rows, 1) do not see."""
-    first, last = plan.mask.keys(row, seqlen_q, seqlen_k)
     key = torch.arange(block.start, block.stop, device=row.device)
-    return (key < first) | (key >= last)
+    unseen: Tensor = ~plan.mask.sees(row, key, seqlen_q, seqlen_k).expand(len(row), len(key))
+    return unseen
 
 
 def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
@@ -205,9 +203,7 @@ class _OnlineSoftmax:
     """
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
-        # exp2 is the instruction that there is
-        factors = torch.tensor((scale, _LOG2_E), dtype=torch.float32, device="cpu")
-        self.scale_log2 = float(factors.prod())
+        self.scale_log2 = scale_log2(scale)  # exp2 is the instruction that there is
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
         self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
