@@ -140,6 +140,7 @@ def closure(start: Path, within: Path) -> set[Path]:
 def layers_of_kinds() -> dict[Path, str]:
     """Return the layer of each file of each kind."""
     layers = {PACKAGE / "kinds" / "__init__.py": "kinds"}
+    layers[PACKAGE / "kinds" / "verification.py"] = "kinds.verify"  # which kinds share
     for entry in registry.ENTRIES.values():
         folder, kind = PACKAGE / "kinds" / entry.name, registry.kind(entry.name)
         emulation = file_of(kind.emulate.partition(":")[0])

@@ -21,21 +21,18 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import varlen
 from fagen.kinds.backward.verify.textbook import attention_and_gradients
-from fagen.measure.cells import compare, speeds
+from fagen.kinds.verification import Say, beside_peers, share
 from fagen.measure.gradients import output_gradient
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest
 from fagen.measure.sequences import contender_case, quick_sizes, small_cases, verification_cases
-from fagen.measure.timing import BURST, SUSTAINED
 from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
 from fagen.runtime.c_interface import call
 
-Say = Callable[[str], None]
 Case = tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
 Kernel = Callable[[tuple[Any, ...]], tuple[Tensor, ...]]  # what the op is given, and dq, dk, dv
-_REGIMES = (replace(SUSTAINED, rounds=2), BURST)  # two sustained rounds, as the forward pass has
 _SHIFT = 0.3  # whose rounding near a gradient counts as much as its own
 # where dP - delta should be 0, as of a row that sees one key, sums in fp32 leave so much at most
 _FLOOR = 2.0**-14
@@ -124,15 +121,11 @@ def errors_of(
 def _gradient_error(
     sizes: Sizes, errors: Sequence[float], allowed: Sequence[float]
 ) -> GradientError:
-    return GradientError(
-        **vars(sizes),
-        dq_error=errors[0],
-        dq_allowed=allowed[0],
-        dk_error=errors[1],
-        dk_allowed=allowed[1],
-        dv_error=errors[2],
-        dv_allowed=allowed[2],
-    )
+    of_each = zip(GradientError.bounds.items(), errors, allowed, strict=True)
+    named: dict[str, float] = {}
+    for (error, most), own, may_be in of_each:
+        named |= {error: own, most: may_be}
+    return GradientError(**vars(sizes), **named)
 
 
 def dense(plan: Plan, run: Run) -> Kernel:
@@ -206,7 +199,7 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
             for of in (kernel(given), rough)
         )
         found.append(_gradient_error(sizes, errors, [2 * one + floor for one in most]))
-    return max(found, key=_share)
+    return max(found, key=share)
 
 
 def _hard_errors(
@@ -218,16 +211,6 @@ def _hard_errors(
         yield str(sizes), hard_error(plan, dense(plan, run), sizes, device)
     elif not small:
         yield "sizes of dO and V, rows of one key", hard_error(plan, varlen.as_dense(run), sizes)
-
-
-def _share(error: GradientError) -> float:
-    """The largest share of what is allowed; infinite of what is no number."""
-    shares = (
-        error.dq_error / error.dq_allowed,
-        error.dk_error / error.dk_allowed,
-        error.dv_error / error.dv_allowed,
-    )
-    return max(math.inf if math.isnan(share) else share for share in shares)
 
 
 def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
@@ -271,8 +254,7 @@ def rule(plan: Plan) -> Rule:
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
     """Time the op, with all three kernels and what it allocates, beside cuDNN's backward pass."""
-    sizes = standard_sizes(plan.head_dim)
-    return speeds(compare(plan, binary, sizes, regimes=_REGIMES, progress=progress))
+    return beside_peers(plan, binary, standard_sizes(plan.head_dim), progress)
 
 
 def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> GradientError:

@@ -15,13 +15,8 @@ from torch import Tensor
 
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
-from fagen.measure.sequences import (
-    UNTOUCHED,
-    Case,
-    empty_around,
-    inputs,
-    noise,
-)
+from fagen.kinds.verification import judged_rows, one_sequence
+from fagen.measure.sequences import UNTOUCHED, Case, empty_around, inputs, noise
 from fagen.measure.verification import Run
 from fagen.problem import Sizes
 from fagen.records import GradientError
@@ -49,9 +44,7 @@ def case_error(
     given["out"] = torch.full_like(given["dout"], math.nan)
     given["lse"] = torch.full_like(of_rows, math.nan)
     fine, rough, places, blind = [], [], [], []
-    for one in case.judged:
-        rows, keys = case.lengths[one]
-        of_q, of_k = slice(at_q[one], at_q[one] + rows), slice(at_k[one], at_k[one] + keys)
+    for of_q, of_k in judged_rows(case, given).values():
         dout, q = given["dout"][None, of_q], given["q"][None, of_q]
         k, v = given["k"][None, of_k], given["v"][None, of_k]
         dlse = None if given["dlse"] is None else of_rows[None, :, of_q]
@@ -93,12 +86,8 @@ def as_dense(run: Run) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
             one[0] if isinstance(one, Tensor) else one for one in given
         )
         into = {name: torch.full_like(x, math.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
-        ends = {
-            f"cu_seqlens_{name}": torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
-            for name, x in (("q", q), ("k", k))
-        }
         named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)
-        run(**named, **ends, seqused_k=None, **into)
+        run(**named, **one_sequence(q=q, k=k), seqused_k=None, **into)
         return tuple(x[None] for x in into.values())
 
     return dense

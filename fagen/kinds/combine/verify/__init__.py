@@ -6,7 +6,7 @@ Outputs are filled with what is no number beforehand, and so are partial outputs
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,8 @@ from fagen.build import Binary
 from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.oracle import combine, counting
 from fagen.kinds.combine.plan import Plan
-from fagen.measure.timing import Call, Regime, captured, time_calls
+from fagen.kinds.verification import Say, beside_a_copy, each_timed
+from fagen.measure.timing import Regime
 from fagen.measure.verification import Rule, Run, Verification
 from fagen.records import MergeBandwidth, MergeError
 from fagen.runtime.c_interface import bind
@@ -31,8 +32,6 @@ SIZES = ((1, 64), (2, 64), (8, 64), (8, 512))  # splits, and megabytes that a ca
 REPEATS = 20  # calls in a graph: the host is slower than a small one
 # what memory limits draws too little power for the clock to fall: short runs do
 BRIEF = Regime("brief", idle=0.0, warm=0.005, timed=0.020, rounds=3)
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -201,26 +200,15 @@ def bandwidth(
         given["cu_seqlens"] = starts
     out, lse = allocated(plan, given, checked(plan, given))
     launch = bind(plan, binary.library, **given, out=out, lse=lse)
-    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-
-    def copy() -> Tensor:
-        return target.copy_(source)
-
-    def merge() -> Tensor:
-        launch()
-        return out
-
-    calls = {"kernel": captured(Call(merge), REPEATS), "copy": captured(Call(copy), REPEATS)}
-    times = {name: timing.seconds for name, timing in time_calls(calls, BRIEF).items()}
+    kernel, copy = beside_a_copy(launch, out, moved, BRIEF, REPEATS)
     return MergeBandwidth(
         batch=case.batch,
         seqlen=case.seqlen,
         heads=case.heads,
         splits=splits,
         megabytes=moved / 1e6,
-        microseconds=times["kernel"] / REPEATS * 1e6,
-        copy_microseconds=times["copy"] / REPEATS * 1e6,
+        microseconds=kernel * 1e6,
+        copy_microseconds=copy * 1e6,
     )
 
 
@@ -232,12 +220,7 @@ def _sizes(plan: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[MergeBandwidth, ...]:
-    timed = []
-    for splits, rows in _sizes(plan):
-        timed.append(bandwidth(plan, binary, splits, rows))
-        if progress:
-            progress(f"  {timed[-1]}")
-    return tuple(timed)
+    return each_timed(partial(bandwidth, plan, binary), _sizes(plan), progress)
 
 
 VERIFICATION = Verification(lambda plan: RULE, _speeds)

@@ -21,6 +21,7 @@ from fagen.build import Binary
 from fagen.kinds.decode.oracle import attend, spans
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.verify.speed import timed
+from fagen.kinds.verification import LSE_TOLERANCE, Say, each_timed, hard_scores
 from fagen.measure import families
 from fagen.measure.inputs import softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
@@ -29,10 +30,7 @@ from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
 from fagen.runtime.c_interface import bind, call
 
-LSE_TOLERANCE = 1e-3
 KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -237,20 +235,8 @@ def hard_errors(
         return attend(q, k, v, mask=plan.mask, scale=scale)
 
     sizes = families.SMALL_SIZES if small else families.SIZES
-    for one in families.worst(families.errors(plan, kernel, exact, sizes, device=device)):
-        yield (
-            f"{one.sizes} all",
-            DecodeError(
-                **vars(one.sizes),
-                lengths="all",
-                error=one.error,
-                torch_error=0.0,  # the formula's scores overflow in 16 bits
-                allowed=one.allowed,
-                lse_error=one.lse_error,
-                lse_allowed=one.lse_allowed,
-                differing=0,
-            ),
-        )
+    for one, fields in hard_scores(plan, kernel, exact, sizes, device):
+        yield f"{one} all", DecodeError(**fields, lengths="all", differing=0)
 
 
 def _said(error: DecodeError) -> str:
@@ -265,13 +251,11 @@ RULE = Rule(verification_cases, decode_error, _said, small_cases, hard_errors, c
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:
     group = USUAL_GROUP if plan.rows == SM90.wgmma_n_step else plan.rows
-    found = []
-    for batch, keys in ((1, 8_192), (32, 4_096)):
-        sizes = Sizes(batch, KV_HEADS * group, KV_HEADS, 1, keys)
-        found.append(timed(plan, binary.library, sizes))
-        if progress:
-            progress(f"  {found[-1]}")
-    return tuple(found)
+    shapes = (
+        (Sizes(batch, KV_HEADS * group, KV_HEADS, 1, keys),)
+        for batch, keys in ((1, 8_192), (32, 4_096))
+    )
+    return each_timed(partial(timed, plan, binary.library), shapes, progress)
 
 
 # ---- beside others -------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """How attention's kernels are proved: errors against fp64, and speed beside cuDNN's."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from fagen.build import Binary
@@ -8,17 +7,11 @@ from fagen.kinds.forward.operands import alike, arguments, launch, outputs
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import LONG_KEYS
 from fagen.kinds.forward.verify import dense, varlen
-from fagen.measure.cells import compare, speeds
+from fagen.kinds.verification import Say, beside_peers
 from fagen.measure.sequences import quick_sizes
-from fagen.measure.timing import BURST, SUSTAINED
 from fagen.measure.verification import Contender, Rule, Verification
 from fagen.problem import standard_sizes
 from fagen.records import Speed
-
-Say = Callable[[str], None]
-
-# Two sustained rounds, one in each order: with hundreds of kernels seconds of each count.
-_REGIMES = (replace(SUSTAINED, rounds=2), BURST)
 
 
 def rule(plan: Plan) -> Rule:
@@ -27,9 +20,9 @@ def rule(plan: Plan) -> Rule:
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
-    sizes = LONG_KEYS if plan.splits else standard_sizes(plan.head_dim)
-    peers = ["cudnn"] + ["fa2"] * plan.splits  # which splits the keys too
-    return speeds(compare(plan, binary, sizes, peers=peers, regimes=_REGIMES, progress=progress))
+    if plan.splits:  # beside who splits the keys too
+        return beside_peers(plan, binary, LONG_KEYS, progress, ("cudnn", "fa2"))
+    return beside_peers(plan, binary, standard_sizes(plan.head_dim), progress)
 
 
 CONTENDER = Contender(

@@ -7,7 +7,7 @@ that the kernel forgot to write shows up. The rule for e4m3 is that of `fp8`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
+from fagen.kinds.verification import LSE_TOLERANCE, Kernel, hard_scores, said
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
@@ -29,9 +30,6 @@ from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
-
-LSE_TOLERANCE = 1e-3
-Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def dense(plan: Plan, run: Run) -> Kernel:
@@ -90,15 +88,8 @@ def hard_errors(
         return reference(q, k, v, mask=plan.mask.name, scale=scale)
 
     hard = (*families.PROVED, families.ALONE)
-    for one in families.worst(families.errors(plan, kernel, exact, sizes, hard, device)):
-        yield ShapeError(
-            **vars(one.sizes),
-            error=one.error,
-            torch_error=0.0,  # torch's scores overflow
-            allowed=one.allowed,
-            lse_error=one.lse_error,
-            lse_allowed=one.lse_allowed,
-        )
+    for _, fields in hard_scores(plan, kernel, exact, sizes, device, hard):
+        yield ShapeError(**fields)
 
 
 def kernel_error(
@@ -154,14 +145,6 @@ def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> T
             query, key, value, attn_mask=seen, scale=scale
         )
     return out.transpose(1, 2)
-
-
-def said(error: ShapeError) -> str:
-    """What a line says of errors."""
-    return (
-        f"error {error.error:.2e} (allowed {error.allowed:.2e}, torch {error.torch_error:.2e})  "
-        f"lse {error.lse_error:.1e}"
-    )
 
 
 def _hard_errors(

@@ -19,6 +19,7 @@ from fagen.kinds.forward.operands import Operands, operands, outputs, real
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.verify.textbook import textbook
+from fagen.kinds.verification import share
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, rms
@@ -109,13 +110,7 @@ def hard_errors(
                     lse_rounding=LSE_ROUNDING,
                 )
             )
-        yield max(found, key=_share)
-
-
-def _share(error: ShapeError) -> float:
-    """The larger share of what is allowed; infinite of what is no number."""
-    shares = error.error / error.allowed, error.lse_error / error.lse_allowed
-    return max(math.inf if math.isnan(share) else share for share in shares)
+        yield max(found, key=share)
 
 
 def by_the_rule(

@@ -3,10 +3,12 @@
 The rule for an output is that of `dense`, or of `fp8`, over all sequences. None sees
 anything of another: of many cases every second sequence is NaN, and always what lies before and
 behind them all, and the keys that are not used. Rows there have to be zeros, and minus infinity.
+Of a kernel with descales each sequence that is judged has some of its own, and means; those of
+others are NaN, as their bytes are.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fagen.e4m3 import to_e4m3
+from fagen.kinds.forward.operands import Operands, operands, real
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
-from fagen.kinds.forward.verify.dense import (
-    LSE_TOLERANCE,
-    Kernel,
-    hard_errors,
-    said,
-    torch_math,
-)
-from fagen.kinds.forward.verify.varlen_fp8 import Errors, Rows, errors_of, quantised
+from fagen.kinds.forward.verify import fp8
+from fagen.kinds.forward.verify.dense import hard_errors, torch_math
+from fagen.kinds.forward.verify.textbook import textbook
+from fagen.kinds.verification import LSE_TOLERANCE, Kernel, Rows, judged_rows, one_sequence, said
 from fagen.measure import families
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.sequences import (
@@ -39,6 +39,11 @@ from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
+
+_NAN_BYTES = (0x7F, 0xFF)  # all that there are
+
+# By turns: V by column and both means, one number for each head, and None, which is 1.
+_WAYS: tuple[dict[str, Any] | None, ...] = ({"centered": "kv"}, {"v_scales": "head"}, None)
 
 
 def outputs(plan: Plan, q: Tensor) -> dict[str, Tensor]:
@@ -57,58 +62,97 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     sequence, was not exactly 0 and minus infinity.
     """
     given = inputs(plan, case, seed, device)
-    at_q, at_k = given["cu_seqlens_q"].tolist(), given["cu_seqlens_k"].tolist()
-    rows = {
-        one: (slice(at_q[one], at_q[one] + queries), slice(at_k[one], at_k[one] + keys))
-        for one, (queries, keys) in ((one, case.lengths[one]) for one in case.judged)
-    }
+    rows, scale, mask = judged_rows(case, given), given["scale"], plan.mask.name
     into = outputs(plan, given["q"])
-    if plan.descales:
-        varlen = quantised(plan, given, rows, turn=seed)
-        run(**varlen.given, **into)
-        found = errors_of(plan, varlen, rows, **into)
-    else:
-        run(**given, **into)
-        found = _errors_in_16_bits(plan, given, rows, **into)
+    quantised = _quantised(plan, given, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
+    run(**given, **into)
     out, lse = into["out"], into["lse"]
-    right = found.right and empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
+    at_q = given["cu_seqlens_q"].tolist()
+    right = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
+    ours, theirs, true, off = [], [], [], []
+    for one, (of_q, of_k) in rows.items():
+        tensors = given["q"][None, of_q], given["k"][None, of_k], given["v"][None, of_k]
+        if plan.descales:
+            tensors = real(plan, quantised[one])
+            beside = textbook(plan, quantised[one], scale)
+        else:
+            beside = torch_math(*tensors, mask=mask, scale=scale)
+        exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
+        seen = ~(exact_lse == -math.inf).all(0)
+        found, found_lse = out[of_q], lse[:, of_q]
+        right &= bool((found[~seen] == 0).all() and (found_lse[:, ~seen] == -math.inf).all())
+        ours.append(found[seen].double())
+        theirs.append(beside[0][seen].double())
+        true.append(exact[seen])
+        off.append((found_lse[:, seen] - exact_lse[:, seen]).flatten())
+    outs = (torch.cat(ours), torch.cat(theirs), torch.cat(true))
+    error, beside_error, allowed = fp8.by_the_rule(*outs) if plan.descales else _beside(plan, *outs)
     return ShapeError(
         batch=len(case.lengths),
         seqlen_q=out.shape[0],
         seqlen_k=given["k"].shape[0],
         heads=case.heads,
         kv_heads=case.kv_heads,
-        error=found.error if right else math.nan,
-        torch_error=found.beside,
-        allowed=found.allowed,
-        lse_error=found.lse_error,
-        lse_allowed=found.lse_allowed,
+        error=error if right else math.nan,
+        torch_error=beside_error,
+        allowed=allowed,
+        lse_error=largest(torch.cat(off)),
+        lse_allowed=fp8.LSE_TOLERANCE if plan.descales else LSE_TOLERANCE,
     )
 
 
-def _errors_in_16_bits(
-    plan: Plan, given: dict[str, Any], rows: Rows, out: Tensor, lse: Tensor
-) -> Errors:
-    mask, scale = plan.mask.name, given["scale"]
-    right = True
-    ours = torchs = lses = most = 0.0
-    for of_q, of_k in rows.values():
-        q, k, v = given["q"][None, of_q], given["k"][None, of_k], given["v"][None, of_k]
-        exact, exact_lse = (x[0] for x in reference(q, k, v, mask=mask, scale=scale))
-        beside = torch_math(q, k, v, mask=mask, scale=scale)[0]
-        found, found_lse = out[of_q], lse[:, of_q]
-        seen = ~(exact_lse == -math.inf).all(0)
-        right &= bool((found[~seen] == 0).all() and (found_lse[:, ~seen] == -math.inf).all())
-        # not max(…), which loses a NaN
-        errors = (found[seen].double() - exact[seen], found_lse[:, seen] - exact_lse[:, seen])
-        ours, lses = (
-            math.nan if math.isnan(one) or math.isnan(before) else max(before, one)
-            for before, one in zip((ours, lses), map(largest, errors), strict=True)
-        )
-        torchs = max(torchs, largest(beside[seen].double() - exact[seen]))
-        most = max(most, largest(exact))
-    allowed = 2 * torchs + unit_in_last_place(most, out.dtype)
-    return Errors(ours, torchs, allowed, lses, LSE_TOLERANCE, right)
+def _beside(plan: Plan, ours: Tensor, torchs: Tensor, true: Tensor) -> tuple[float, float, float]:
+    """The rule of 16 bits: our error, torch's, and what ours may be."""
+    beside = largest(torchs - true)
+    unit = unit_in_last_place(largest(true), getattr(torch, plan.out_dtype.torch))
+    return largest(ours - true), beside, 2 * beside + unit
+
+
+def _quantised(
+    of: Plan, given: dict[str, Any], rows: Rows, how: dict[str, Any] | None
+) -> dict[int, Operands]:
+    """Quantise what is `given`, NaN but for `rows`, in place; return what each sequence has.
+
+    q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv); `how` tells how descales are made.
+    """
+    each = {}
+    for one, (queries, keys) in rows.items():
+        numbers = given["q"][None, queries], given["k"][None, keys], given["v"][None, keys]
+        each[one] = _unscaled(*numbers) if how is None else operands(of, *numbers, **how)
+    given |= {name: _nan_bytes(given[name]) for name in ("q", "k", "v")}
+    for one, (queries, keys) in rows.items():
+        for name, place in (("q", queries), ("k", keys), ("v", keys)):
+            given[name][place] = getattr(each[one], name)[0]
+    batch = given["cu_seqlens_q"].shape[0] - 1
+    given |= {
+        name: None if how is None else _by_sequence(name, each, batch)
+        for name in Operands._fields[3:]
+    }
+    return each
+
+
+def _unscaled(*tensors: Tensor) -> Operands:
+    ones = (torch.ones(1, 1, 1, dtype=torch.float32, device=x.device) for x in tensors)
+    return Operands(*map(to_e4m3, tensors), *ones)
+
+
+def _nan_bytes(x: Tensor) -> Tensor:
+    """As many bytes of e4m3, each a NaN, by turns along the rows one and the other."""
+    turns = torch.tensor(_NAN_BYTES, dtype=torch.uint8, device=x.device)
+    by_row = turns[torch.arange(x.shape[0], device=x.device) % len(turns)]
+    return by_row[:, None, None].expand(x.shape).contiguous().view(torch.float8_e4m3fn)
+
+
+def _by_sequence(name: str, each: Mapping[int, Operands], batch: int) -> Tensor | None:
+    """The numbers of all sequences, (batch, heads, …); NaN for those that have none."""
+    numbers = {one: getattr(operands, name) for one, operands in each.items()}
+    some: Tensor | None = next(iter(numbers.values()), None)
+    if some is None:
+        return None
+    every = some.new_full((batch, *some.shape[1:]), math.nan)
+    for one, own in numbers.items():
+        every[one] = own[0]
+    return every
 
 
 def contender_error(
@@ -124,11 +168,7 @@ def as_dense(plan: Plan, run: Run) -> Kernel:
 
     def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         into = outputs(plan, q[0])
-        ends = {
-            f"cu_seqlens_{name}": torch.tensor([0, x.shape[1]], dtype=torch.int32, device=x.device)
-            for name, x in (("q", q), ("k", k))
-        }
-        run(q=q[0], k=k[0], v=v[0], **ends, scale=scale, **into)
+        run(q=q[0], k=k[0], v=v[0], **one_sequence(q=q[0], k=k[0]), scale=scale, **into)
         return into["out"][None], into["lse"][None]
 
     return dense

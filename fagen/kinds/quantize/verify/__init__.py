@@ -21,8 +21,9 @@ from fagen.build import Binary
 from fagen.e4m3 import E4M3, by_columns, hadamard, random_signs, rounded, rows_of
 from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
+from fagen.kinds.verification import Say, beside_a_copy
 from fagen.measure.numerics import largest
-from fagen.measure.timing import SUSTAINED, Call, time_calls
+from fagen.measure.timing import SUSTAINED
 from fagen.measure.verification import Rule, Run, Verification
 from fagen.problem import HIDDEN
 from fagen.records import Bandwidth, RoundingError
@@ -42,7 +43,6 @@ GIVEN_MEAN = 0.5
 _NOT_A_NUMBER = 0x7F  # a byte of e4m3
 _SIGN = 0x80
 
-Say = Callable[[str], None]
 # x, the outputs, and what is given of them by name: enqueues the kernel
 Kernel = Callable[[Tensor, "Outputs", Mapping[str, Tensor]], None]
 Outputs = tuple[Tensor, ...]  # values, descales, and means where the Plan takes them off
@@ -248,22 +248,14 @@ def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
     # each is read, again where something was to be found first, and written as a byte
     reads = 1 if given else plan.readings
     moved = x.numel() * (reads * plan.dtype.bytes + 1)
-    source = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-
-    def run() -> Tensor:
-        launch()
-        return into[0]
-
-    calls = {"kernel": Call(run), "copy": Call(lambda: target.copy_(source))}
-    times = time_calls(calls, SUSTAINED)
+    kernel, copy = beside_a_copy(launch, into[0], moved, SUSTAINED)
     return Bandwidth(
         batch=batch,
         seqlen=seqlen,
         heads=heads,
         given=given,
-        gb_per_s=moved / times["kernel"].seconds / 1e9,
-        copy_gb_per_s=moved / times["copy"].seconds / 1e9,
+        gb_per_s=moved / kernel / 1e9,
+        copy_gb_per_s=moved / copy / 1e9,
     )
 
 
