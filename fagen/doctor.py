@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from fagen import toolchain
 from fagen.arch import SM90
 from fagen.build.locks import has_locks
 from fagen.build.store import all_inside
@@ -25,18 +26,6 @@ from fagen.paths import (
 from fagen.process import run
 from fagen.programs import MissingError, numbers, refuse_to_compile_in, shown
 from fagen.toml_lines import printable
-from fagen.toolchain import (
-    INSTALL_DISASSEMBLER,
-    INSTALL_TORCH,
-    Torch,
-    compile_jobs,
-    find_cutlass,
-    find_disassembler,
-    find_gxx,
-    find_ninja,
-    find_nvcc,
-    find_torch,
-)
 
 INSTALL_CLANG_FORMAT = "python -m pip install clang-format==23.1.5"
 # The oldest driver that runs a program with a static runtime of that CUDA release (its notes).
@@ -61,10 +50,14 @@ def doctor() -> tuple[Finding, ...]:
     """Look at everything fagen can use, in the order in which it is needed."""
     return (
         _finding("clang-format", _clang_format, "rendering"),
-        _finding("nvcc", lambda: _at(find_nvcc().nvcc, find_nvcc().version), "building"),
+        _finding(
+            "nvcc",
+            lambda: _at(toolchain.find_nvcc().nvcc, toolchain.find_nvcc().version),
+            "building",
+        ),
         _finding("g++", _gxx, "building"),
-        _finding("ninja", lambda: _at(*find_ninja()), "building"),
-        _finding("CUTLASS", lambda: _at(*find_cutlass()), "building"),
+        _finding("ninja", lambda: _at(*toolchain.find_ninja()), "building"),
+        _finding("CUTLASS", lambda: _at(*toolchain.find_cutlass()), "building"),
         _finding("cache folder", _cache, "building"),
         _finding("compilers", _compilers, "building several kernels"),
         _finding("schedules", _config, "schedules that a search of yours found"),
@@ -103,10 +96,10 @@ def _clang_format() -> str:
 
 def _gxx() -> str:
     try:
-        compiler = find_nvcc()
+        compiler = toolchain.find_nvcc()
     except FagenError:  # which has a line of its own
         compiler = None
-    return _at(*find_gxx(compiler))
+    return _at(*toolchain.find_gxx(compiler))
 
 
 def _cache() -> str:
@@ -144,7 +137,7 @@ def _cache() -> str:
 
 def _compilers() -> str:
     kept = ", ".join(withheld())
-    return f"{compile_jobs()} at once{f', which do not get {kept}' if kept else ''}"
+    return f"{toolchain.compile_jobs()} at once{f', which do not get {kept}' if kept else ''}"
 
 
 def _config() -> str:
@@ -157,24 +150,26 @@ def _config() -> str:
 
 
 def _disassembler() -> str:
-    tools = find_disassembler()
+    tools = toolchain.find_disassembler()
     if tools is None:
-        raise MissingError("nvdisasm or cuobjdump is missing", INSTALL_DISASSEMBLER)
+        raise MissingError("nvdisasm or cuobjdump is missing", toolchain.INSTALL_DISASSEMBLER)
     return f"{shown(tools.nvdisasm)}, {shown(tools.cuobjdump)}"
 
 
-def _torch() -> Torch:
-    torch = find_torch()
+def _torch() -> toolchain.Torch:
+    torch = toolchain.find_torch()
     if torch is None:
-        raise MissingError("torch is missing", INSTALL_TORCH)
+        raise MissingError("torch is missing", toolchain.INSTALL_TORCH)
     if not torch.usable:
-        raise MissingError(f"torch {torch.version} is too old, or has no headers", INSTALL_TORCH)
+        raise MissingError(
+            f"torch {torch.version} is too old, or has no headers", toolchain.INSTALL_TORCH
+        )
     return torch
 
 
 def _driver() -> str:
     try:
-        cuda = find_nvcc().version
+        cuda = toolchain.find_nvcc().version
     except ToolchainError:
         cuda = "13.0"
     since = DRIVER_SINCE.get(numbers(cuda)[0], max(DRIVER_SINCE.values()))

@@ -120,30 +120,30 @@ def read_toml(text: str, where: str) -> tuple[dict[str, Any], Origin]:
     """Read TOML and note its lines.  Raises ScheduleError, with the line, where it is no TOML."""
     text = text.replace("\r\n", "\n")
     named = printable(where)
-    for line, said in enumerate(text.split("\n"), 1):
-        if len(said) > MAX_LINE:
-            many = f"{len(said):,} characters; the longest that is read has {MAX_LINE:,}"
+    for line, content in enumerate(text.split("\n"), 1):
+        if len(content) > MAX_LINE:
+            many = f"{len(content):,} characters; the longest that is read has {MAX_LINE:,}"
             raise ScheduleError(f"{named}:{line}: a line of {many}")
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         message = str(error)
-        found = _LOCATION.search(message)
-        line = int(found[1]) if found and found[1] else text.count("\n") + 1
-        said = printable(_LOCATION.sub("", message)) + _unquoted(text, found)
-        raise ScheduleError(f"{named}:{line}: this is not TOML: {said}") from None
+        place = _LOCATION.search(message)
+        line = int(place[1]) if place and place[1] else text.count("\n") + 1
+        why = printable(_LOCATION.sub("", message)) + _unquoted(text, place)
+        raise ScheduleError(f"{named}:{line}: this is not TOML: {why}") from None
     except (ValueError, RecursionError) as error:  # a nesting beyond what Python reads
         at = f"{named}:{line}" if (line := _unreadable_line(text)) else named
         raise ScheduleError(f"{at}: this cannot be read as TOML: {error}") from None
     return tables, Origin(where, text)
 
 
-def _unquoted(text: str, found: re.Match[str] | None) -> str:
+def _unquoted(text: str, place: re.Match[str] | None) -> str:
     """Say of a bare word, where a value should be, how it is written."""
-    if not found or not found[1]:
+    if not place or not place[1]:
         return ""
-    line = text.split("\n")[int(found[1]) - 1]
-    word = _BARE.match(line, int(found[2]) - 1)
+    line = text.split("\n")[int(place[1]) - 1]
+    word = _BARE.match(line, int(place[2]) - 1)
     if not word or not line[: word.start()].rstrip().endswith(("=", "[", ",")):
         return ""
     if word[0].lower() in ("true", "false"):
@@ -169,8 +169,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        said = quoted(value)
-        return said if len(said) <= 60 else said[:56] + '…"'
+        string = quoted(value)
+        return string if len(string) <= 60 else string[:56] + '…"'
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list):
@@ -187,8 +187,8 @@ def nearest_or_all(name: str, known: Collection[str], otherwise: str = ": ") -> 
 def one_of(words: Collection[str], value: Any) -> str:
     """Return what a value must be that is none of some words, and which of them is near."""
     near = near_word(value, words)
-    said = "" if near is None else f"; did you mean {shown(near)}?"
-    return f"must be {' or '.join(map(shown, words))}{said}"
+    hint = "" if near is None else f"; did you mean {shown(near)}?"
+    return f"must be {' or '.join(map(shown, words))}{hint}"
 
 
 def near_word(value: Any, words: Collection[Any]) -> Any:
@@ -205,8 +205,8 @@ def near_word(value: Any, words: Collection[Any]) -> Any:
 
 def dotted(path: KeyPath) -> str:
     """Return a key path for a message, escaped, and cut where it is long."""
-    said = ".".join(map(printable, path))
-    return said if len(said) <= 60 else said[:57] + "…"
+    name = ".".join(map(printable, path))
+    return name if len(name) <= 60 else name[:57] + "…"
 
 
 def _escaped(char: str) -> str:

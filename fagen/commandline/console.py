@@ -243,6 +243,9 @@ def _note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
     context.meta[AS_JSON] = value
 
 
+PATH = click.Path(path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 SCHEDULE = click.argument("schedule", type=ScheduleArgument())
 SCHEDULES = click.argument("schedules", type=ScheduleArgument(), nargs=-1)
 ANY_SCHEDULES = click.argument("schedules", type=AnySchedule(), nargs=-1)

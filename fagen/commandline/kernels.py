@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import registry
-from fagen.commandline.console import (
-    ALL,
-    ANY_SCHEDULES,
-    JSON,
-    SCHEDULE,
-    SCHEDULES,
-    ShapeOption,
-    Unread,
-    answer,
-    chosen,
-    each,
-    keep_saying,
-    raced,
-    say,
-)
+from fagen.commandline import console
 from fagen.errors import VerificationError
 from fagen.toml_lines import printable
 
@@ -30,13 +16,13 @@ if TYPE_CHECKING:  # a command imports what it runs and no more: torch alone tak
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
-    AnySchedules = tuple[Schedule | Unread, ...]
+    AnySchedules = tuple[Schedule | console.Unread, ...]
 
 
 @click.command()
-@SCHEDULE
+@console.SCHEDULE
 @click.option("--explain", is_flag=True, help="Print the formulae and the limits they lead to.")
-@JSON
+@console.JSON
 def check(schedule: "Schedule", explain: bool) -> None:
     """Say whether SCHEDULE fits, and print its ledgers.
 
@@ -48,18 +34,16 @@ def check(schedule: "Schedule", explain: bool) -> None:
     plan = registry.plan(schedule)
     ledger = plan.explained() if explain else plan.ledger
     record = {**plan.record(), **({"explanation": ledger} if explain else {})}
-    answer(record, [f"{plan.slug} fits", "", ledger])
+    console.answer(record, [f"{plan.slug} fits", "", ledger])
 
 
 @click.command()
-@ANY_SCHEDULES
-@ALL
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Write files, in this folder."
-)
+@console.ANY_SCHEDULES
+@console.ALL
+@click.option("-o", "--output", type=console.PATH, help="Write files, in this folder.")
 @click.option("--binding", is_flag=True, help="The torch binding as well.")
 @click.option("--check", "compare", is_flag=True, help="Write nothing; find fault with generated/.")
-@JSON
+@console.JSON
 def generate(
     schedules: "AnySchedules",
     every: bool,
@@ -84,41 +68,43 @@ def generate(
     """
     from fagen import evidence, flow
 
-    named = chosen(schedules, every or compare, by="--all" if every else "--check")
+    named = console.chosen(schedules, every or compare, by="--all" if every else "--check")
     if compare or (every and not output):
-        renderings, wrong = each("rendering", named, flow.to_commit)
+        renderings, wrong = console.each("rendering", named, flow.to_commit)
         if compare:
             if wrong:  # what is not rendered would be taken for nobody's
                 raise wrong
             faults = evidence.faults(renderings)
             lines = [str(fault) for fault in faults] or ["generated/ is as schedules/ want it"]
             error = VerificationError(f"faults in generated/: {len(faults)}") if faults else None
-            answer([asdict(fault) for fault in faults], lines, error)
+            console.answer([asdict(fault) for fault in faults], lines, error)
         else:
             paths = evidence.note(renderings)
-            answer(paths, (printable(str(path)) for path in paths), wrong)
+            console.answer(paths, (printable(str(path)) for path in paths), wrong)
         return
-    sources, wrong = each("rendering", named, flow.rendered)
+    sources, wrong = console.each("rendering", named, flow.rendered)
     if output:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
-        answer(paths, (printable(str(path)) for path in paths), wrong)
+        console.answer(paths, (printable(str(path)) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
-        answer([_record(s) for s in sources], map(str.rstrip, texts), wrong)
+        console.answer([_record(s) for s in sources], map(str.rstrip, texts), wrong)
 
 
-def _record(made: Any) -> dict[str, Any]:
+def _record(kernel: Any) -> dict[str, Any]:
     """All of a Source or a Binary but its Plan, for JSON: `fagen check --json` has that."""
-    return {key: x for key, x in asdict(replace(made, plan=None)).items() if key != "plan"}
+    fields = asdict(replace(kernel, plan=None))
+    del fields["plan"]
+    return fields
 
 
 @click.command()
-@ANY_SCHEDULES
-@ALL
+@console.ANY_SCHEDULES
+@console.ALL
 @click.option(
     "--binding/--no-binding", default=None, help="For torch too; else if it is installed."
 )
-@JSON
+@console.JSON
 def build(schedules: "AnySchedules", every: bool, binding: bool | None) -> None:
     """Compile kernels, and check them against their Plans.
 
@@ -134,23 +120,23 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None) -> None:
     from fagen import flow
     from fagen.commandline import report
 
-    named = chosen(schedules, every)
-    readable = [schedule for schedule in named if not isinstance(schedule, Unread)]
-    kernels, wrong = each(
+    named = console.chosen(schedules, every)
+    readable = [schedule for schedule in named if not isinstance(schedule, console.Unread)]
+    kernels, wrong = console.each(
         "building" if len(readable) < 2 else "",  # of several the builder tells its progress itself
         named,
-        flow.maker(readable, binding=binding, progress=say),
+        flow.maker(readable, binding=binding, progress=console.say),
     )
     records = [_record(binary) for _, binary in kernels]
-    answer(records, (report.built(*one) for one in kernels), wrong)
+    console.answer(records, (report.built(*one) for one in kernels), wrong)
 
 
 @click.command()
-@SCHEDULES
-@ALL
+@console.SCHEDULES
+@console.ALL
 @click.option("--same-code", is_flag=True, help="No GPU: renew where the machine code is the same.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Evidence, in this folder.")
-@JSON
+@click.option("-o", "--output", type=console.PATH, help="Evidence, in this folder.")
+@console.JSON
 def verify(
     schedules: "Schedules",
     every: bool,
@@ -175,28 +161,29 @@ def verify(
     from fagen import flow
     from fagen.commandline import report
 
-    named = chosen(schedules, every)
+    named = console.chosen(schedules, every)
     if not same_code:
         flow.need_gpu()  # before minutes of building
 
     with_place = [schedule for schedule in named if flow.has_place(schedule, output)]
-    make = flow.maker(with_place, binding=False if same_code else None, progress=say)
+    make = flow.maker(with_place, binding=False if same_code else None, progress=console.say)
 
     def prove(schedule: "Schedule") -> Any:
         flow.need_place(schedule, output)
         kernel = make(schedule)
         if same_code:
-            return flow.renewed(*kernel, output, progress=keep_saying)
-        return flow.verified(*kernel, output, progress=say)
+            return flow.renewed(*kernel, output, progress=console.keep_saying)
+        return flow.verified(*kernel, output, progress=console.say)
 
-    found, wrong = each("verifying", named, prove)
-    answer([asdict(evidence) for evidence in found], map(report.proved, found), wrong)
+    every_evidence, wrong = console.each("verifying", named, prove)
+    records = [asdict(evidence) for evidence in every_evidence]
+    console.answer(records, map(report.proved, every_evidence), wrong)
 
 
 @click.command()
-@SCHEDULES
-@ALL
-@click.option("--shape", "shapes", type=ShapeOption(), multiple=True, help="One problem.")
+@console.SCHEDULES
+@console.ALL
+@click.option("--shape", "shapes", type=console.ShapeOption(), multiple=True, help="One problem.")
 @click.option(
     "--seqlen",
     "seqlens",
@@ -207,7 +194,7 @@ def verify(
 @click.option("--flex", is_flag=True, help="Beside FlexAttention, which compiles for a while.")
 @click.option("--fa3/--no-fa3", default=None, help="Beside FlashAttention-3; else if installed.")
 @click.option("--regime", type=click.Choice(["sustained", "burst"]), help="This one only.")
-@JSON
+@console.JSON
 def bench(
     schedules: "Schedules",
     every: bool,
@@ -232,9 +219,11 @@ def bench(
     from fagen import flow, measure
     from fagen.problem import standard_sizes
 
-    raced_ones = raced(chosen(schedules, every), every)
+    raced_ones = console.raced(console.chosen(schedules, every), every)
     flow.need_gpu()
-    kernels, wrong = each("building", raced_ones, lambda one: flow.built(one, progress=say))
+    kernels, wrong = console.each(
+        "building", raced_ones, lambda one: flow.built(one, progress=console.say)
+    )
     if wrong:  # a table would be of other kernels than were asked for
         raise wrong
     head_dim = raced_ones[0].values()["head_dim"]
@@ -245,18 +234,18 @@ def bench(
         [*shapes, *standard] or [standard_sizes(head_dim)],
         peers=["cudnn", "fa2", *["fa3"] * beside_fa3, *["flex"] * flex],
         regimes=[measure.REGIMES[regime]] if regime else list(measure.REGIMES.values()),
-        progress=say,
+        progress=console.say,
     )
-    answer([row.record() for row in rows], [measure.table(rows).rstrip()])
+    console.answer([row.record() for row in rows], [measure.table(rows).rstrip()])
 
 
 @click.command()
-@SCHEDULES
-@ALL
+@console.SCHEDULES
+@console.ALL
 @click.option(
     "--seeds", type=click.IntRange(1, 10_000), default=2, show_default=True, help="Runs of each."
 )
-@JSON
+@console.JSON
 def simulate(schedules: "Schedules", every: bool, seeds: int) -> None:
     """Run kernels' own text on a CPU, and check it against fp64.
 
@@ -274,9 +263,11 @@ def simulate(schedules: "Schedules", every: bool, seeds: int) -> None:
 
     def run(schedule: "Schedule") -> dict[str, Any]:
         plan = registry.plan(schedule)
-        runs = simulator.check(plan, flow.rendered(schedule).kernel, seeds=seeds, progress=say)
+        runs = simulator.check(
+            plan, flow.rendered(schedule).kernel, seeds=seeds, progress=console.say
+        )
         return {"schedule": plan.slug, "runs": runs}
 
-    made, wrong = each("simulating", chosen(schedules, every), run)
-    lines = (f"{one['schedule']}: {one['runs']} runs, all right" for one in made)
-    answer(made, lines, wrong)
+    counts, wrong = console.each("simulating", console.chosen(schedules, every), run)
+    lines = (f"{one['schedule']}: {one['runs']} runs, all right" for one in counts)
+    console.answer(counts, lines, wrong)

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fagen import registry
-from fagen.commandline.console import (
-    JSON,
-    Unread,
-    Word,
-    answer,
-    as_text,
-    chosen,
-    each,
-)
+from fagen.commandline import console
 from fagen.vocab import (
     DTYPES,
     FORWARD,
@@ -28,11 +20,11 @@ if TYPE_CHECKING:
     from fagen.schedule import Schedule
 
     Schedules = tuple[Schedule, ...]
-    AnySchedules = tuple[Schedule | Unread, ...]
+    AnySchedules = tuple[Schedule | console.Unread, ...]
 
 
 @click.command()
-@click.option("--dtype", type=Word(list(DTYPES)), required=True, help="Of q, k and v.")
+@click.option("--dtype", type=console.Word(list(DTYPES)), required=True, help="Of q, k and v.")
 @click.option("--head-dim", type=int, required=True, help="Of q and k.")
 @click.option("--head-dim-v", type=int, help="Of v, where it has its own.")
 @click.option("--causal", is_flag=True, help="With a causal mask.")
@@ -41,20 +33,20 @@ if TYPE_CHECKING:
 @click.option("--kv-heads", type=int, help="Of k and v; else as many.")
 @click.option("--seqlen", type=int, help="Queries; else 4096, to decode 1.")
 @click.option("--seqlen-k", type=int, help="Keys; else as many, to decode 4096.")
-@click.option("--v-layout", type=Word(V_LAYOUTS), help="Of e4m3; else rows.")
+@click.option("--v-layout", type=console.Word(V_LAYOUTS), help="Of e4m3; else rows.")
 @click.option("--scale-rows", type=int, help="Of e4m3: that share a scale; else 0, all of a head.")
-@click.option("--out-dtype", type=Word(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
+@click.option("--out-dtype", type=console.Word(list(OUT_DTYPES)), help="Of e4m3; else bf16.")
 @click.option(
     "--pass",
     "kind",
-    type=Word(tuple(PASSES)),
+    type=console.Word(tuple(PASSES)),
     default=FORWARD,
     show_default=True,
     help="Backward: the kernel of its gradients; decode: that of fagen.attention_decode.",
 )
 @click.option(
     "--lengths",
-    type=Word(LENGTHS),
+    type=console.Word(LENGTHS),
     default=LENGTHS[0],
     show_default=True,
     help="Of sequences; varlen: the kernel of fagen.attention_varlen.",
@@ -63,7 +55,7 @@ if TYPE_CHECKING:
     "--deterministic", is_flag=True, help="Of gradients, where the call or torch asks for it."
 )
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
-@JSON
+@console.JSON
 def pick(**call: Any) -> None:
     """Say which kernel serves a call of fagen.attention, why, and how fast it is.
 
@@ -80,18 +72,18 @@ def pick(**call: Any) -> None:
     from fagen.dispatch.pick import pick as picked
 
     choice = picked(**call)
-    answer(choice.record(), [str(choice)])
+    console.answer(choice.record(), [str(choice)])
 
 
 @click.command("list")
-@click.option("--kind", type=Word(list(registry.ENTRIES)), help="Of kernel.")
-@click.option("--dtype", type=Word(list(DTYPES)))
+@click.option("--kind", type=console.Word(list(registry.ENTRIES)), help="Of kernel.")
+@click.option("--dtype", type=console.Word(list(DTYPES)))
 @click.option("--head-dim", type=int, help="Of Q and K.")
-@click.option("--mask", type=Word(list(MASKS)))
+@click.option("--mask", type=console.Word(list(MASKS)))
 @click.option(
     "--verified/--unverified", default=None, help="With evidence of this very source, or without."
 )
-@JSON
+@console.JSON
 def list_(
     kind: str | None,
     dtype: str | None,
@@ -121,18 +113,18 @@ def list_(
             and verified in (None, report.is_verified(schedule))
         )
 
-    schedules = tuple(filter(is_meant, chosen((), every=True)))
-    listed, wrong = each("looking at", schedules, report.listed)
+    schedules = tuple(filter(is_meant, console.chosen((), every=True)))
+    listed, wrong = console.each("looking at", schedules, report.listed)
     listed += report.listed_of_users(is_meant)
     none = ["no schedule is so"] if kind or words or verified is not None else []
-    answer(listed, report.columns(listed) if listed else none, wrong)
+    console.answer(listed, report.columns(listed) if listed else none, wrong)
 
 
 @click.command()
 @click.option(
     "--kind",
     "name",
-    type=Word(list(registry.ENTRIES)),
+    type=console.Word(list(registry.ENTRIES)),
     default=registry.DEFAULT,
     show_default=True,
     help="The kind of kernel.",
@@ -148,4 +140,4 @@ def schema(name: str) -> None:
       echo '#:schema schedule.schema.json' > my.toml
       fagen schema --kind quantize
     """
-    click.echo(as_text(registry.kind(name).schedule.json_schema()))
+    click.echo(console.as_text(registry.kind(name).schedule.json_schema()))

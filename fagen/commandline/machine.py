@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from fagen.commandline.console import JSON, Amount, answer
+from fagen.commandline import console
 from fagen.errors import ToolchainError
 from fagen.paths import cache_folder
 from fagen.toml_lines import printable
@@ -24,7 +24,7 @@ def cache() -> None:
 
 
 @cache.command("list")
-@JSON
+@console.JSON
 def cache_list() -> None:
     """List what was built, last used first.
 
@@ -36,14 +36,16 @@ def cache_list() -> None:
     from fagen.commandline import report
 
     entries = [report.cached(entry) for entry in build.cache_entries()]
-    answer(entries, [printable(str(cache_folder())), *report.columns(entries)])
+    console.answer(entries, [printable(str(cache_folder())), *report.columns(entries)])
 
 
 @cache.command("prune")
-@click.option("--older-than", type=Amount(0), metavar="DAYS", help="What was not used for so long.")
+@click.option(
+    "--older-than", type=console.Amount(0), metavar="DAYS", help="What was not used for so long."
+)
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="All but the N last used.")
 @click.option("--all", "every", is_flag=True, help="Everything.")
-@JSON
+@console.JSON
 def cache_prune(older_than: float | None, keep: int | None, every: bool) -> None:
     """Remove what is broken or failed, and what the options name; what is in use stays.
 
@@ -58,11 +60,11 @@ def cache_prune(older_than: float | None, keep: int | None, every: bool) -> None
     seconds = None if older_than is None else older_than * 86_400
     removed = build.prune(older_than=seconds, keep=keep, everything=every)
     entries = [report.cached(entry) for entry in removed]
-    answer(entries, [*report.columns(entries), f"removed: {len(entries)}"])
+    console.answer(entries, [*report.columns(entries), f"removed: {len(entries)}"])
 
 
 @click.command()
-@JSON
+@console.JSON
 def doctor() -> None:
     """Say what is installed, and how to install the rest.
 
@@ -79,4 +81,4 @@ def doctor() -> None:
     missing = [f.name for f in findings if not f.ok and f.needed_for in ("rendering", "building")]
     wrong = ToolchainError(f"no kernel can be built without {', '.join(missing)}")
     records = [asdict(finding) for finding in findings]
-    answer(records, map(report.found, findings), wrong if missing else None)
+    console.answer(records, map(report.found, findings), wrong if missing else None)

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import click
 
-from fagen.commandline.console import JSON, Amount, DefaultCommand, answer, keep_saying
+from fagen.commandline import console
 from fagen.interrupts import INTERRUPTED
 
 WRITE = click.option(
     "--write",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=console.FOLDER,
     help="Write the best schedules and the dispatch table here.",
 )
 
 
-@click.group(cls=DefaultCommand)
+@click.group(cls=console.DefaultCommand)
 def search() -> None:
     """Find the fastest schedules of a declared space, on this machine's GPUs.
 
@@ -30,12 +30,12 @@ def search() -> None:
 
 
 @search.command("run")
-@click.argument("spaces", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("spaces", type=console.PATH, nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Only say what fits, and what is predicted best.")
-@click.option("--minutes", type=Amount(0, min_open=True), help="Stop after so long.")
+@click.option("--minutes", type=console.Amount(0, min_open=True), help="Stop after so long.")
 @click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=console.FILE,
     default=Path("search.sqlite"),
     show_default=True,
     help="Where everything is kept; what is there is not done again.",
@@ -45,14 +45,12 @@ def search() -> None:
 @click.option(
     "--replay",
     "recorded",
-    type=click.Path(path_type=Path),
+    type=console.PATH,
     help="Search over another store, without compiler and GPU.",
 )
 @WRITE
-@click.option(
-    "--report", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write HTML here."
-)
-@JSON
+@click.option("--report", "page", type=console.FILE, help="Write HTML here.")
+@console.JSON
 def search_run(
     spaces: tuple[Path, ...],
     dry_run: bool,
@@ -82,7 +80,7 @@ def search_run(
     declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
         surveys = list(searching.surveys(declared))
-        answer(surveys, (line for one in surveys for line in searching.surveyed(one)))
+        console.answer(surveys, (line for one in surveys for line in searching.surveyed(one)))
         return
     outcome = searching.search(
         declared,
@@ -91,7 +89,7 @@ def search_run(
         jobs=jobs,
         scheduler=scheduler,
         recorded=recorded,
-        say=keep_saying,
+        say=console.keep_saying,
     )
     _show_found(store, folder, page)
     if outcome.interrupted:
@@ -99,12 +97,10 @@ def search_run(
 
 
 @search.command("report")
-@click.argument("store", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The HTML file."
-)
+@click.argument("store", type=console.PATH)
+@click.option("-o", "--output", type=console.FILE, help="The HTML file.")
 @WRITE
-@JSON
+@console.JSON
 def search_report(store: Path, output: Path | None, folder: Path | None) -> None:
     """Say what STORE knows, and write it as one HTML page beside it.
 
@@ -126,8 +122,8 @@ def _show_found(store: Path, folder: Path | None, page: Path | None) -> None:
 
     results = searching.found(store)
     records = [searching.record(result) for result in results]
-    answer(records, (line for result in results for line in searching.told(result)))
+    console.answer(records, (line for result in results for line in searching.told(result)))
     if page:
         searching.write_report(store, page)
     for path in [*([page] if page else []), *(searching.write(results, folder) if folder else [])]:
-        keep_saying(f"wrote {path}")
+        console.keep_saying(f"wrote {path}")

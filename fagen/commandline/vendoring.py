@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fagen.commandline.console import ANY_SCHEDULES, JSON, Unread, Word, answer, each
+from fagen.commandline import console
 from fagen.errors import FagenError
 from fagen.toml_lines import printable
 from fagen.vocab import VENDOR_FORMATS
@@ -16,22 +16,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@ANY_SCHEDULES
-@click.option("--manifest", type=click.Path(path_type=Path), help="Names and schedules: TOML.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="The folder.",
-)
+@console.ANY_SCHEDULES
+@click.option("--manifest", type=console.PATH, help="Names and schedules: TOML.")
+@click.option("-o", "--output", type=console.FOLDER, required=True, help="The folder.")
 @click.option("--name", help="Of library, header and functions; else fagen_kernels.")
-@click.option("--format", "form", type=Word(VENDOR_FORMATS), help="What kind of folder; source.")
+@click.option(
+    "--format", "form", type=console.Word(VENDOR_FORMATS), help="What kind of folder; source."
+)
 @click.option("--with-cutlass", is_flag=True, help="The CUTLASS headers that are needed as well.")
 @click.option("--force", is_flag=True, help="Overwrite what was edited since it was written.")
-@JSON
+@console.JSON
 def vendor(
-    schedules: "tuple[Schedule | Unread, ...]",
+    schedules: "tuple[Schedule | console.Unread, ...]",
     manifest: Path | None,
     output: Path,
     name: str | None,
@@ -64,7 +60,7 @@ def vendor(
             raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
         asked = vendoring.read(manifest)
     else:
-        named, unread = each("", schedules, lambda schedule: schedule)
+        named, unread = console.each("", schedules, lambda schedule: schedule)
         if unread:
             raise unread
         asked = vendoring.asked(
@@ -83,4 +79,4 @@ def vendor(
             "this source ever ran; `fagen verify SLUG` tries it on a Hopper GPU, and so does the "
             "folder's own test"
         )
-    answer(asdict(written), lines, wrong)
+    console.answer(asdict(written), lines, wrong)

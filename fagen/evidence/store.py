@@ -401,14 +401,14 @@ def _excuses(text: str, name: str) -> Mapping[str, Excuse]:
         where = f"{origin.at(slug)}: [{dotted((slug,))}]"
         if not isinstance(entry, dict) or set(entry) != {"date", "reason"}:
             raise VerificationError(f"{where} needs a date and a reason alone")
-        date, reason = entry["date"], entry["reason"]
-        date = date.isoformat() if isinstance(date, datetime.date) else date
-        if not all(map(decoding.is_line, (slug, date, reason))):
+        date = entry["date"]
+        excuse = Excuse(str(date) if isinstance(date, datetime.date) else date, entry["reason"])
+        if not all(map(decoding.is_line, (slug, excuse.date, excuse.reason))):
             raise VerificationError(
                 f"{where} needs a line of text each as its name, date and reason, of at most 500 "
                 "characters"
             )
-        excuses[slug] = Excuse(date, reason)
+        excuses[slug] = excuse
     return excuses
 
 

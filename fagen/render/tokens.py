@@ -182,8 +182,8 @@ def _declarations(text: Sequence[str]) -> Iterator[_Declaration]:
         behind = text[place + 1] if place + 1 < len(text) else ""
         ends = token in (";", "\n") or (token == "}" and behind not in (";", ",", ")"))
         if depth == 0 and ends and place >= begin:
-            found = tuple(text[begin : place + 1])
-            yield _Declaration(_name(found), found)
+            declaration = tuple(text[begin : place + 1])
+            yield _Declaration(_name(declaration), declaration)
             begin = place + 1
 
 

@@ -42,12 +42,12 @@ def translated(kernel: str) -> str:
     shared = r"\1* const \2 = reinterpret_cast<\1*>(sim::self().block->shared);"
     text = _DYNAMIC.sub(shared, text)
     clusters = {kernel: size for size, kernel in _CLUSTER.findall(text)}
-    text = _LAUNCH.sub(lambda found: _launch(found, clusters), text)
+    text = _LAUNCH.sub(lambda match: _launch(match, clusters), text)
     return f'#include "gpu.hpp"\n{text}'
 
 
-def _launch(found: re.Match[str], clusters: Mapping[str, str]) -> str:
-    name, configuration, arguments = found.groups()
+def _launch(match: re.Match[str], clusters: Mapping[str, str]) -> str:
+    name, configuration, arguments = match.groups()
     grid, threads, *rest = _split(configuration)
     shared = rest[0] if rest else "0"
     cluster = clusters.get(name, "1")
@@ -56,10 +56,10 @@ def _launch(found: re.Match[str], clusters: Mapping[str, str]) -> str:
 
 def _without_asm(text: str) -> Iterator[str]:
     end = 0
-    for found in _ASM.finditer(text):
-        yield text[end : found.start()]
-        end = _closing(text, found.end())
-        yield _call(_parsed(text[found.end() : end - 1]))
+    for match in _ASM.finditer(text):
+        yield text[end : match.start()]
+        end = _closing(text, match.end())
+        yield _call(_parsed(text[match.end() : end - 1]))
     yield text[end:]
 
 
@@ -80,26 +80,26 @@ def _call(asm: Asm) -> str:
     if not asm.code:
         return "(void)0"
     for pattern, write in _INSTRUCTIONS.items():
-        if found := re.fullmatch(pattern, asm.code):
-            return write(asm, found)
+        if match := re.fullmatch(pattern, asm.code):
+            return write(asm, match)
     raise BuildError(f"the simulator does not know the instruction {asm.code[:80]!r}")
 
 
 def _of(call: str) -> Callable[[Asm, re.Match[str]], str]:
     """Write a call that names operands by number, as {0}."""
-    return lambda asm, found: call.format(*asm.operands)
+    return lambda asm, match: call.format(*asm.operands)
 
 
-def _wgmma(asm: Asm, found: re.Match[str]) -> str:
-    n, k, number = int(found[1]), int(found[2]), found[3]
+def _wgmma(asm: Asm, match: re.Match[str]) -> str:
+    n, k, number = int(match[1]), int(match[2]), match[3]
     accumulators, rest = asm.operands[: n // 2], [*asm.operands[n // 2 :]]
-    in_registers = found[4].startswith("{")
+    in_registers = match[4].startswith("{")
     registers = [rest.pop(0) for _ in range(4)] if in_registers else ["0"] * 4
     a = "0" if in_registers else rest.pop(0)
     b = rest.pop(0)
-    accumulate = rest.pop(0) if found[5].startswith("%") else found[5]
+    accumulate = rest.pop(0) if match[5].startswith("%") else match[5]
     # which operands lie with M or N along their rows; A in registers has no say
-    flags = re.findall("[01]", found[6]) or ["0"]
+    flags = re.findall("[01]", match[6]) or ["0"]
     transposed = ["0", flags[-1]] if in_registers else (flags * 2)[:2]
     pointers = ", ".join(f"&({one})" for one in accumulators)
     return (
@@ -109,19 +109,19 @@ def _wgmma(asm: Asm, found: re.Match[str]) -> str:
     )
 
 
-def _mma(asm: Asm, found: re.Match[str]) -> str:
+def _mma(asm: Asm, match: re.Match[str]) -> str:
     *into, a0, a1, a2, a3, b0, b1, c = asm.operands
     pointers = ", ".join(f"&({one})" for one in into)
     return (
-        f"sim::mma(sim::Number::{_NUMBERS[found[1]]}, {{{pointers}}}, "
+        f"sim::mma(sim::Number::{_NUMBERS[match[1]]}, {{{pointers}}}, "
         f"{{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {c})"
     )
 
 
-def _ldmatrix(asm: Asm, found: re.Match[str]) -> str:
+def _ldmatrix(asm: Asm, match: re.Match[str]) -> str:
     *into, address = asm.operands
     taken = " ".join(f"{one} = four[{i}];" for i, one in enumerate(into))
-    transposed = "true" if found[1] else "false"
+    transposed = "true" if match[1] else "false"
     return f"do {{ const auto four = sim::ldmatrix({address}, {transposed}); {taken} }} while (0)"
 
 
@@ -183,7 +183,7 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"fence\.proxy\.async\.global;": _of("(void)0"),
     r"ld\.acquire\.gpu\.global\.u32 %0, \[%1\];": _of("{0} = sim::load_acquire({1})"),
     r"red\.release\.gpu\.global\.add\.u32 \[%0\], 1;": _of("++*({0})"),
-    r"cp\.async\.bulk\.wait_group (\d+);": lambda _, found: f"sim::bulk_wait({found[1]}, 2)",
+    r"cp\.async\.bulk\.wait_group (\d+);": lambda _, match: f"sim::bulk_wait({match[1]}, 2)",
 }
 
 
