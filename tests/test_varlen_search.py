@@ -1,7 +1,6 @@
 """Search over varlen sequences: sizes and shapes, what is predicted, and what is tried."""
 
 import math
-import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -138,56 +137,6 @@ def test_lengths_are_drawn_evenly_over_octaves_and_are_the_same_each_time():
     octaves = [sum(2**n <= q < 2 ** (n + 1) for q in lengths) for n in range(4, 14)]
     assert all(abs(count - 400) < 80 for count in octaves)
     assert min(lengths) >= 16 and max(lengths) <= 16_384
-
-
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        ("seqlens = [3, 0]", "shapes.0.seqlens.1 = 0: input should be greater than or equal to 1"),
-        ("seqlens = []", "shapes.0.seqlens = a list: list should have at least 1 item"),
-        ("seqlens = 3", "shapes.0.seqlens = 3: must be a list of lengths, or { from = 16, to = "),
-        ("seqlens = { from = 3 }", "shapes.0.seqlens.to is missing"),
-        (
-            "seqlens = { from = 3, to = 9, too = 9 }",
-            "seqlens.too is not a key of shapes; did you mean to?",
-        ),
-        ("seqlens = { from = 30, to = 9 }", "shapes.0.seqlens is a range from 30 down to 9"),
-        ("heads = 3", "shapes.0.seqlen is missing, or seqlens"),
-        ("seqlen = 3\nseqlens = [3]", "shapes.0.seqlens goes without seqlen"),
-        ("seqlens = [3, 4]\nseqlens_k = [9]", "seqlens_k has 1 lengths, and seqlens 2: one for"),
-        ("seqlen = 3\nseqlens_k = [9]", "shapes.0.seqlens_k goes with a list of seqlens"),
-        ("seqlens = [3]\nseqlen_k = 9", "shapes.0.seqlen_k goes with seqlen"),
-        ("seqlens = [3]\nbatch = 1", "shapes.0.batch goes without a list of seqlens"),
-        ("seqlen = 3\ntokens = 9", "shapes.0.tokens goes with lengths that are drawn, without bat"),
-        ("tokens = 9", "shapes.0.seqlen is missing, or seqlens, or tokens and batch"),
-        ("tokens = 9\nbatch = 10", "shapes.0.tokens = 9 leaves some of batch = 10 without any"),
-        (
-            "tokens = 9\nbatch = 2\ntokens_k = 1",
-            "shapes.0.tokens_k = 1 leaves some of batch = 2 without any",
-        ),
-        (
-            "tokens = 9\nbatch = 2\nlongest = 4",
-            "shapes.0.longest = 4: of 9 tokens in 2 sequences it is 5 … 8",
-        ),
-        (
-            "tokens = 90\nbatch = 2\ntokens_k = 9\nlongest_k = 9",
-            "shapes.0.longest_k = 9: of 9 tokens in 2 sequences it is 5 … 8",
-        ),
-        ("seqlen = 3\nlongest = 3", "shapes.0.longest goes with tokens and batch, without seqlen"),
-        ("tokens = 9\nbatch = 2\nseqlen_k = 9", "shapes.0.seqlen_k goes with seqlen"),
-        ("tokens = 9\nbatch = 16385", "shapes.0.batch = 16385: input should be less than or equal"),
-        ("seqlens = [1048576, 1]", "shapes.0 has 1,048,577 queries in all; 1,048,576 at most"),
-        ("seqlens = [1]\nseqlens_k = [1048577]", "seqlens_k.0 = 1048577: input should be less"),
-        ("seqlens = { from = 1, to = 1 }\ntokens = 20000", "has 16,385 sequences; 16,384 at most"),
-        ("seqlens = [9]\nkv_heads = 3", "shapes.0.kv_heads = 3 does not divide heads = 32"),
-        ("seqlens = [9]\nx = 3", "shapes.0.x is not a key of shapes: seqlen, seqlen_k, seqlens,"),
-    ],
-)
-def test_a_shape_that_is_none_is_refused_with_its_line(shape, said):
-    with pytest.raises(ScheduleError) as refused:
-        parse_space(f"{HEAD}[[shapes]]\n{shape}\n", "x.toml")
-    (line,) = str(refused.value).splitlines()
-    assert re.match(r"x\.toml:\d+: ", line) and said in line, line
 
 
 def test_a_space_is_of_packed_sequences_or_of_such_of_one_length():
