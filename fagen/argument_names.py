@@ -87,8 +87,8 @@ def refuse_unknown_names(function: Callable[..., Any], unknown: Iterable[str]) -
         if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
     called = function.__name__
-    said = "; ".join(f"no {name}: {_told(name, taken, called)}" for name in unknown)
-    raise TypeError(f"{called}() takes {said}")
+    answers = "; ".join(f"no {name}: {_told(name, taken, called)}" for name in unknown)
+    raise TypeError(f"{called}() takes {answers}")
 
 
 def _told(name: str, taken: list[str], called: str) -> str:

@@ -13,8 +13,8 @@ from fagen.e4m3 import by_columns, rounded
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import plan
-from fagen.runtime.arguments import dtype_of
-from fagen.runtime.attention import ATTENTION, key_of
+from fagen.runtime.arguments import dtype_of, key_of
+from fagen.runtime.attention import ATTENTION
 from fagen.runtime.call import placed
 from tests.tensors import normal
 

@@ -12,7 +12,8 @@ from fagen.kinds.forward.defaults import derived_schedules
 from fagen.kinds.forward.oracle import reference
 from fagen.problem import Problem
 from fagen.runtime import op
-from fagen.runtime.attention import ATTENTION, key_of
+from fagen.runtime.arguments import key_of
+from fagen.runtime.attention import ATTENTION
 from tests.attention_helpers import computed_fp8, picked, qkv, quantised
 from tests.tensors import normal
 

@@ -89,8 +89,8 @@ def flash_attn_func(
         return attend_other(attention, q, k, v, scale, **how)
     sizes = q.shape[0], q.shape[2], k.shape[2]
     how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
-    said = _NO_GRADIENT.format("flash_attn_func")
-    return forward_only(said, (q, k, v), attention, q, k, v, scale=scale, **how)
+    refusal = _NO_GRADIENT.format("flash_attn_func")
+    return forward_only(refusal, (q, k, v), attention, q, k, v, scale=scale, **how)
 
 
 @names_types
@@ -132,22 +132,11 @@ def flash_attn_qkvpacked_func(
             f"qkv has shape {shape_of(qkv)}; it must be (batch, seqlen, 3, heads, head_dim), or "
             "(batch, seqlen, heads + 2 · kv_heads, head_dim) with num_heads_q"
         )
-    return flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        window_size=window_size,
-        attention_chunk=attention_chunk,
-        softcap=softcap,
-        deterministic=deterministic,
-        sm_margin=sm_margin,
-        return_attn_probs=return_attn_probs,
-    )
+    descales = q_descale, k_descale, v_descale
+    bounds = window_size, attention_chunk, softcap
+    of_order = None, deterministic, sm_margin  # pack_gqa is a hint
+    of_both = softmax_scale, causal, None, *descales, *bounds, 1, *of_order, return_attn_probs
+    return flash_attn_func(q, k, v, *of_both)
 
 
 @names_types
@@ -233,8 +222,8 @@ def flash_attn_varlen_func(
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
             how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
-        said, given = _NO_GRADIENT.format(called), (q, k, v, *at)
-        results = forward_only(said, (q, k, v), attention_varlen, *given, scale=scale, **how)
+        refusal, given = _NO_GRADIENT.format(called), (q, k, v, *at)
+        results = forward_only(refusal, (q, k, v), attention_varlen, *given, scale=scale, **how)
     if dense is None:
         return results
     if isinstance(results, Tensor):

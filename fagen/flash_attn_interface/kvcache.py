@@ -235,5 +235,5 @@ def flash_attn_combine(
     if columns % 8 or (out_partial.dim() > 1 and out_partial.stride(-1) != 1):
         out_partial = torch.nn.functional.pad(out_partial, (0, -columns % 8)).contiguous()
     lses = readable(torch.atleast_2d(lse_partial).transpose(-1, -2))
-    made, lse = combine(out_partial, lses, out_dtype=out_dtype)
-    return written("out", out, made[..., :columns]), lse.transpose(-1, -2)
+    combined, lse = combine(out_partial, lses, out_dtype=out_dtype)
+    return written("out", out, combined[..., :columns]), lse.transpose(-1, -2)

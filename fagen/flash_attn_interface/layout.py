@@ -48,11 +48,11 @@ def attend_other(
     outs, lse = [], None
     for i, part in enumerate(v.split(width, -1)):
         first = return_lse and i == 0
-        found = call(q, k, filled_up(part, LEAST), *at, scale=scale, return_lse=first, **more)
-        out, lse = found if first else (found, lse)
+        results = call(q, k, filled_up(part, LEAST), *at, scale=scale, return_lse=first, **more)
+        out, lse = results if first else (results, lse)
         outs.append(out[..., : part.shape[-1]])
-    made = torch.cat(outs, -1)
-    return (made, lse) if return_lse else made
+    whole = torch.cat(outs, -1)
+    return (whole, lse) if return_lse else whole
 
 
 def filled_up(x: Tensor, columns: int) -> Tensor:

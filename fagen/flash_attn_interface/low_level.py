@@ -104,7 +104,7 @@ def _flash_attn_forward(
         for name, given in zip(("cu_seqlens_k", "seqused_q"), lengths, strict=True):
             if given is not None:
                 refuse_yet("_flash_attn_forward", f"{name} over a cache", "None is none")
-        made = flash_attn_with_kvcache(
+        both = flash_attn_with_kvcache(
             q,
             k,
             v,
@@ -124,10 +124,10 @@ def _flash_attn_forward(
     elif any(x is not None for x in (cu_seqlens_q, seqused_k, *lengths)):
         longest = max_seqlen_q, max_seqlen_k
         at = cu_seqlens_q, cu_seqlens_k, *longest, seqused_q, seqused_k
-        made = flash_attn_varlen_func(q, k, v, *at, return_attn_probs=True, **common)
+        both = flash_attn_varlen_func(q, k, v, *at, return_attn_probs=True, **common)
     else:
-        made = flash_attn_func(q, k, v, return_attn_probs=True, **common)
-    result, lse = made
+        both = flash_attn_func(q, k, v, return_attn_probs=True, **common)
+    result, lse = both
     result = written("out_", out if out_ is None else out_, result)
     nothing = lse.new_empty(0)
     return result, lse, nothing, nothing
@@ -206,7 +206,7 @@ def _flash_attn_backward(
         given |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
     given |= dict(q=q, k=k, v=v)
     with torch.no_grad():
-        made = gradients(
+        gradients_of_inputs = gradients(
             _forward_of(kind, dense=dense),
             given,
             dout,
@@ -217,7 +217,7 @@ def _flash_attn_backward(
         results = [
             written(name, target, gradient.reshape(shape))
             for name, target, gradient, shape in zip(
-                ("dq", "dk", "dv"), (dq, dk, dv), made, shapes, strict=True
+                ("dq", "dk", "dv"), (dq, dk, dv), gradients_of_inputs, shapes, strict=True
             )
         ]
     return sums if window_size is None else (results[0], results[1], results[2], sums)

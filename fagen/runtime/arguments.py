@@ -13,11 +13,15 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.dispatch.rows import MOST
 from fagen.errors import ScheduleError
+from fagen.problem import Problem
 from fagen.runtime import autocast
+from fagen.runtime.call import CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
 from fagen.vocab import (
     DTYPES,
+    LENGTHS,
+    OUT_DTYPES,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
     SCALES,
@@ -104,6 +108,41 @@ def word_of(dtype: torch.dtype, rows: Mapping[str, Dtype] = DTYPES) -> str:
     """Return a schedule's word for a dtype, of a table of vocab; where there is none, torch's."""
     name = name_of(dtype)
     return next((row.name for row in rows.values() if row.torch == name), name)
+
+
+def key_of(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    causal: bool,
+    schedule: Choice = None,
+    out_dtype: torch.dtype | None = None,
+    v_layout: str | None = None,
+    scale_rows: int | None = None,
+    *,
+    varlen: bool = False,
+) -> CallKey:
+    """The key of a call.  Raises ValueError for a dtype, head dims or words of no kernel."""
+    refuse_dtype(dtype)
+    word, fp8, is_open = word_of(dtype), dtype == E4M3, schedule is None
+    head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
+    if is_open or varlen:
+        refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
+    out: str | None = word
+    if not fp8:
+        v_layout, scale_rows = "", 0
+    else:
+        if varlen:
+            v_layout, scale_rows = "rows", 0
+        elif is_open:
+            refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
+        if is_open or varlen:
+            refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * varlen))
+        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
+    mask, lengths = "causal" if causal else "full", LENGTHS[varlen]
+    parts = word, head_dim, head_dim_v, mask, out, v_layout, scale_rows
+    return CallKey(device, Problem(*parts, lengths=lengths), schedule)
 
 
 def schedule_of(schedules: type[Made], **keys: Any) -> Made:
@@ -250,12 +289,3 @@ def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
         listed = ", ".join(map(repr, words))
         said = repr(word) if isinstance(word, str) else shown(word)
         raise ValueError(f"{key} is {said}; it must be one of {listed}")
-
-
-def surely(fits: Any) -> bool:
-    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
-    if isinstance(fits, Tensor):  # of sizes as torch.jit.trace has them, which are known
-        return bool(fits)
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
-
-    return statically_known_true(fits)  # type: ignore[no-any-return]

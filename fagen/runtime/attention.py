@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.argument_names import refuse_unknown_names
-from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     FAILURES,
@@ -28,55 +27,17 @@ from fagen.runtime.arguments import (
     E4M3,
     descale_of,
     dtype_of,
-    refuse_dtype,
-    refuse_head_dims,
+    key_of,
     refuse_only_fp8,
     refuse_other_layout,
     refuse_word,
     settled,
     told_scale_rows,
-    word_of,
 )
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import prepare_gradients, results
-from fagen.runtime.call import CallKey, Choice, Door, Sizes, placed, slug_of, traced
-from fagen.vocab import LENGTHS, OUT_DTYPES, SCALE_ROWS, V_LAYOUTS
-
-
-def key_of(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    head_dim_v: int,
-    causal: bool,
-    schedule: Choice = None,
-    out_dtype: torch.dtype | None = None,
-    v_layout: str | None = None,
-    scale_rows: int | None = None,
-    *,
-    varlen: bool = False,
-) -> CallKey:
-    """The key of a call.  Raises ValueError for a dtype, head dims or words of no kernel."""
-    refuse_dtype(dtype)
-    word, fp8, is_open = word_of(dtype), dtype == E4M3, schedule is None
-    head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
-    if is_open or varlen:
-        refuse_head_dims(head_dim, head_dim_v, fp8=fp8)
-    out: str | None = word
-    if not fp8:
-        v_layout, scale_rows = "", 0
-    else:
-        if varlen:
-            v_layout, scale_rows = "rows", 0
-        elif is_open:
-            refuse_word("scale_rows", scale_rows, (0, *SCALE_ROWS))
-        if is_open or varlen:
-            refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * varlen))
-        out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-    mask, lengths = "causal" if causal else "full", LENGTHS[varlen]
-    of = word, head_dim, head_dim_v, mask, out, v_layout, scale_rows
-    return CallKey(device, Problem(*of, lengths=lengths), schedule)
-
+from fagen.runtime.call import Choice, Door, Sizes, placed, slug_of, traced
+from fagen.vocab import V_LAYOUTS
 
 ATTENTION = Door(
     "attention",
@@ -186,8 +147,8 @@ def attention(
         device = q.device
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            of = device, dtype, settled(q_shape[3]), settled(width), causal, choice, *more
-            named, kernel = traced("attention", _sizes(q_shape, k_shape), *of)
+            parts = device, dtype, settled(q_shape[3]), settled(width), causal, choice, *more
+            named, kernel = traced("attention", _sizes(q_shape, k_shape), *parts)
         else:
             call = device, dtype, q_shape, k_shape, v_shape, causal, schedule, more
             try:
@@ -196,8 +157,8 @@ def attention(
                 kernel = None
             if kernel is None:
                 sizes, columns = _sizes(q_shape, k_shape), (settled(q_shape[3]), settled(width))
-                of = device, dtype, *columns, causal, schedule, *more
-                ready = ATTENTION.alike.get(of) or ATTENTION.ready(key_of(*of), of)
+                parts = device, dtype, *columns, causal, schedule, *more
+                ready = ATTENTION.alike.get(parts) or ATTENTION.ready(key_of(*parts), parts)
                 kernel = ATTENTION.find(ready, sizes, call)
             if ATTENTION.note is not None:
                 ATTENTION.note(call)

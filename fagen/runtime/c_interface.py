@@ -102,8 +102,8 @@ def described(
         if status := function(passed, ctypes.c_void_p(stream)):
             message = loaded[f"fagen_{plan.slug}_message"]
             message.restype = ctypes.c_char_p
-            said = f"{plan.slug}: {message(status).decode()}"
-            raise ValueError(said) if status < plan.signature.refusals else DeviceError(said)
+            words = f"{plan.slug}: {message(status).decode()}"
+            raise ValueError(words) if status < plan.signature.refusals else DeviceError(words)
 
     return launch
 

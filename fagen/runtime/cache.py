@@ -61,7 +61,7 @@ def attention_cache(
         )
     starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * queries
     k, v, cu_seqlens_k, used = varlen
-    found = attention_varlen(
+    results = attention_varlen(
         q.flatten(0, 1),
         k,
         v,
@@ -72,9 +72,9 @@ def attention_cache(
         scale=scale,
         return_lse=return_lse,
     )
-    if isinstance(found, Tensor):
-        return found.unflatten(0, (batch, queries))
-    out, lse = found
+    if isinstance(results, Tensor):
+        return results.unflatten(0, (batch, queries))
+    out, lse = results
     lse = lse.unflatten(1, (batch, queries)).transpose(0, 1).contiguous()
     return out.unflatten(0, (batch, queries)), lse
 

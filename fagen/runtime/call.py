@@ -24,7 +24,6 @@ from fagen.kind import Plan
 from fagen.problem import Problem
 from fagen.registry import committed_file, given
 from fagen.runtime import op
-from fagen.runtime.arguments import surely
 from fagen.runtime.op import Kernel, Named
 from fagen.schedule import Schedule
 
@@ -224,6 +223,15 @@ def _outside() -> int:
 
 
 # ---- what torch.compile traces -------------------------------------------------------------------
+
+
+def surely(fits: Any) -> bool:
+    """Whether a comparison holds for all that traced sizes may be; this adds no guard."""
+    if isinstance(fits, torch.Tensor):  # of sizes as torch.jit.trace has them, which are known
+        return bool(fits)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy: half a second
+
+    return statically_known_true(fits)  # type: ignore[no-any-return]
 
 
 def untraced(function: Function) -> Function:

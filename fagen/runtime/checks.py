@@ -55,13 +55,13 @@ def refuse_unknown(plan: Plan, given: Mapping[str, Any]) -> None:
 def allocated(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> tuple[Tensor, ...]:
     """Return the outputs of a call, without numbers; one that was given is empty instead."""
     leader: Tensor = given[plan.signature.leader.name]
-    made = []
+    outputs = []
     for expected in plan.signature.outputs:
         shape = tuple(dim.extent.at(sizes) for dim in expected.dims)
         if expected.made and given.get(expected.name) is not None:
             shape = (0,)
-        made.append(leader.new_empty(shape, dtype=getattr(torch, expected.dtype.torch)))
-    return tuple(made)
+        outputs.append(leader.new_empty(shape, dtype=getattr(torch, expected.dtype.torch)))
+    return tuple(outputs)
 
 
 def shape_of(tensor: Tensor) -> str:
@@ -95,9 +95,9 @@ def _of_inputs(
         message = f"{' and '.join(names)} go together; only {', '.join(there)} is given"
         yield len(there) in (0, len(names)), message
     for rule in signature.rules:
-        of, by = sizes[rule.of], sizes[rule.by]
-        message = f"{rule.of} = {of} must be a multiple of {rule.by} = {by}"
-        yield (of == 0 if by == 0 else of % by == 0), message
+        dividend, divisor = sizes[rule.of], sizes[rule.by]
+        message = f"{rule.of} = {dividend} must be a multiple of {rule.by} = {divisor}"
+        yield (dividend == 0 if divisor == 0 else dividend % divisor == 0), message
     yield all(limit.allows(sizes) for limit in signature.counts), signature.too_many
     for scalar in signature.numbers:
         value = given.get(scalar.name, scalar.default)

@@ -93,11 +93,11 @@ def combine(
     if forward_ad._current_level >= 0:
         refuse_tangents(outs, lses)
     out_dtype = outs.dtype if out_dtype is None else out_dtype
-    of = outs.device, outs.dtype, outs.shape[-1], out_dtype, layout
+    parts = outs.device, outs.dtype, outs.shape[-1], out_dtype, layout
     if is_compiling():
-        _, kernel = traced("combine", None, *of[:2], settled(of[2]), *of[3:])
+        _, kernel = traced("combine", None, *parts[:2], settled(parts[2]), *parts[3:])
     else:
-        kernel = COMBINE.known.get(of) or COMBINE.find(COMBINE.ready(_key(*of)), call=of)
+        kernel = COMBINE.known.get(parts) or COMBINE.find(COMBINE.ready(_key(*parts)), call=parts)
     if varlen:
         out, lse = kernel.results(outs, lses, num_splits, cu_seqlens)
     elif outs.dim() == 5:

@@ -152,9 +152,9 @@ def attention_decode(
             # sizes that are open would be guarded by how well tiles share out
             tile = _tile(q_shape, k_shape[2], alike=False)
             choice = None if schedule is None else slug_of(schedule)
-            of = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
+            parts = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
             how = *_mask(q_shape[1], causal=causal), tile, lazy, choice
-            named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *of, *how)
+            named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *parts, *how)
         else:
             call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
             try:
@@ -295,11 +295,16 @@ def prepare_decode(
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}; it must be a whole number from 1 on")
-    of = placed(device), dtype_of(dtype), head_dim, head_dim if head_dim_v is None else head_dim_v
+    parts = (
+        placed(device),
+        dtype_of(dtype),
+        head_dim,
+        head_dim if head_dim_v is None else head_dim_v,
+    )
     kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
     for alike in (True, False):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, alike=alike)
-        key = _key(*of, *mask, tile, not unified, schedule)
+        key = _key(*parts, *mask, tile, not unified, schedule)
         rows = DECODING.rows(key)
         slug = key.schedule
         if rows:

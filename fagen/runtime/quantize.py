@@ -139,21 +139,23 @@ def quantize(
     if mean is not None and not center:
         raise ValueError("mean goes with center=True, which takes it off")
     embedding = "none" if rotary is None else "pairs" if rotary_pairs else "halves"
-    how = rotate, center, scales, scale_rows, layout, embedding
-    of = (x.device, x.dtype, x.shape[3], *how)
+    keys = rotate, center, scales, scale_rows, layout, embedding
+    parts = (x.device, x.dtype, x.shape[3], *keys)
     if is_compiling():
-        _, kernel = traced("quantize", None, *of[:2], settled(of[2]), *how)
+        _, kernel = traced("quantize", None, *parts[:2], settled(parts[2]), *keys)
     else:
-        kernel = QUANTIZE.known.get(of) or QUANTIZE.find(QUANTIZE.ready(_key(*of)), call=of)
+        kernel = QUANTIZE.known.get(parts) or QUANTIZE.find(
+            QUANTIZE.ready(_key(*parts)), call=parts
+        )
     more = () if rotary is None else _rotary(rotary, x)
     if forward_ad._current_level >= 0:
         refuse_tangents(x)
     given = None if descale is None else _given(descale, x, scales)
     if not center:
-        values, found = kernel.results(x, seed, given, *more)
-        return Quantized(values, found if given is None else given)
-    values, found, means = kernel.results(x, seed, given, mean)
-    return Centered(values, found if given is None else given, means if mean is None else mean)
+        values, descales = kernel.results(x, seed, given, *more)
+        return Quantized(values, descales if given is None else given)
+    values, descales, means = kernel.results(x, seed, given, mean)
+    return Centered(values, descales if given is None else given, means if mean is None else mean)
 
 
 def _rotary(rotary: Rotary, x: Tensor) -> Rotary:

@@ -16,8 +16,15 @@ from torch.compiler import is_compiling
 from fagen.argument_names import refuse_unknown_names
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import FAILURES, explain, flag, number, refuse_other_types
-from fagen.runtime.arguments import E4M3, descale_of, refuse_blocks, refuse_only_fp8, settled
-from fagen.runtime.attention import key_of, prepared
+from fagen.runtime.arguments import (
+    E4M3,
+    descale_of,
+    key_of,
+    refuse_blocks,
+    refuse_only_fp8,
+    settled,
+)
+from fagen.runtime.attention import prepared
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import results
 from fagen.runtime.call import Choice, Door, slug_of, traced
@@ -135,16 +142,18 @@ def attention_varlen(
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
             refuse_only_fp8(q.dtype, "q", locals())
-        of = q.device, q.dtype, q_shape[2], v_shape[2], causal, schedule, out_dtype
+        parts = q.device, q.dtype, q_shape[2], v_shape[2], causal, schedule, out_dtype
         named = None
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            of = (*of[:2], settled(of[2]), settled(of[3]), causal, choice, out_dtype)
-            named, kernel = traced("attention_varlen", None, *of)
+            parts = (*parts[:2], settled(parts[2]), settled(parts[3]), causal, choice, out_dtype)
+            named, kernel = traced("attention_varlen", None, *parts)
         else:
-            kernel = VARLEN.known.get(of) or VARLEN.find(VARLEN.ready(VARLEN.key_of(*of)), None, of)
+            kernel = VARLEN.known.get(parts) or VARLEN.find(
+                VARLEN.ready(VARLEN.key_of(*parts)), None, parts
+            )
             if VARLEN.note is not None:
-                VARLEN.note(of, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
+                VARLEN.note(parts, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
         if seqused_q is not None:
             refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             at = used_queries(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
