@@ -15,7 +15,6 @@ import numpy
 import pytest
 import torch
 
-import fagen
 from fagen import registry
 from fagen.dispatch import tables
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
@@ -29,7 +28,7 @@ from fagen.signature import Signature
 from fagen.vendor import torch_package
 from fagen.vendor.contents import Folder, Kernel
 from fagen.vendor.table import VARLEN, Table, in_c, table_of
-from fagen.vocab import DECODE, DTYPES, FORWARD, OUT_DTYPES
+from fagen.vocab import DECODE, DTYPES, FORWARD, ONE_QUERY, OUT_DTYPES
 from tests.fresh import forget
 
 pytestmark = pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
@@ -195,6 +194,24 @@ def empty(problem: Problem, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 # ---- as fagen does ------------------------------------------------------------------------------
 
 
+def fagens(problem: Problem, sizes: Sizes) -> str:
+    """The slug that a call of fagen takes, or would without kernels of decoding.
+
+    tests/test_pick.py holds what serves to what calls take.
+    """
+    if problem.kind == DECODE and sizes.seqlen_q == 1:
+        problem = replace(problem, mask=ONE_QUERY)
+    served = serve(problem, sizes, "").schedule
+    if served.kind == problem.kind:
+        return str(served.slug)
+    own = [
+        (row.slug, row.limits)
+        for row in flattened(problem, "")
+        if not row.slug or registry.kind_of_slug(row.slug).name == problem.kind
+    ]
+    return str(first_fit(own, measures_of(sizes)))
+
+
 class Attending:
     """Attention over fagen's own table, also with O of e4m3 in fp16."""
 
@@ -235,19 +252,6 @@ class Attending:
         if dice.random() < 0.5:  # few tiles
             return Sizes(size(2), size(4), 1, size(10), keys)
         return Sizes(size(8), size(7), 1, size(20) if dice.random() < 0.9 else 2**30, keys)
-
-    @staticmethod
-    def fagens(problem: Problem, sizes: Sizes) -> str:
-        """The slug that fagen.attention takes, or would without kernels of decoding."""
-        served = serve(problem, sizes, "").schedule
-        if served.kind == FORWARD:
-            return str(served.slug)
-        own = [
-            (row.slug, row.limits)
-            for row in flattened(problem, "")
-            if not row.slug or registry.kind_of_slug(row.slug).name == FORWARD
-        ]
-        return str(first_fit(own, measures_of(sizes)))
 
     @staticmethod
     def in_python(modules: dict[str, ModuleType], problem: Problem, sizes: Sizes) -> str:
@@ -305,20 +309,6 @@ class Decoding:
         return Sizes(batch, kv_heads * group, kv_heads, queries, dice.randint(1, 10_000))
 
     @staticmethod
-    def fagens(problem: Problem, sizes: Sizes) -> str:
-        return fagen.prepare_decode(
-            dtype=problem.dtype,
-            head_dim=problem.head_dim,
-            head_dim_v=problem.head_dim_v,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            batch=sizes.batch,
-            queries=sizes.seqlen_q,
-            causal=problem.mask == "causal",
-            device="cpu",
-        )
-
-    @staticmethod
     def call(module: ModuleType, problem: Problem, sizes: Sizes, **more: Any) -> Any:
         """What a call of tensors without numbers comes to: an op's name and arguments."""
         q, k, v = empty(
@@ -372,17 +362,6 @@ class Packed:
         return Sizes(*(dice.choice((0, 1, 9, 2**30)) for _ in range(5)))
 
     @staticmethod
-    def fagens(problem: Problem, sizes: Sizes) -> str:
-        return fagen.prepare_varlen(
-            dtype=problem.dtype,
-            head_dim=problem.head_dim,
-            head_dim_v=problem.head_dim_v,
-            causal=problem.mask == "causal",
-            out_dtype=problem.out_dtype if DTYPES[problem.dtype].fp8 else None,
-            device="cpu",
-        )
-
-    @staticmethod
     def call(module: ModuleType, problem: Problem, **more: Any) -> Any:
         """What a call of tensors without numbers comes to: an op's name and arguments."""
         dims = problem.head_dim, problem.head_dim, problem.head_dim_v
@@ -418,7 +397,7 @@ def test_c_and_python_choose_as_fagen_does(
         kind = of.kind(problem)
         usual = replace(problem, out_dtype=DTYPES[problem.dtype].out)
         for sizes in (of.sizes(dice) for _ in range(of.draws)):
-            slug, wanted = compiled.slug(problem, sizes, kind), of.fagens(problem, sizes)
+            slug, wanted = compiled.slug(problem, sizes, kind), fagens(problem, sizes)
             assert slug == wanted or (slug and wanted not in there), (problem, sizes)
             assert slug == compiled.row(problem, sizes, kind)
             assert slug == of.in_python(modules, problem, sizes)
@@ -443,56 +422,6 @@ NARROW = (
     Row("NVIDIA H200", SPLIT_4, 300, 800, tiles_to=8),
 )
 MANY = 2**31 - 1
-
-
-@pytest.mark.parametrize(
-    ("slugs", "calls"),
-    [
-        (
-            (PLAIN, SPLIT_4, SPLIT_16, FEW),
-            {
-                Sizes(1, 1, 1, 1, 100): SPLIT_16,  # no kernel of attention's own is before it
-                Sizes(1, 1, 1, 4, 99): PLAIN,
-                Sizes(MANY, MANY, 1, 4, 900): SPLIT_16,
-                Sizes(1, 1, 1, 4, 901): PLAIN,
-                Sizes(1, 1, 1, 5, 300): SPLIT_4,
-                Sizes(2, 4, 1, 128, 800): SPLIT_4,
-                Sizes(2, 4, 1, 129, 800): PLAIN,
-                Sizes(3, 3, 1, 5, 800): PLAIN,
-                Sizes(1, 8, 1, 5, 801): PLAIN,
-                Sizes(MANY, MANY, 1, MANY, 500): PLAIN,
-                Sizes(0, 8, 1, 500, 500): SPLIT_4,
-            },
-        ),
-        (
-            (SPLIT_4, PLAIN),
-            {
-                Sizes(1, 1, 1, 1, 300): SPLIT_4,
-                Sizes(1, 1, 1, 1, 100): PLAIN,
-                Sizes(3, 3, 1, 1, 300): PLAIN,
-            },
-        ),
-        ((PLAIN, SPLIT_16), {Sizes(1, 1, 1, 5, 300): PLAIN, Sizes(9, 9, 1, 3, 300): SPLIT_16}),
-        ((SPLIT_4,), dict.fromkeys((Sizes(1, 1, 1, 1, 9), Sizes(9, 9, 1, 999, 999)), SPLIT_4)),
-    ],
-)
-def test_few_queries_or_tiles_go_to_what_is_there_for_them(
-    slugs: tuple[str, ...],
-    calls: dict[Sizes, str],
-    tmp_path: Path,
-    modules_of: Modules,
-    users_table: Callable[..., None],
-) -> None:
-    users_table(NARROW)
-    schedules = all_of(*slugs)
-    compiled, modules, problem = (
-        dispatcher(schedules, tmp_path),
-        modules_of(schedules),
-        Problem.of(schedules[0]),
-    )
-    for sizes, slug in calls.items():
-        assert compiled.slug(problem, sizes) == compiled.row(problem, sizes) == slug, sizes
-        assert Attending.in_python(modules, problem, sizes) == slug, sizes
 
 
 D16 = torch.float16, 128, 128, "causal"
@@ -547,7 +476,7 @@ def test_sizes_that_are_left_open_count_as_many(
 
     for queries, keys, opened, slug in calls:
         if isinstance(slug, int):
-            slug = Attending.fagens(problem, Sizes(2, 4, 1, slug, OPEN_KEYS))
+            slug = fagens(problem, Sizes(2, 4, 1, slug, OPEN_KEYS))
         torch.compiler.reset()
         q, k = torch.zeros(2, queries), torch.zeros(2, keys)
         for dim in opened:
@@ -583,6 +512,29 @@ NEAREST = {
     Sizes(1, 25, 1, 1, 100): 3,  # in several tiles
     Sizes(1, 1000, 8, 1, 100): 0,
 }
+# By the rows of NARROW, in folders that have these kernels of it.
+OF_NARROW = {
+    (PLAIN, SPLIT_4, SPLIT_16, FEW): {
+        Sizes(1, 1, 1, 1, 100): 2,  # no kernel of attention's own is before it
+        Sizes(1, 1, 1, 4, 99): 0,
+        Sizes(MANY, MANY, 1, 4, 900): 2,
+        Sizes(1, 1, 1, 4, 901): 0,
+        Sizes(1, 1, 1, 5, 300): 1,
+        Sizes(2, 4, 1, 128, 800): 1,
+        Sizes(2, 4, 1, 129, 800): 0,
+        Sizes(3, 3, 1, 5, 800): 0,
+        Sizes(1, 8, 1, 5, 801): 0,
+        Sizes(MANY, MANY, 1, MANY, 500): 0,
+        Sizes(0, 8, 1, 500, 500): 1,
+    },
+    (SPLIT_4, PLAIN): {
+        Sizes(1, 1, 1, 1, 300): 0,
+        Sizes(1, 1, 1, 1, 100): 1,
+        Sizes(3, 3, 1, 1, 300): 1,
+    },
+    (PLAIN, SPLIT_16): {Sizes(1, 1, 1, 5, 300): 0, Sizes(9, 9, 1, 3, 300): 1},
+    (SPLIT_4,): {Sizes(1, 1, 1, 1, 9): 0, Sizes(9, 9, 1, 999, 999): 0},
+}
 # Kernels of a folder; what chooses; the place of a kernel that serves these sizes, or places by
 # sizes; fields of its problem with which it serves them too, and with which none does.
 OF_FOLDERS: list[Any] = [
@@ -607,6 +559,7 @@ OF_FOLDERS: list[Any] = [
        [{"dtype": 3}, {"mask": 9}, {"head_dim_v": 32}]) for n in (1, 3)),
     (VARLENS, "backward", 4, EVERY, [{}], []),
     (VARLENS, FORWARD, 5, (EVERY[0], ANY), [{}], []),
+    *((slugs, FORWARD, 0, calls, [{}], []) for slugs, calls in OF_NARROW.items()),
 ]  # fmt: skip
 
 
@@ -619,13 +572,21 @@ def test_a_call_gets_what_the_folder_has_for_its_problem(
     served: list[dict[str, int]],
     refused: list[dict[str, int]],
     tmp_path: Path,
+    modules_of: Modules,
+    users_table: Callable[..., None],
 ) -> None:
     schedules = all_of(*slugs)
+    if slugs in OF_NARROW:
+        users_table(NARROW)
+        modules = modules_of(schedules)
     compiled, problem = dispatcher(schedules, tmp_path), Problem.of(schedules[place])
     for sizes in calls:
         slug = slugs[calls[sizes] if isinstance(calls, dict) else place]
         for fields in served:
             assert compiled.slug(problem, sizes, kind, **fields) == slug, (sizes, fields)
+        if slugs in OF_NARROW:
+            assert slug == Attending.in_python(modules, problem, sizes), sizes
+            assert slug == compiled.row(problem, sizes), sizes
     for fields in refused:
         assert compiled.slug(problem, sizes, kind, **fields) == "", fields
     kinds = {one.kind for one in schedules if not one.slug.endswith("_fixed")}
