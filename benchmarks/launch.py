@@ -1,4 +1,11 @@
-"""A kernel in, what a call of it costs beside its arithmetic out: host time, launches, memory."""
+"""A kernel in, what a call of it costs beside its arithmetic out: host time, launches, memory.
+
+    python benchmarks/launch.py     what training calls take of the host: half a GPU minute
+
+These are fagen.attention's and, in the same process, those of torch's FlashAttention-2: forward and
+backward by torch.autograd.grad, each pass alone, and both in one thread, without autograd's. All
+take turns; a time is the median of five runs' medians.
+"""
 
 import statistics
 import time
@@ -35,6 +42,7 @@ SMALL = Sizes(1, 1, 1, 64, 64)  # one tile: the GPU is done before the host asks
 SMALL_DECODING = Sizes(1, 32, 8, 1, 256)  # a token after so few keys: as soon
 BATCH = 100  # calls; a stream takes some thousand before the host has to wait for the GPU
 BATCHES = 50
+TURNS, RUNS = 25, 5  # calls before the next one's turn; runs of BATCHES turns
 PROFILED = 10  # calls
 
 
@@ -152,12 +160,12 @@ def host_microseconds(call: Call) -> float:
         return statistics.median(_batch(call.run) for _ in range(BATCHES))
 
 
-def _batch(run: Callable[[], Tensor]) -> float:
+def _batch(run: Callable[[], Any], calls: int = BATCH) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter_ns()
-    for _ in range(BATCH):
+    for _ in range(calls):
         run()
-    return (time.perf_counter_ns() - began) / BATCH / 1e3
+    return (time.perf_counter_ns() - began) / calls / 1e3
 
 
 def launches(call: Call) -> dict[str, float]:
@@ -181,3 +189,53 @@ def allocations(call: Call) -> float:
         for _ in range(PROFILED):
             call.run()
         return float(torch.cuda.memory_stats()["allocation.all.allocated"] - before) / PROFILED
+
+
+# ---- training calls ------------------------------------------------------------------------------
+
+
+def _training_calls(
+    attend: Callable[..., Tensor], shape: tuple[int, ...]
+) -> dict[str, Callable[[], Any]]:
+    leaves = [torch.randn(shape, dtype=torch.float16, device="cuda") for _ in range(3)]
+    dout = torch.randn_like(leaves[0])
+    for leaf in leaves:
+        leaf.requires_grad_()
+    out = attend(*leaves)
+
+    def both() -> Any:
+        return torch.autograd.grad(attend(*leaves), leaves, dout)
+
+    def both_in_one_thread() -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return both()
+
+    return {
+        "forward + backward": both,
+        "in one thread": both_in_one_thread,
+        "forward": lambda: attend(*leaves),
+        "backward": lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True),
+    }
+
+
+def training_microseconds() -> dict[str, tuple[float, float]]:
+    """The host's time of training calls: of fagen.attention, and of FlashAttention-2."""
+    hopper()
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        torchs = _training_calls(functional.scaled_dot_product_attention, (1, 1, 64, 128))
+        fagens = _training_calls(attention, (1, 64, 1, 128))
+        calls = [call for name in fagens for call in (fagens[name], torchs[name])]
+        medians = []
+        for _ in range(RUNS):
+            turns = [[_batch(call, TURNS) for call in calls] for _ in range(BATCHES)]
+            medians.append([statistics.median(times) for times in zip(*turns, strict=True)])
+    times = [statistics.median(runs) for runs in zip(*medians, strict=True)]
+    return {name: (times[2 * i], times[2 * i + 1]) for i, name in enumerate(fagens)}
+
+
+if __name__ == "__main__":
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs of the host, and the ratio"
+    )
+    for name, (fagens, torchs) in training_microseconds().items():
+        print(f"{name:20} fagen {fagens:6.1f}  FA2 {torchs:6.1f}  {fagens / torchs:.2f}")
