@@ -17,8 +17,7 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.runtime.c_interface import arguments
 from fagen.runtime.checks import checked
 from fagen.vocab import DTYPES, MASKS
-from tests.gpu.test_vendor_gpu import LOAD, built
-from tests.vendor_helpers import installed, python, vendored, walled
+from tests.gpu.test_vendor_gpu import FORMS, built, printed_by
 
 pytestmark = pytest.mark.gpu
 
@@ -103,34 +102,22 @@ def test_what_the_dispatchers_of_c_compute_are_the_gradients_of_each_other(hoppe
 
 # ---- packages for torch -------------------------------------------------------------------------
 
-# What a program does with gradients of `package`, on `place`; it prints what was right.
-NUMBERS = """
-import torch
-
-torch.manual_seed(0)
+# What a program does with gradients of `package`; it prints what was right.
+PROGRAM = """
 
 
-def inputs(dtype, head_dim, queries, keys):
-    shapes = [(2, queries, 6, head_dim), *[(2, keys, 2, head_dim)] * 2]
-    made = [torch.randn(shape, device=place).to(dtype) for shape in shapes]
-    return [tensor.requires_grad_() for tensor in made]
+def leaves(*sizes):
+    return [tensor.requires_grad_() for tensor in inputs(*sizes)]
 
 
 def upstream(dtype, head_dim, queries):
-    dout = torch.randn(2, queries, 6, head_dim, device=place).to(dtype)
-    return dout, torch.randn(2, 6, queries, device=place)
+    dout = torch.randn(2, queries, 6, head_dim, device="cuda").to(dtype)
+    return dout, torch.randn(2, 6, queries, device="cuda")
 
 
 def right(given, dout, dlse, causal):  # by autograd of the plain formula, in fp64
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
-    q, k, v = (tensor.transpose(1, 2) for tensor in exact)
-    k, v = (tensor.repeat_interleave(3, 1) for tensor in (k, v))
-    scores = q @ k.mT * q.shape[3] ** -0.5
-    if causal:
-        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=place)
-        scores = scores.masked_fill(~seen.tril(k.shape[2] - q.shape[2]), -torch.inf)
-    out, lse = (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
-    return torch.autograd.grad((out, lse), exact, (dout.double(), dlse.double()))
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    return torch.autograd.grad(exact(*wide, causal), wide, (dout.double(), dlse.double()))
 
 
 def near(found, fine, bits):
@@ -156,7 +143,7 @@ for dtype, (head_dim, causal, bits, kernel) in KINDS.items():
     call = attention(causal)
     itself = lambda q, k, v: kernel(q, k, v, head_dim**-0.5)
     for queries, keys in ((333, 333), (1, 260), (128, 1000)):
-        given = inputs(dtype, head_dim, queries, keys)
+        given = leaves(dtype, head_dim, queries, keys)
         dout, dlse = upstream(dtype, head_dim, queries)
         fine = right(given, dout, dlse, causal)
         near(differentiated(call, given, dout, dlse), fine, bits)
@@ -169,17 +156,16 @@ for dtype, (head_dim, causal, bits, kernel) in KINDS.items():
         fine = right(given, dout * 0, dlse, causal)
         near(torch.autograd.grad(call(*given)[1], given, dlse), fine, bits)
     print("gradients", dtype)
-"""
-ON_A_GPU = """
+
 for dtype, (head_dim, causal, bits, kernel) in KINDS.items():
     call = attention(causal)
     compiled = torch.compile(call, fullgraph=True)
     for queries, keys in ((333, 333), (200, 500), (64, 900)):  # of open sizes from the second on
-        given = inputs(dtype, head_dim, queries, keys)
+        given = leaves(dtype, head_dim, queries, keys)
         dout, dlse = upstream(dtype, head_dim, queries)
         plain = differentiated(call, given, dout, dlse)
         found = differentiated(compiled, given, dout, dlse)
-        assert all(torch.equal(a, b) for a, b in zip(plain[1:], found[1:], strict=True))
+        assert equal(plain[1:], found[1:])
         near(found, right(given, dout, dlse, causal), bits)
     print("compiled", dtype)
 
@@ -201,7 +187,7 @@ for dtype, (head_dim, causal, bits, kernel) in KINDS.items():
                 tensor.copy_(new)
         graph.replay()
         plain = step()
-        assert all(torch.equal(a, b) for a, b in zip(captured[1:], plain[1:], strict=True))
+        assert equal(captured[1:], plain[1:])
         near(captured, right(given, dout, dlse, causal), bits)
     print("captured", dtype)
 
@@ -210,11 +196,7 @@ def ordered(q, k, v):
     return package.attention(q, k, v, causal=True, return_lse=True, deterministic=True)
 
 
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-first = inputs(torch.float16, 128, 300, 500)
+first = leaves(torch.float16, 128, 300, 500)
 dout, dlse = upstream(torch.float16, 128, 300)
 one = differentiated(ordered, first, dout, dlse)
 near(one, right(first, dout, dlse, True), 11)
@@ -255,21 +237,7 @@ RIGHT = [
 ]
 
 
-def test_a_package_for_torch_differentiates(hopper, tmp_path):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_package_differentiates(hopper, tmp_path, form):
     slugs = (*DIFFERENTIATED, REPEATING)
-    vendored("demo", "torch", tmp_path / "demo", *slugs, with_cutlass=True)
-    installed(tmp_path / "demo", tmp_path / "site", "--no-build-isolation")
-    path = walled(tmp_path / "wall", tmp_path / "site")
-    script = f'import demo as package\nplace = "cuda"\n{NUMBERS}{ON_A_GPU}'
-    told = python("-c", script, cwd=tmp_path, PYTHONPATH=path)
-    assert told.splitlines() == RIGHT
-
-
-def test_a_kernel_of_kernels_differentiates(hopper, tmp_path):
-    slugs = (*DIFFERENTIATED, REPEATING)
-    vendored("demo", "hf-kernel", tmp_path / "demo", *slugs, with_cutlass=True)
-    path = walled(tmp_path / "wall")
-    said = python("build_variant.py", cwd=tmp_path / "demo", PYTHONPATH=path)
-    script = f'{LOAD}\nplace = "cuda"\n{NUMBERS}{ON_A_GPU}'
-    told = python("-c", script, said.strip(), cwd=tmp_path / "demo", PYTHONPATH=path)
-    assert told.splitlines() == RIGHT
+    assert printed_by(PROGRAM, form, slugs, tmp_path) == RIGHT

@@ -12,10 +12,9 @@ from fagen import registry, vendor
 from fagen.kind import Plan
 from fagen.kinds.backward.oracle import gradients
 from fagen.vocab import MASKS
-from tests.gpu.test_vendor_gpu import built
+from tests.gpu.test_vendor_gpu import built, printed_by
 from tests.gpu.test_vendor_gradient_gpu import enqueue
 from tests.varlen_helpers import exact, packed, packed8
-from tests.vendor_helpers import installed, python, vendored, walled
 
 pytestmark = pytest.mark.gpu
 
@@ -117,9 +116,6 @@ def test_what_the_dispatcher_of_c_differentiates_is_the_gradient_of_each_sequenc
 PROGRAM = """
 from itertools import pairwise
 
-import torch
-
-torch.manual_seed(0)
 LENGTHS = [(333, 333), (0, 7), (128, 1000), (3, 0), (1, 130), (300, 200)]
 
 
@@ -212,9 +208,4 @@ RIGHT = [
 
 def test_a_package_for_torch_takes_packed_sequences(hopper: None, tmp_path: Any) -> None:
     slugs = [slug for slugs in SLUGS.values() for slug in slugs]
-    vendored("demo", "torch", tmp_path / "demo", *slugs, with_cutlass=True)
-    installed(tmp_path / "demo", tmp_path / "site", "--no-build-isolation")
-    path = walled(tmp_path / "wall", tmp_path / "site")
-    script = f"import demo as package\n{PROGRAM}"
-    told = python("-c", script, cwd=tmp_path, PYTHONPATH=path)
-    assert told.splitlines() == RIGHT
+    assert printed_by(PROGRAM, "torch", slugs, tmp_path) == RIGHT
