@@ -15,6 +15,7 @@ from fagen.kinds.backward.verify import Case, case, errors_of, inputs, judged_by
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated
+from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.often import some
@@ -175,3 +176,15 @@ def test_what_is_stuck_or_wrong_is_told_and_the_next_call_is_as_if_nothing_had_b
 def test_an_instruction_that_it_does_not_know_is_refused_by_name():
     with pytest.raises(BuildError, match=r"does not know the instruction 'fence\.acq_rel\.gpu;'"):
         translated('void f() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }')
+
+
+@pytest.mark.long  # compiles, which the cache cannot save
+def test_a_compiler_that_checks_jumps_by_itself_does_not_end_a_run(tmp_path, monkeypatch):
+    """As Ubuntu's does: glibc would take a jump to another thread's stack for a fault."""
+    checking = tmp_path / "g++"
+    checking.write_text(f'#!/bin/sh\nexec {find_gxx()[0]} -D_FORTIFY_SOURCE=2 "$@"\n')
+    checking.chmod(0o755)
+    monkeypatch.delenv("NVCC_CCBIN", raising=False)
+    monkeypatch.setenv("CXX", str(checking))
+    plan = planned(PERSISTENT)
+    assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]

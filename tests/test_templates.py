@@ -86,3 +86,10 @@ def test_every_template_is_used():
     for name in TEMPLATES:
         used |= set(filter(None, meta.find_referenced_templates(parsed(name))))
     assert used == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("binding")])
+def test_a_binding_writes_numbers_without_a_stream(name):
+    """Where g++ links a second C++ runtime into it, streams use the tables of both, and die."""
+    text = (locate("templates") / name).read_text()
+    assert "stringstream" not in text and "<sstream>" not in text
