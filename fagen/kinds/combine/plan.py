@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.combining import Combining
-from fagen.kind import Role
+from fagen.kinds.attention import carried
 from fagen.kinds.combine.keys import Schedule
 from fagen.kinds.combine.signature import rows_of, signature
+from fagen.kinds.streaming import Streaming, table, warps_that_fit
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger, Row
 from fagen.signature import Signature
@@ -22,14 +23,10 @@ _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is cou
 
 
 @dataclass(frozen=True)
-class Plan(Combining):
+class Plan(Streaming, Combining):
     """Combining, worked out: it fits."""
 
     kind: ClassVar[str] = "combine"
-    max_spill_bytes: ClassVar[int] = 0  # per thread
-    roles: ClassVar[tuple[Role, ...]] = ()  # no warp is specialised
-    modelled_registers: ClassVar[int] = 0
-    spill_remedy: ClassVar[str] = ""
 
     schedule: Schedule
     slug: str
@@ -101,16 +98,14 @@ class Plan(Combining):
     @property
     def reasons(self) -> str:
         """Why so many blocks, and what a call moves, to be printed below the ledger."""
-        share = SM90.registers_per_sm // SM90.issued_warps
         sums, warps = self.vector * self.loads, self.threads // SM90.warp_threads
         wanted = _registers(sums, self.held)
-        together = SM90.warps_resident(wanted)
+        together, fit = warps_that_fit(wanted, 26)
         partial, whole = self.row_bytes
         block_bytes = self.shared_bytes + SM90.smem_reserved
         return (
             f"registers per thread      {sums} sums + {wanted - sums} others = {wanted}\n"
-            f"warps that then fit       {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
-            f"down, x {SM90.issued_warps} schedulers = {together}\n"
+            f"{fit}\n"
             f"so many thread blocks     {together} / {warps} warps, rounded down = "
             f"{together // warps}\n"
             f"and by shared memory      {SM90.smem_per_sm:,} / {block_bytes:,}, rounded down = "
@@ -126,7 +121,6 @@ class Plan(Combining):
     @property
     def ledger(self) -> str:
         """What an SM holds of it, to be printed."""
-        held = self.threads * self.blocks
         rows = [
             ("lanes per row", f"{self.lanes}, {self.loads} loads of {LOAD_BYTES} bytes each"),
             ("rows per thread block", f"{self.rows}"),
@@ -135,15 +129,11 @@ class Plan(Combining):
                 "thread blocks per SM",
                 f"{self.blocks}, from {self.stages} splits on {self.full_blocks}",
             ),
-            (
-                "registers per thread",
-                f"{self.launch_registers}, {held * self.launch_registers:,} of "
-                f"{SM90.registers_per_sm:,} in all",
-            ),
+            self.registers_held,
             ("bytes under way per SM", f"{self.bytes_in_flight:,}"),
             ("thread blocks of a call", f"{self.launches.kernels[0].grid.x}"),
         ]
-        return "\n".join([*(f"{name:<36}{said}" for name, said in rows), "", str(self.shared)])
+        return f"{table(rows, 36)}\n\n{self.shared}"
 
     @cached_property
     def signature(self) -> Signature:
@@ -157,22 +147,8 @@ class Plan(Combining):
         kernel = Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True)
         return Launches((kernel,))
 
-    def explained(self) -> str:
-        """Return the ledger, why so many thread blocks share an SM, and the bytes."""
-        return f"{self.ledger}\n\n{self.reasons}"
-
-    def record(self) -> dict[str, Any]:
-        """Return keys and ledger, for JSON."""
-        return {
-            "schedule": self.slug,
-            "keys": self.schedule.values(),
-            "threads": self.threads,
-            "blocks": self.blocks,
-            "registers": self.launch_registers,
-            "shared_bytes": self.shared_bytes,
-            "bytes_in_flight": self.bytes_in_flight,
-            "row_bytes": self.row_bytes,
-        }
+    def _recorded(self) -> dict[str, Any]:
+        return {"bytes_in_flight": self.bytes_in_flight, "row_bytes": self.row_bytes}
 
 
 def plan(schedule: Schedule) -> Plan:
@@ -189,11 +165,7 @@ def plan(schedule: Schedule) -> Plan:
     together = SM90.warps_resident(_registers(vector * loads, held))
     blocks = together * SM90.warp_threads // threads
     return Plan(
-        schedule=schedule,
-        slug=schedule.slug,
-        dtype=dtype,
-        out_dtype=out_dtype,
-        head_dim=keys.head_dim,
+        **carried(Plan, schedule),
         varlen=keys.layout == "varlen",
         vector=vector,
         out_words=vector * out_dtype.bytes // 4,

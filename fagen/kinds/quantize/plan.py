@@ -5,13 +5,14 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
-from fagen.kind import Role
+from fagen.kinds.attention import carried
 from fagen.kinds.quantize.keys import Quantize, Schedule
 from fagen.kinds.quantize.rules import block_rows
 from fagen.kinds.quantize.signature import signature
+from fagen.kinds.streaming import Streaming, table, warps_that_fit
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.signature import Extent, Signature
-from fagen.vocab import DTYPES, LEAST_MAXIMUM, Dtype
+from fagen.vocab import LEAST_MAXIMUM, Dtype
 
 WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
 CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
@@ -32,14 +33,15 @@ _LEAST_REGISTERS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Streaming):
     """A quantiser, worked out.  Every schedule of one fits."""
 
     kind: ClassVar[str] = "quantize"
-    max_spill_bytes: ClassVar[int] = 0  # per thread
-    roles: ClassVar[tuple[Role, ...]] = ()  # no warp is specialised
-    modelled_registers: ClassVar[int] = 0
-    spill_remedy: ClassVar[str] = ""  # no key bears on it
+    largest: ClassVar[float] = SM90.e4m3_max
+    least: ClassVar[float] = LEAST_MAXIMUM  # that a maximum is taken for
+    column_threads: ClassVar[int] = _COLUMN_THREADS  # of a block that reads columns for their
+    column_blocks: ClassVar[int] = _COLUMN_BLOCKS  # numbers; that an SM should hold at least;
+    column_rows: ClassVar[int] = _COLUMN_ROWS  # per thread block
 
     schedule: Schedule
     slug: str
@@ -59,8 +61,6 @@ class Plan:
     by_column: bool
     center: bool  # means of columns are taken off
     scale_rows: int  # 0 where scales are not by block
-    largest: float  # of e4m3
-    least: float  # that a maximum is taken for
 
     columns: bool  # transposed, in the order of vocab.KEY_ORDER
     rows: int  # per thread block
@@ -74,10 +74,6 @@ class Plan:
     parts: int  # in which a warp goes through its rows
     height: int  # rows that a lane holds at a time
     reduce_threads: int  # threads that make one descale of many maxima, or of columns' numbers
-    # of the kernel that reads columns, where their means or scales are wanted
-    column_threads: int  # per thread block
-    column_blocks: int  # that an SM should hold at least
-    column_rows: int  # per thread block
     column_lanes: int  # threads that share a row, 8 columns each
     column_numbers: int  # found of a column: its sum, and for scales its extremes
     shared_bytes: int
@@ -105,15 +101,13 @@ class Plan:
     def reasons(self) -> str:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
-        share = SM90.registers_per_sm // SM90.issued_warps
         wanted = _registers(values, self.parts, self.schedule.quantize)
-        together = SM90.warps_resident(wanted)
+        together, fit = warps_that_fit(wanted, 28)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
             f"{values}\n"
             f"registers for them and all  {wanted}\n"
-            f"warps that then fit         {share:,} / ({wanted} x {SM90.warp_threads}), rounded "
-            f"down, x {SM90.issued_warps} schedulers = {together}\n"
+            f"{fit}\n"
             f"so many thread blocks       {together} / {self.warps} warps, rounded "
             f"down = {self.blocks}"
         )
@@ -121,21 +115,16 @@ class Plan:
     @property
     def ledger(self) -> str:
         """What an SM holds of it, to be printed."""
-        held = self.threads * self.blocks
         rows = [
             ("rows of a head per thread block", f"{self.rows}"),
             ("threads per thread block", f"{self.threads}"),
             ("thread blocks per SM", f"{self.blocks}"),
-            (
-                "registers per thread",
-                f"{self.launch_registers}, {held * self.launch_registers:,} of "
-                f"{SM90.registers_per_sm:,} in all",
-            ),
+            self.registers_held,
             ("bytes of shared memory per block", f"{self.shared_bytes:,}"),
             ("kernels", f"{len(self.launches.kernels)}"),
             ("the input is read", self.reads),
         ]
-        return "\n".join(f"{name:<34}{said}" for name, said in rows)
+        return table(rows, 34)
 
     @cached_property
     def signature(self) -> Signature:
@@ -179,22 +168,8 @@ class Plan:
             return Launches(tuple(kernels))
         return Launches(tuple(kernels), workspace, unless=unless)
 
-    def explained(self) -> str:
-        """Return the ledger, and why so many thread blocks share an SM."""
-        return f"{self.ledger}\n\n{self.reasons}"
-
-    def record(self) -> dict[str, Any]:
-        """Return keys and ledger, for JSON."""
-        return {
-            "schedule": self.slug,
-            "keys": self.schedule.values(),
-            "threads": self.threads,
-            "blocks": self.blocks,
-            "registers": self.launch_registers,
-            "shared_bytes": self.shared_bytes,
-            "kernels": len(self.launches.kernels),
-            "reads": self.reads,
-        }
+    def _recorded(self) -> dict[str, Any]:
+        return {"kernels": len(self.launches.kernels), "reads": self.reads}
 
 
 def plan(schedule: Schedule) -> Plan:
@@ -215,24 +190,15 @@ def plan(schedule: Schedule) -> Plan:
     blocks = SM90.warps_resident(wanted) // warps
     columns = keys.layout == "columns"
     return Plan(
-        schedule=schedule,
-        slug=schedule.slug,
-        dtype=DTYPES[keys.dtype],
-        head_dim=keys.head_dim,
+        **carried(Plan, schedule, "rotary"),
         rotary=keys.rotary != "none",
         pairs=keys.rotary == "pairs",
         angles=keys.head_dim // 2,
-        rotate=keys.rotate,
         hadamard=hadamard,
         norm=hadamard**-0.5 if keys.rotate else 1.0,
-        scales=keys.scales,
         by_block=by_block,
         by_tensor=keys.scales == "tensor",
         by_column=by_column,
-        center=keys.center,
-        scale_rows=keys.scale_rows,
-        largest=SM90.e4m3_max,
-        least=LEAST_MAXIMUM,
         columns=columns,
         rows=rows,
         warps=warps,
@@ -244,9 +210,6 @@ def plan(schedule: Schedule) -> Plan:
         parts=parts,
         height=2 // parts,
         reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" or of_columns else 256,
-        column_threads=_COLUMN_THREADS,
-        column_blocks=_COLUMN_BLOCKS,
-        column_rows=_COLUMN_ROWS,
         column_lanes=keys.head_dim // 8,
         column_numbers=3 if by_column else 1,
         # tile, tops, means and scales of columns, each as aligned as it is in the kernel

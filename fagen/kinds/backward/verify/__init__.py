@@ -122,7 +122,7 @@ def _gradient_error(
     sizes: Sizes, errors: Sequence[float], allowed: Sequence[float]
 ) -> GradientError:
     of_each = zip(GradientError.bounds.items(), errors, allowed, strict=True)
-    named: dict[str, float] = {}
+    named: dict[str, Any] = {}
     for (error, most), own, may_be in of_each:
         named |= {error: own, most: may_be}
     return GradientError(**vars(sizes), **named)
