@@ -6,7 +6,8 @@
 PYTHON   ?= python3
 VENV     ?= .venv
 SCHEDULE ?= schedules/forward/fwd_fp16_d128_causal_m128n128.toml
-WORKERS  ?= auto
+# processes that run tests: one more than there are cores, since some tests wait
+WORKERS  ?= $(shell echo $$(($$(nproc) + 1)))
 SAMPLE   ?= 1
 
 # whichever build of torch pip offers: with CUDA or without
@@ -97,6 +98,7 @@ lint: $(VENV)/.installed
 tests: $(VENV)/.nvcc
 	$(TESTS)
 
+quick: WORKERS = auto
 quick: $(VENV)/.nvcc
 	$(TESTS) -m quick
 

@@ -1,5 +1,6 @@
 """Shared by all tests: a cache of built kernels that outlives a run, and kernels by their slugs."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -189,6 +190,17 @@ def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
         return allclose(*as_wide, **options)
 
     monkeypatch.setattr(torch, "allclose", widened)
+
+
+def pytest_configure() -> None:
+    """Until all is collected nothing goes, modules or tests: looking for that takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look from now on only among what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

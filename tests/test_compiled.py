@@ -7,16 +7,19 @@ from fagen.arch import SM90
 from tests import backward_helpers, combine_helpers, decode_helpers, quantize_helpers
 from tests.often import some
 
-# one of each form, ten to twenty seconds each; of the others their evidence says it too
+# one of each form, five CPU-seconds each; of the others their evidence says it too
 BACKWARD = (
     "bwd_fp16_d128_causal_m64n128",
-    "bwd_bf16_d64_full_m128n128_det",
     "bwd_fp16_d128_causal_m64n128_varlen",
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
-    "bwd_fp16_d112_full_m64n128",  # seven boxes to a tile of Q, dQ by one
     "bwd_bf16_d128_causal_m80n128",  # dQ transposed, ones in shared memory
-    "bwd_bf16_d48_causal_m64n128_persist",  # tiles drawn, dQ by one
-    "bwd_fp16_d128_causal_m64n128_persist_post",  # and dQ rounded meanwhile
+    "bwd_fp16_d128_causal_m64n128_persist_post",  # tiles drawn, dQ rounded meanwhile
+)
+# beside them dQ by one warpgroup, and seven boxes to a tile of Q
+OTHERS = (
+    "bwd_bf16_d64_full_m128n128_det",
+    "bwd_fp16_d112_full_m64n128",
+    "bwd_bf16_d48_causal_m64n128_persist",
 )
 # rows of 96 numbers, in a warp and a half, and of 32, in half of one
 MERGED = ("dec_fp16_d96_full_r24n64_c20", "dec_bf16_d32_full_r8n64_c64")
@@ -38,7 +41,7 @@ QUANTIZE = (
 )
 FEW = (*combine_helpers.SPREAD[:6], *quantize_helpers.SPREAD[:8])
 EVERY = (
-    *(*BACKWARD, *MERGED, *COMBINE, *QUANTIZE, *FEW, *WIDTHS, *decode_helpers.SPREAD),
+    *(*BACKWARD, *OTHERS, *MERGED, *COMBINE, *QUANTIZE, *FEW, *WIDTHS, *decode_helpers.SPREAD),
     *backward_helpers.SPREAD[4:],
     *(path.stem for kind in ("backward", "decode") for path in registry.schedules(kind)),
 )

@@ -28,7 +28,7 @@ def run_on_cpu(plan: Plan, x: Tensor, **given: Tensor) -> Centered:
     return Centered(values.view(torch.uint8), descale, mean)
 
 
-@pytest.mark.parametrize("slug", some(SPREAD, SPREAD[::3]))
+@pytest.mark.parametrize("slug", some(SPREAD, SPREAD[::5]))
 def test_the_kernels_own_text_computes_what_the_reference_does(slug):
     plan = planned(slug)
     x = uneven(plan, 2, 203, 2)
@@ -51,14 +51,14 @@ def test_the_kernels_own_text_computes_what_the_reference_does(slug):
     assert torch.all(near | (bits.int() % 128 < 2))  # a zero may have either sign
 
 
-@pytest.mark.parametrize(
-    "slug",
-    [
-        "quant_bf16_d48_center_shead",
-        "quant_bf16_d80_rot_center_sr128",
-        "quant_fp16_d240_rot_center",
-    ],
+PADDED = (
+    "quant_bf16_d48_center_shead",
+    "quant_bf16_d80_rot_center_sr128",
+    "quant_fp16_d240_rot_center",
 )
+
+
+@pytest.mark.parametrize("slug", some(PADDED, PADDED[1:2]))
 def test_columns_past_the_head_dim_have_no_part_in_maxima(slug):
     """Less their means all numbers are far below one."""
     plan = planned(slug)
