@@ -1,7 +1,6 @@
 """Arguments of another type than a public call takes: named, or taken for what they say."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -13,12 +12,10 @@ from torch.autograd import forward_ad
 import fagen
 from fagen.errors import DeviceError
 from fagen.flash_attn_interface import (
-    flash_attn_combine,
-    flash_attn_func,
-    flash_attn_varlen_func,
     flash_attn_with_kvcache,
     get_scheduler_metadata,
 )
+from tests.public_calls import GOOD
 from tests.tensors import ints, normal
 
 pytestmark = [
@@ -35,41 +32,10 @@ Q, K, V = half(2, 5, 4, 32), half(2, 9, 2, 32, seed=1), half(2, 9, 2, 32, seed=2
 PACKED = tuple(x.flatten(0, 1) for x in (Q, K, V))
 OFFSETS = ints(0, 4, 10), ints(0, 8, 18)
 
-# each with arguments that it takes
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "attention": (fagen.attention, dict(q=Q, k=K, v=V)),
-    "e4m3": (
-        fagen.attention,
-        {name: x.to(torch.float8_e4m3fn) for name, x in zip("qkv", (Q, K, V), strict=True)}
-        | {f"{name}_descale": torch.ones(()) for name in "qkv"},
-    ),
-    "attention_fp8": (fagen.attention_fp8, dict(q=Q, k=K, v=V)),
-    "attention_varlen": (
-        fagen.attention_varlen,
-        dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), (*PACKED, *OFFSETS), strict=True))
-        | {"seqused_k": ints(8, 3)},
-    ),
-    "attention_decode": (
-        fagen.attention_decode,
-        dict(q=Q, k=K, v=V, seqused_k=ints(9, 3), leftpad_k=ints(0, 1)),
-    ),
-    "flash_attn_func": (flash_attn_func, dict(q=Q, k=K, v=V)),
-    "flash_attn_varlen_func": (
-        flash_attn_varlen_func,
-        dict(zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), (*PACKED, *OFFSETS), strict=True))
-        | {"max_seqlen_q": 6, "max_seqlen_k": 10},
-    ),
-    "flash_attn_with_kvcache": (
-        flash_attn_with_kvcache,
-        dict(q=Q, k_cache=K, v_cache=V, cache_seqlens=ints(9, 3), cache_leftpad=ints(0, 1)),
-    ),
-    "combine": (fagen.combine, dict(outs=normal(3, 2, 5, 4, 32), lses=normal(3, 2, 4, 5))),
-    "flash_attn_combine": (
-        flash_attn_combine,
-        dict(out_partial=normal(3, 2, 5, 4, 32), lse_partial=normal(3, 2, 5, 4)),
-    ),
-    "quantize": (fagen.quantize, dict(x=Q)),
-    "reference_for": (fagen.reference_for, dict(lse=normal(2, 4, 5))),
+CALLS = {
+    name: call
+    for name, call in GOOD.items()
+    if not name.startswith(("_", "prepare")) and "-" not in name and "qkv" not in name
 }
 TENSORS = [
     (call, name)

@@ -14,6 +14,7 @@ from torch import Tensor
 import fagen
 from fagen import flash_attn_interface
 from fagen.errors import FagenError
+from tests.public_calls import GOOD
 from tests.tensors import ints
 from tests.test_argument_types import CALLS, Q
 
@@ -59,9 +60,6 @@ WORDS = ("scales", "layout", "v_layout", "out_dtype", "dtype")
 
 MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "quantize by head": (fagen.quantize, dict(x=Q, scales="head", descale=0.5)),
-    "prepare": (fagen.prepare, dict(dtype="fp16", head_dim=32)),
-    "prepare_varlen": (fagen.prepare_varlen, dict(dtype="fp16", head_dim=32)),
-    "prepare_decode": (fagen.prepare_decode, dict(dtype="fp16", head_dim=32, heads=4)),
     "pick": (fagen.pick, dict(dtype="fp16", head_dim=64)),
     "get_scheduler_metadata": (
         flash_attn_interface.get_scheduler_metadata,
@@ -74,16 +72,8 @@ MORE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         )
         | {"cache_seqlens": ints(1)},
     ),
-    "flash_attn_qkvpacked_func": (
-        flash_attn_interface.flash_attn_qkvpacked_func,
-        dict(qkv=Q[:, :, :3], num_heads_q=1),
-    ),
-    "_flash_attn_forward": (flash_attn_interface._flash_attn_forward, dict(q=Q, k=Q, v=Q)),
-    "_flash_attn_backward": (
-        flash_attn_interface._flash_attn_backward,
-        dict(dout=Q, q=Q, k=Q, v=Q, out=Q, softmax_lse=torch.zeros(2, 4, 5)),
-    ),
 }
+MORE |= {name: call for name, call in GOOD.items() if name not in CALLS and "-" not in name}
 EVERY = CALLS | MORE
 ARGUMENTS = [
     (call, name)

@@ -3,83 +3,15 @@
 Of ops test_op_refusals.py says so, and of what is of another type test_arguments_hostile.py.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-import torch
 
-import fagen
-from fagen import flash_attn_interface as fa3
 from tests import wrong
-from tests.attention_helpers import qkv, quantised
-from tests.tensors import ints, normal
-from tests.varlen_helpers import packed, packed8
+from tests.public_calls import GOOD
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_ready"),
     pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
 ]
-
-E4M3, HALF = torch.float8_e4m3fn, torch.float16
-
-DENSE = dict(zip("qkv", qkv(), strict=True))
-(Q8, K8, V8), HOW = quantised()
-AT = "cu_seqlens_q", "cu_seqlens_k"
-VARLEN = dict(zip((*"qkv", *AT), packed(), strict=True))
-OF_E4M3 = packed8()
-VARLEN8 = dict(zip((*"qkv", *AT), OF_E4M3.tensors, strict=True))
-ONE_LENGTH = normal(2, 5, 4, 64, dtype=HALF)
-FEW = {
-    name: normal(2, rows, 8, 64, seed=i, dtype=HALF)
-    for i, (name, rows) in enumerate((("q", 1), ("k", 70), ("v", 70)))
-}
-CACHES = {
-    name: normal(3, rows, heads, 64, seed=i, dtype=HALF)
-    for i, (name, rows, heads) in enumerate((("q", 3, 8), ("k_cache", 90, 2), ("v_cache", 90, 2)))
-}
-OUTS, LSES = normal(3, 2, 5, 4, 32), normal(3, 2, 4, 5, seed=1)
-SPLITS = dict(outs=OUTS[:, 0], lses=LSES[:, 0], num_splits=ints(1, 3), cu_seqlens=ints(0, 2, 5))
-FA3_8 = {n: normal(2, s, h, 64, seed=i).to(E4M3) for i, (n, s, h) in enumerate(
-    (("q", 40, 6), ("k", 100, 3), ("v", 100, 3))
-)} | {"q_descale": torch.ones(2, 3)}  # fmt: skip
-LONGEST = dict(max_seqlen_q=70, max_seqlen_k=130)
-PASSES = dict.fromkeys(("dout", "q", "k", "v", "out"), ONE_LENGTH)
-PREPARED = dict(dtype="fp16", head_dim=64, device="cpu")
-
-GOOD: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "attention": (fagen.attention, DENSE),
-    "e4m3": (fagen.attention, dict(q=Q8, k=K8, v=V8) | HOW),
-    "attention_fp8": (fagen.attention_fp8, DENSE),
-    "varlen": (fagen.attention_varlen, VARLEN),
-    "varlen-e4m3": (fagen.attention_varlen, VARLEN8 | OF_E4M3.named),
-    "decode": (fagen.attention_decode, FEW),
-    "combine": (fagen.combine, dict(outs=OUTS, lses=LSES)),
-    "combine-varlen": (fagen.combine, SPLITS),
-    "prepare": (fagen.prepare, PREPARED),
-    "prepare_varlen": (fagen.prepare_varlen, PREPARED),
-    "prepare_decode": (fagen.prepare_decode, PREPARED | {"heads": 8}),
-    "func": (fa3.flash_attn_func, DENSE),
-    "func-causal": (fa3.flash_attn_func, DENSE | {"causal": True}),
-    "func-e4m3": (fa3.flash_attn_func, FA3_8),
-    "varlen_func": (fa3.flash_attn_varlen_func, VARLEN | LONGEST),
-    "varlen_func-e4m3": (fa3.flash_attn_varlen_func, VARLEN8 | LONGEST),
-    "varlen_func-window": (
-        fa3.flash_attn_varlen_func,
-        VARLEN | LONGEST | dict(seqused_q=ints(5, 0, 33, 3, 1, 70)),
-    ),
-    "qkvpacked_func": (fa3.flash_attn_qkvpacked_func, dict(qkv=ONE_LENGTH)),
-    "with_kvcache": (fa3.flash_attn_with_kvcache, CACHES),
-    "flash_attn_combine": (
-        fa3.flash_attn_combine,
-        dict(out_partial=torch.zeros(2, 3, 5, 4, 64), lse_partial=torch.zeros(2, 3, 5, 4)),
-    ),
-    "_flash_attn_forward": (fa3._flash_attn_forward, dict.fromkeys("qkv", ONE_LENGTH)),
-    "_flash_attn_backward": (
-        fa3._flash_attn_backward,
-        PASSES | dict(softmax_lse=torch.zeros(2, 4, 5)),
-    ),
-}
 
 WRONG = """
 attention:
@@ -168,7 +100,7 @@ attention_fp8:
   scale_rows=100 -> scale_rows = 100 must be 32 or 64 or 128
   v_layout="column" -> v_layout is 'column'; it must be one of 'columns', 'rows'
 
-varlen:
+attention_varlen:
   q=normal(1, 9, 4, 64) -> q has 4 dimensions; it must have 3: (total, heads, head_dim)
   v=normal(9, 64) -> v has 2 dimensions; it must have 3
   cu_seqlens_q=zeros(1, 7) -> cu_seqlens_q has shape (1, 7); it must be (batch +
@@ -190,7 +122,7 @@ varlen:
   seqused_q=arange(6) -> seqused_q has shape (6,) in torch.int64
   seqused_q=ints(1, 2, 3, 4, 5, 6).to("meta") -> seqused_q is not on the device
 
-varlen-e4m3:
+attention_varlen-e4m3:
   q_descale=None -> q_descale is missing: a number of an e4m3 tensor is its value times its descale
   v_descale=None -> v_descale is missing: a number of an e4m3 tensor is its value times its descale
   k_descale=ones(2) -> k_descale has shape (2,); it must be one number (), (bat
@@ -205,7 +137,7 @@ varlen-e4m3:
     -> k is not float8_e4m3fn, which this kernel takes; fagen.quantize(k[None]) makes it so
   q=ones(119, 4, 40).to(E4M3) -> in e4m3 it must be a multiple of 16 up to 256
 
-decode:
+attention_decode:
   q=q[0] -> q has 3 dimensions
   k=k.float() -> k is not float16
   q=q.float(), k=k.float(), v=v.float() -> q is float32; use fp16 or bf16
@@ -220,7 +152,7 @@ decode:
   q=q.clone().requires_grad_() -> requires a gradient, and decoding has none
   reference=zeros(3) -> reference has shape (3); it must be (heads = 8)
 
-decode raises ScheduleError:
+attention_decode raises ScheduleError:
   reference=zeros(8), schedule="dec_fp16_d64_causal_r8n128" -> a fixed maximum
   schedule="dec_bf16_d64_causal_r8n64" -> is not what the call asks for
   schedule="fwd_fp16_d64_causal_m128n128" -> is not what the call asks for
@@ -283,7 +215,7 @@ prepare_decode raises TypeError:
 prepare_decode raises ScheduleError:
   schedule="fwd_fp16_d64_full_m64n64" -> fwd_fp16_d64_full_m64n64 is not what the call asks
 
-func raises NotImplementedError:
+flash_attn_func raises NotImplementedError:
   qv=ones(2, 70, 4, 64) -> flash_attn_func: qv is not there yet in fagen; None is none
   window_size=(128, 0)
     -> flash_attn_func: window_size = (128, 0) is not there yet in fagen; (-1, -1) is none, and
@@ -292,14 +224,14 @@ func raises NotImplementedError:
   attention_chunk=64 -> flash_attn_func: attention_chunk = 64 is not there yet in fagen; 0 is none
   softcap=15.0 -> flash_attn_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
 
-func:
+flash_attn_func:
   window_size=(1, 2, 3) -> window_size is (1, 2, 3); it must be (left, right), where -1 is no bound
 
-func-causal raises NotImplementedError:
+flash_attn_func-causal raises NotImplementedError:
   window_size=(198, -1) -> flash_attn_func: window_size = (198, -1) is not there yet
   window_size=(0, 0) -> flash_attn_func: window_size = (0, 0) is not there yet
 
-func-e4m3:
+flash_attn_func-e4m3:
   q=ones(40, 6, 64).to(E4M3) -> q has 3 dimensions; it must have 4: (bat
   q_descale=ones(2, 6) -> q_descale has shape (2, 6); it must be (batch = 2, kv_h
   k_descale=ones(()) -> k_descale has shape (); it must be (batch = 2, kv_h
@@ -312,39 +244,39 @@ func-e4m3:
   sm_margin=132 -> sm_margin is 132; it must be 0 … 131
   sm_margin=-1 -> sm_margin is -1; it must be 0 … 131
 
-varlen_func raises NotImplementedError:
+flash_attn_varlen_func raises NotImplementedError:
   window_size=tensor((128, 0)) -> flash_attn_varlen_func: window_size = (128, 0) is not there yet
   qv=ones(119, 4, 64) -> flash_attn_varlen_func: qv is not there yet in fagen; None is none
   window_size=(128, 0) -> flash_attn_varlen_func: window_size = (128, 0) is not there yet
   softcap=15.0 -> flash_attn_varlen_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
 
-varlen_func:
+flash_attn_varlen_func:
   k=normal(2, 5, 2, 64).half(), v=normal(2, 5, 2, 64).half(), cu_seqlens_k=None
     -> k has shape (2, 5, 2, 64); without cu_seqlens_k it m
   q=tensor(1.0) -> q has 0 dimensions
 
-varlen_func-e4m3:
+flash_attn_varlen_func-e4m3:
   k_descale=ones(2, 2) -> k_descale has shape (2, 2); it must be (batch
   q_descale=ones(6, 4) -> q_descale has shape (6, 4); it must be (batch
   q=ones(2, 119, 4, 64).to(E4M3) -> q has 4 dimensions; it must have 3
 
-varlen_func-window raises NotImplementedError:
+flash_attn_varlen_func-window raises NotImplementedError:
   window_size=tensor((17, 3)) -> window_size = (17, 3) is not there yet
 
-varlen_func-window:
+flash_attn_varlen_func-window:
   window_size=tensor((1,)) -> window_size is [1]; it must be
 
-varlen_func-window raises TypeError:
+flash_attn_varlen_func-window raises TypeError:
   window_size=tensor((1.5, 2.0)) -> window_size is of type Tensor; it must be a sequence of
 
-qkvpacked_func:
-  qkv=qkv -> qkv has shape (2, 5, 4, 64); it must be (batch, seqlen, 3, heads, head_dim)
-  qkv=normal(2, 30, 2, 4, 64)
+flash_attn_qkvpacked_func:
+  num_heads_q=None -> qkv has shape (2, 5, 4, 64); it must be (batch, seqlen, 3, heads, head_dim)
+  qkv=normal(2, 30, 2, 4, 64), num_heads_q=None
     -> qkv has shape (2, 30, 2, 4, 64); it must be (batch, seqlen, 3, heads, head_dim)
   num_heads_q=1 -> num_heads_q + 2 · kv_heads
   num_heads_q=6 -> num_heads_q + 2 · kv_heads
 
-with_kvcache raises NotImplementedError:
+flash_attn_with_kvcache raises NotImplementedError:
   page_table=ints(0)
     -> flash_attn_with_kvcache: page_table is not there yet in fagen; caches are dense
   block_table=ints(0) -> block_table is not there yet in fagen; caches are dense
@@ -363,7 +295,7 @@ with_kvcache raises NotImplementedError:
   q=q.flatten(0, 1), cu_seqlens_q=ints(0, 3, 6, 9), k_cache=turned(stack((k_cache,) * 2), 1, 2)[0]
     -> cu_seqlens_q over caches of shape (3, 90, 2, 64)
 
-with_kvcache:
+flash_attn_with_kvcache:
   q=q[0] -> q has 3 dimensions
   cu_seqlens_q=ints(0, 3, 6, 9) -> q has 4 dimensions; with cu_seqlens_q it must have
   k_cache=k_cache[0] -> k_cache has 3 dimensions
