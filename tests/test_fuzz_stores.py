@@ -58,7 +58,7 @@ def written(tmp_path_factory, text: str) -> Whole:
     (target,) = space(text).targets()
     with Store(path) as store:
         row, *_ = store.compiled()
-        other = registry.from_slug(row.made.slug).but(block_n=48).slug
+        other = registry.from_slug(row.compiled.slug).but(block_n=48).slug
         wrong = [(other, "it is\nwrong")]
         store.put_timed(target, CARD, {wrong[0][0]: "a"}, [], wrong, [])
     with closing(sqlite3.connect(path)) as base, base:

@@ -123,7 +123,7 @@ def test_a_second_run_measures_nothing_again(recorded, tmp_path, at_once):
     replayed(recorded, store, compile_at_most=40)
     assert timings(store) == first
     with Store(store, read_only=True) as kept:
-        compiled = [row.made.slug for row in kept.compiled()]
+        compiled = [row.compiled.slug for row in kept.compiled()]
     assert len(compiled) == len(set(compiled))
     assert not list(tmp_path.glob("*-runner-*"))
     assert not list(tmp_path.glob("*-wal"))

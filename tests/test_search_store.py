@@ -51,7 +51,7 @@ def test_what_is_put_in_comes_out(tmp_path):
         store.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], [])
         store.put_timed(TARGET, CARD, {}, [timed("cudnn")], [], [])
         (compiled,) = store.compiled()
-        assert (compiled.target, compiled.made) == (TARGET.name, made())
+        assert (compiled.target, compiled.compiled) == (TARGET.name, made())
         ours, peer = store.timed()
         assert (ours.time, ours.source_hash, ours.card, ours.driver) == (timed(), "a", *CARD)
         assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", TARGET.name)
@@ -78,7 +78,7 @@ def test_news_are_what_came_since(tmp_path):
         one.put_compiled(TARGET, made(source="a"), "")
         seen = max(row.number for row in other.compiled())
         one.put_compiled(TARGET, made(source="b"), "")
-        assert [row.made.source_hash for row in other.compiled(seen)] == ["b"]
+        assert [row.compiled.source_hash for row in other.compiled(seen)] == ["b"]
 
 
 def test_the_first_anchor_stays(tmp_path):

@@ -105,18 +105,18 @@ def check(
         if cases is None:
             yield from rule.hard(plan, run, small, device)
 
-    found, wrong = [], []
+    records, wrong = [], []
     for name, error in every():
         line = f"  {name:{rule.columns}} {rule.said(error)}  {'ok' if error.ok else 'WRONG'}"
-        found.append(error)
+        records.append(error)
         wrong += [] if error.ok else [line]
         if progress:
             progress(line)
     if wrong:
         raise VerificationError(
-            "\n".join([f"{plan.slug}: {len(wrong)} of {len(found)} {rule.of} are wrong", *wrong])
+            "\n".join([f"{plan.slug}: {len(wrong)} of {len(records)} {rule.of} are wrong", *wrong])
         )
-    return tuple(found)
+    return tuple(records)
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,10 @@ def need_room(
         if path not in read[: number - 1] and path.is_file():  # else a slug
             files[f"space {number}"] = path
     outputs.refuse_alike(files)
-    for what, made in (("page", page), ("store", store)):
-        if made and not made.parent.is_dir():
-            where = printable(str(made.parent))
-            raise FagenError(f"{printable(str(made))}: there is no folder {where} for the {what}")
+    for what, file in (("page", page), ("store", store)):
+        if file and not file.parent.is_dir():
+            where = printable(str(file.parent))
+            raise FagenError(f"{printable(str(file))}: there is no folder {where} for the {what}")
     if page:
         outputs.refuse_loss(page, outputs.is_stamped, WHAT)
     if folder:

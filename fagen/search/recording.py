@@ -151,10 +151,10 @@ def _add(
     path: Path, calls: Mapping[Problem, Mapping[Sizes, int]], left_out: Mapping[str, int]
 ) -> list[str]:
     """Add calls to the file; return in words what is left out."""
-    found = read_recording(path)
+    recorded = read_recording(path)
     dropped = Counter(left_out)
     for problem, sizes in calls.items():
-        known = found.setdefault(problem, {})
+        known = recorded.setdefault(problem, {})
         for size, count in sizes.items():
             if max(vars(size).values()) > MAX_SIZE:
                 dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
@@ -164,15 +164,15 @@ def _add(
                 known[size] = _sum(known.get(size, 0.0), count)
     kept: Weights = {}
     for problem in sorted(
-        (one for one in found if found[one]), key=lambda one: -_sum(*found[one].values())
+        (one for one in recorded if recorded[one]), key=lambda one: -_sum(*recorded[one].values())
     ):
         # one search has one space for problems of one name
         if len(kept) == MOST_PROBLEMS or problem.name in {other.name for other in kept}:
             dropped[f"of {problem}, beside what was called more often"] += int(
-                _sum(*found[problem].values())
+                _sum(*recorded[problem].values())
             )
         else:
-            kept[problem] = found[problem]
+            kept[problem] = recorded[problem]
     if calls and kept:
         most = min(MOST_SIZES, ALL_SIZES // len(kept))
         text = text_of({problem: _fewer(weights, most) for problem, weights in kept.items()})
@@ -237,8 +237,8 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
         "scales": "block" if blocks else None,
         "scale_rows": problem.scale_rows or None,
     }
-    said = {key: value for key, value in keys.items() if value is not None}
-    yield from in_tables(said, keys_of(problem.kind), prefix)
+    settings = {key: value for key, value in keys.items() if value is not None}
+    yield from in_tables(settings, keys_of(problem.kind), prefix)
     always = space_of(problem.kind).shape_keys
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes

@@ -35,8 +35,8 @@ class Recording:
         timed = {slug for slug, other in self.times if other == target}
         return {
             slug
-            for slug, made in self.compiled.items()
-            if self.targets[slug] == target and (slug in timed or made.outcome != "good")
+            for slug, compiled in self.compiled.items()
+            if self.targets[slug] == target and (slug in timed or compiled.outcome != "good")
         }
 
 
@@ -49,15 +49,15 @@ def recording(path: str) -> Recording:
             raise FagenError(f"{path}: nothing was timed there")
         card = cards[0]
         rows = store.compiled()
-        compiled = {row.made.slug: row.made for row in rows}
-        targets = {row.made.slug: row.target for row in rows}
+        compiled = {row.compiled.slug: row.compiled for row in rows}
+        targets = {row.compiled.slug: row.target for row in rows}
         times: dict[tuple[str, str], dict[str, list[Time]]] = {}
         for row in store.timed():
             if (row.card, row.driver) == card:
                 by_size = times.setdefault((row.time.slug, row.target), {})
                 by_size.setdefault(str(row.time.size), []).append(row.time)
         wrong = {row.slug: row.said for row in store.wrong()}
-    compiler = next((made.compiler for made in compiled.values()), "")
+    compiler = next((one.compiler for one in compiled.values()), "")
     return Recording(card, compiler, compiled, targets, times, wrong)
 
 
@@ -85,7 +85,7 @@ class Replay:
         time.sleep(self.pace * len(task.kernels))
         recorded = recording(self.path)
         times, wrong = [], []
-        for slug in [*(made.slug for made in task.kernels), task.target.peer.name]:
+        for slug in [*(compiled.slug for compiled in task.kernels), task.target.peer.name]:
             if slug in recorded.wrong:
                 wrong.append((slug, recorded.wrong[slug]))
                 continue
@@ -98,8 +98,8 @@ class Replay:
 
     def source_hash(self, slug: str) -> str:
         """Of the source as it was."""
-        made = recording(self.path).compiled.get(slug)
-        return made.source_hash if made else f"unknown {slug}"
+        compiled = recording(self.path).compiled.get(slug)
+        return compiled.source_hash if compiled else f"unknown {slug}"
 
     def compiler(self) -> str:
         """The compiler of then."""

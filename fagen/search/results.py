@@ -256,8 +256,8 @@ def results(store: Store) -> tuple[Result, ...]:
     latest: dict[str, Compiled] = {}
     target_by_slug: dict[str, str] = {}
     for row in store.compiled():
-        latest[row.made.slug] = row.made
-        target_by_slug[row.made.slug] = row.target
+        latest[row.compiled.slug] = row.compiled
+        target_by_slug[row.compiled.slug] = row.target
     timed = store.timed()
     dates = [session.date for session in store.sessions()]
     targets = []
@@ -269,8 +269,8 @@ def results(store: Store) -> tuple[Result, ...]:
             marks = Marks(sizes, weights)
             for one in timed:
                 here = (one.target, one.card, one.driver) == (name, card, driver)
-                made = latest.get(one.time.slug)
-                if here and (made is None or made.source_hash == one.source_hash):
+                compiled = latest.get(one.time.slug)
+                if here and (compiled is None or compiled.source_hash == one.source_hash):
                     marks.add(one.time)
             wrong = {
                 row.slug: row.said
@@ -355,7 +355,7 @@ def toml(schedule: Schedule, why: str) -> str:
 
 def told(result: Result) -> Iterator[str]:
     """Yield lines: how far the search came, the leader, and where another is faster."""
-    good = sum(made.outcome == GOOD for made in result.compiled)
+    good = sum(compiled.outcome == GOOD for compiled in result.compiled)
     marks, lead = result.marks, result.lead
     yield (
         f"{result.target.name} on {result.card}: {result.survey['fit']:,} of "

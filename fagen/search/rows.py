@@ -155,7 +155,7 @@ class CompiledRow(KernelRow):
     cpu_seconds: Annotated[float, Field(ge=0)]
 
     @cached_property
-    def made(self) -> Compiled:
+    def compiled(self) -> Compiled:
         """The result."""
         return Compiled(**self.model_dump(exclude={"number", "target"}))
 

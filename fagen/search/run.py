@@ -157,9 +157,9 @@ class Search:
     # ---- taking in
 
     def _take_in(self) -> None:
-        for made in [future for future in self._compiling if future.done()]:
-            tournament, slug = self._compiling.pop(made)
-            self._take_compiled(tournament, slug, made)
+        for compiled in [future for future in self._compiling if future.done()]:
+            tournament, slug = self._compiling.pop(compiled)
+            self._take_compiled(tournament, slug, compiled)
         for timed in [future for future in self._timing if future.done()]:
             tournament, task, _ = self._timing.pop(timed)
             tournament.round_over(task)
@@ -178,7 +178,7 @@ class Search:
         tournament.add_compiled(compiled, ready=True)
 
     def _take_timed(self, tournament: Tournament, task: Round, future: Future[Timed]) -> None:
-        hashes = {made.slug: made.source_hash for made in task.kernels}
+        hashes = {compiled.slug: compiled.source_hash for compiled in task.kernels}
         try:
             timed = future.result()
         except BuildError:
@@ -208,13 +208,13 @@ class Search:
         by_target = {tournament.target.name: tournament for tournament in self._tournaments}
         for row in self._store.compiled(self._seen[0]):
             self._seen[0] = row.number
-            made = row.made
+            compiled = row.compiled
             if (
                 (tournament := by_target.get(row.target))
-                and made.compiler == self._compiler
-                and self._is_current(made.slug, made.source_hash)
+                and compiled.compiler == self._compiler
+                and self._is_current(compiled.slug, compiled.source_hash)
             ):
-                tournament.add_compiled(made)
+                tournament.add_compiled(compiled)
         for timed in self._store.timed(self._seen[1]):
             self._seen[1] = timed.number
             if (tournament := by_target.get(timed.target)) and self._is_ours(timed):
@@ -253,19 +253,19 @@ def _untimed(task: Round, timed: Timed) -> dict[str, str]:
     """The kernels of which a time is missing: to ask again would not bring it."""
     there = {(one.slug, one.size, one.repeat) for one in timed.times}
     return {
-        made.slug: f"no time came back at {size}"
-        for made in task.kernels
+        compiled.slug: f"no time came back at {size}"
+        for compiled in task.kernels
         for size in task.sizes
         for number in task.repeats
-        if (made.slug, size, number) not in there
+        if (compiled.slug, size, number) not in there
     }
 
 
 def standing(tournament: Tournament) -> str:
     """One line on how a tournament stands."""
     entries = tournament.entries.values()
-    compiled = sum(entry.made is not None for entry in entries)
-    bad = sum(entry.made is not None and not entry.good for entry in entries)
+    compiled = sum(entry.compiled is not None for entry in entries)
+    bad = sum(entry.compiled is not None and not entry.good for entry in entries)
     at = min(tournament.stage, len(STAGES) - 1)
     stage = f"{STAGES[at].regime} {at + 1}/{len(STAGES)}"
     line = (

@@ -239,13 +239,13 @@ class Store:
             self._insert("anchor", target.name, *card, slug)
         return self.anchors()[target.name, *card]
 
-    def put_compiled(self, target: Problem, made: Compiled, job: str) -> None:
+    def put_compiled(self, target: Problem, compiled: Compiled, job: str) -> None:
         """Keep a compile result, and give its job up."""
         with self._change():
-            kernel = self._kernel(target.name, made.slug, made.source_hash)
+            kernel = self._kernel(target.name, compiled.slug, compiled.source_hash)
             self._insert(
-                *("compiled", kernel, made.compiler, made.outcome, made.note),
-                *(made.registers, made.spill_bytes, round(made.cpu_seconds, 2)),
+                *("compiled", kernel, compiled.compiler, compiled.outcome, compiled.note),
+                *(compiled.registers, compiled.spill_bytes, round(compiled.cpu_seconds, 2)),
             )
             self._unclaim([job])
 

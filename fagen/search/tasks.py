@@ -134,10 +134,12 @@ def compiler() -> str:
 
 def compile_to_send(slug: str) -> Compiled:
     """As compile_kernel, with the kernel itself in the answer."""
-    made = compile_kernel(slug)
-    if made.outcome != GOOD:
-        return made
-    return replace(made, packed=zlib.compress(Path(made.library).read_bytes(), 1), library="")
+    compiled = compile_kernel(slug)
+    if compiled.outcome != GOOD:
+        return compiled
+    return replace(
+        compiled, packed=zlib.compress(Path(compiled.library).read_bytes(), 1), library=""
+    )
 
 
 def _without_places(message: str) -> str:
@@ -158,23 +160,23 @@ def time_round(task: Round, device: int = 0) -> Timed:
 
     card = rounds.use_card(device)
 
-    def kernel(made: Compiled) -> rounds.Kernel:
-        return rounds.Kernel(made.slug, _library(made))
+    def kernel(compiled: Compiled) -> rounds.Kernel:
+        return rounds.Kernel(compiled.slug, _library(compiled))
 
     times: list[Time] = []
     wrong: dict[str, str] = {}
     with _gpu_to_oneself(rounds.card_id(device)):
         if task.check:
-            for made in task.kernels:
+            for compiled in task.kernels:
                 try:
-                    rounds.quick_check(Cell(task.target, task.sizes[0]), kernel(made))
+                    rounds.quick_check(Cell(task.target, task.sizes[0]), kernel(compiled))
                 except (VerificationError, DeviceError, ValueError) as error:
-                    wrong[made.slug] = str(error)
-        right = [kernel(made) for made in task.kernels if made.slug not in wrong]
+                    wrong[compiled.slug] = str(error)
+        kernels = [kernel(compiled) for compiled in task.kernels if compiled.slug not in wrong]
         for size in task.sizes:
             laps = rounds.side_by_side(
                 Cell(task.target, size),
-                right,
+                kernels,
                 kernel(task.anchor),
                 regime=rounds.ROUND_REGIMES[task.regime],
                 repeats=task.repeats,
@@ -202,15 +204,15 @@ def card(device: int) -> tuple[str, str]:
     return hopper.name, hopper.driver
 
 
-def _library(made: Compiled) -> Path:
+def _library(compiled: Compiled) -> Path:
     """Where a kernel lies on this machine; one that travelled is put into the cache."""
-    if not made.packed:
-        if not Path(made.library).is_file():
-            raise BuildError(f"{made.slug}: {made.library} is gone; was the cache pruned?")
-        return Path(made.library)
-    content = zlib.decompress(made.packed)
+    if not compiled.packed:
+        if not Path(compiled.library).is_file():
+            raise BuildError(f"{compiled.slug}: {compiled.library} is gone; was the cache pruned?")
+        return Path(compiled.library)
+    content = zlib.decompress(compiled.packed)
     name = hashlib.sha256(content).hexdigest()[:16]
-    path = cache_folder() / "search" / name / f"{made.slug}.so"
+    path = cache_folder() / "search" / name / f"{compiled.slug}.so"
     check_own(path)
     if not path.exists():
         make_folder(path.parent)

@@ -49,14 +49,14 @@ class Entry:
 
     slug: str
     schedule: Schedule
-    made: Compiled | None = None
+    compiled: Compiled | None = None
     ready: bool = False
     wrong: str = ""
 
     @property
     def good(self) -> bool:
         """Whether there is anything to be timed."""
-        return bool(self.made and self.made.outcome == GOOD and not self.wrong)
+        return bool(self.compiled and self.compiled.outcome == GOOD and not self.wrong)
 
 
 def job_of(slug: str, regime: str, repeats: Sequence[int], sizes: Sequence[Sizes]) -> str:
@@ -66,7 +66,9 @@ def job_of(slug: str, regime: str, repeats: Sequence[int], sizes: Sequence[Sizes
 
 def jobs_of(task: Round) -> list[str]:
     """The names of all parts of a round."""
-    return [job_of(made.slug, task.regime, task.repeats, task.sizes) for made in task.kernels]
+    return [
+        job_of(compiled.slug, task.regime, task.repeats, task.sizes) for compiled in task.kernels
+    ]
 
 
 class Tournament:
@@ -95,14 +97,14 @@ class Tournament:
 
     # ---- what is known
 
-    def add_compiled(self, made: Compiled, *, ready: bool = False) -> None:
+    def add_compiled(self, compiled: Compiled, *, ready: bool = False) -> None:
         """Take a compile result: a kept one, or one of this process, `ready` to be timed."""
-        entry = self._entry(made.slug)
-        self._compiling.discard(made.slug)
-        if entry.made is None and made.outcome != GOOD:
+        entry = self._entry(compiled.slug)
+        self._compiling.discard(compiled.slug)
+        if entry.compiled is None and compiled.outcome != GOOD:
             self.chooser.tell(entry.schedule, None)
         if not entry.ready:
-            entry.made, entry.ready = made, ready and made.outcome == GOOD
+            entry.compiled, entry.ready = compiled, ready and compiled.outcome == GOOD
 
     def add_time(self, time: Time) -> None:
         """Take a time, and learn from it once a kernel has been timed at every size."""
@@ -137,7 +139,7 @@ class Tournament:
         """The kernel that all others are timed beside: the first on the list that is right."""
         for slug in self._anchors:
             entry = self.entries.get(slug)
-            if entry is None or entry.made is None or entry.good:
+            if entry is None or entry.compiled is None or entry.good:
                 return slug
         return None
 
@@ -189,7 +191,7 @@ class Tournament:
         if anchor := self.anchor:
             yield anchor
         for slug, entry in self.entries.items():
-            untried = entry.made is None
+            untried = entry.compiled is None
             if (untried or entry.good) and not entry.ready and (untried or self._missing(slug)):
                 yield slug
 
@@ -203,12 +205,12 @@ class Tournament:
         if self.anchor is None:
             self.done = True  # nothing that could be compared with is right
         anchor = self.entries.get(self.anchor or "")
-        if self.done or anchor is None or not anchor.ready or anchor.made is None:
+        if self.done or anchor is None or not anchor.ready or anchor.compiled is None:
             return None
         if not self._checked(anchor):
-            return self._round(anchor.made, [anchor.slug], self.survey.sizes, claim)
+            return self._round(anchor.compiled, [anchor.slug], self.survey.sizes, claim)
         for _ in STAGES:
-            if task := self._stage_round(anchor.made, claim):
+            if task := self._stage_round(anchor.compiled, claim):
                 return task
             if self.done or not self._stage_over(now):
                 break
@@ -240,12 +242,12 @@ class Tournament:
         stage = STAGES[self.stage]
         chosen: list[Compiled] = []
         for slug in waiting:
-            made = self.entries[slug].made
+            compiled = self.entries[slug].compiled
             job = job_of(slug, stage.regime, stage.repeats, sizes)
-            free = made and job not in self._busy and claim(job)
+            free = compiled and job not in self._busy and claim(job)
             # another process may have timed it since, and given it up
-            if free and made and set(sizes) & set(self._missing(slug)):
-                chosen.append(made)
+            if free and compiled and set(sizes) & set(self._missing(slug)):
+                chosen.append(compiled)
                 self._busy.add(job)
             if len(chosen) == ROUND:
                 break
@@ -258,7 +260,7 @@ class Tournament:
     def one_by_one(self, task: Round) -> list[Round]:
         """Split a round that failed, to see by which of its kernels."""
         self._busy.update(jobs_of(task))
-        return [replace(task, kernels=(made,)) for made in task.kernels]
+        return [replace(task, kernels=(compiled,)) for compiled in task.kernels]
 
     def round_over(self, task: Round) -> None:
         """Note that a round has come back, well or not."""
@@ -287,7 +289,7 @@ class Tournament:
         if self._busy or self._compiling or self.open(now):
             return False
         return not any(
-            entry.made is None or (entry.good and self._missing(slug))
+            entry.compiled is None or (entry.good and self._missing(slug))
             for slug, entry in self.entries.items()
             if not entry.wrong
         )
@@ -317,8 +319,8 @@ class Tournament:
             self._field = dict.fromkeys(self.survey.sizes, everyone)
         for slug, entry in self.entries.items():
             runs = slug == self.anchor or any(slug in field for field in self._field.values())
-            if entry.made and entry.made.packed and not runs:  # a megabyte each
-                entry.made, entry.ready = replace(entry.made, packed=b""), False
+            if entry.compiled and entry.compiled.packed and not runs:  # a megabyte each
+                entry.compiled, entry.ready = replace(entry.compiled, packed=b""), False
         if not order:
             self.done = True
 

@@ -170,7 +170,7 @@ def _leader(result: Result) -> Leader | None:
     if lead is None:
         return None
     first_in_brief = next(iter(result.marks.ranked()), lead.slug)
-    known = {made.slug: made.source_hash for made in result.compiled}
+    known = {compiled.slug: compiled.source_hash for compiled in result.compiled}
     return Leader(
         name=name(lead.slug),
         runs=lead.regime,
@@ -208,7 +208,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _good(result: Result) -> int:
-    return sum(made.outcome == GOOD for made in result.compiled)
+    return sum(compiled.outcome == GOOD for compiled in result.compiled)
 
 
 def _untimed(result: Result) -> str:
@@ -226,9 +226,9 @@ def _agrees(result: Result, table: Sequence[Served]) -> str:
 
 
 def _outcomes(result: Result) -> Iterator[Line]:
-    counts = Counter(made.outcome for made in result.compiled)
+    counts = Counter(compiled.outcome for compiled in result.compiled)
     for outcome, count in counts.most_common():
-        example = next(made for made in result.compiled if made.outcome == outcome)
+        example = next(compiled for compiled in result.compiled if compiled.outcome == outcome)
         note = next(iter(example.note.splitlines()), "")
         yield Line(outcome, f"{count:,}", note, name(example.slug) if note else ())
     for slug, why in result.wrong.items():

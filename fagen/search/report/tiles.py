@@ -47,14 +47,14 @@ def heat_map(result: Result) -> HeatMap:
     best: dict[Tile, tuple[float, str]] = {}  # the log of a time, and whose it is
     tried: dict[Tile, Counter[str]] = {}
     leader = None
-    for made in result.compiled:
-        values = from_slug(made.slug).values()
+    for compiled in result.compiled:
+        values = from_slug(compiled.slug).values()
         at = (values[height], values[width])
-        tried.setdefault(at, Counter())[made.outcome] += 1
-        mark = result.marks.mark(made.slug, BRIEF)
+        tried.setdefault(at, Counter())[compiled.outcome] += 1
+        mark = result.marks.mark(compiled.slug, BRIEF)
         if mark is not None:
-            best[at] = min(best.get(at, (math.inf, "")), (mark, made.slug))
-        if result.lead and made.slug == result.lead.slug:
+            best[at] = min(best.get(at, (math.inf, "")), (mark, compiled.slug))
+        if result.lead and compiled.slug == result.lead.slug:
             leader = at
     first = min(best.values(), default=(0.0, ""))[0]
     refused = {(m, n): why for m, n, why in result.survey["tiles"]}
