@@ -50,11 +50,7 @@ def doctor() -> tuple[Finding, ...]:
     """Look at everything fagen can use, in the order in which it is needed."""
     return (
         _finding("clang-format", _clang_format, "rendering"),
-        _finding(
-            "nvcc",
-            lambda: _at(toolchain.find_nvcc().nvcc, toolchain.find_nvcc().version),
-            "building",
-        ),
+        _finding("nvcc", _nvcc, "building"),
         _finding("g++", _gxx, "building"),
         _finding("ninja", lambda: _at(*toolchain.find_ninja()), "building"),
         _finding("CUTLASS", lambda: _at(*toolchain.find_cutlass()), "building"),
@@ -92,6 +88,11 @@ def _clang_format() -> str:
         return importlib.metadata.version("clang-format")
     except importlib.metadata.PackageNotFoundError:
         raise MissingError("clang-format is missing", INSTALL_CLANG_FORMAT) from None
+
+
+def _nvcc() -> str:
+    compiler = toolchain.find_nvcc()
+    return _at(compiler.nvcc, compiler.nvcc_version)
 
 
 def _gxx() -> str:
@@ -169,7 +170,7 @@ def _torch() -> toolchain.Torch:
 
 def _driver() -> str:
     try:
-        cuda = toolchain.find_nvcc().version
+        cuda = toolchain.find_nvcc().nvcc_version
     except ToolchainError:
         cuda = "13.0"
     since = DRIVER_SINCE.get(numbers(cuda)[0], max(DRIVER_SINCE.values()))

@@ -8,22 +8,16 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fagen.errors import FagenError, ToolchainError
-from fagen.paths import (
-    compiler_environment,
-    environment,
-    find_packaged,
-    find_program,
-    named_folder,
-)
+from fagen.paths import compiler_environment, environment, find_packaged, find_program, named_folder
 from fagen.process import run
 from fagen.programs import (
     MissingError,
@@ -67,12 +61,13 @@ BINDING_LINK_FLAGS = ("-shared", *TORCH_LIBRARIES, "-Wl,-rpath,$ORIGIN/..")
 SYSTEM_CUDA = Path("/usr/local/cuda")  # where NVIDIA's installers put it
 
 NVCC_SINCE = (12, 4)
-GXX_SINCE = (9,)
-CLANG_SINCE = (9,)
+HOSTS_SINCE = {"g++": (9,), "clang++": (9,)}
 # The newest host compilers that an nvcc takes, of that release on (CUDA Installation Guide for
 # Linux, host compilers). Its own crt/host_config.h, which refuses others, is asked first.
-GXX_UNTIL = {(12, 4): 13, (12, 8): 14, (13, 0): 15}
-CLANG_UNTIL = {(12, 4): 17, (12, 6): 18, (12, 8): 19, (13, 0): 20}
+HOSTS_UNTIL = {
+    "g++": {(12, 4): 13, (12, 8): 14, (13, 0): 15},
+    "clang++": {(12, 4): 17, (12, 6): 18, (12, 8): 19, (13, 0): 20},
+}
 CUTLASS_SINCE = (4, 0)
 INSTALL_NVCC = 'python -m pip install "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"'
 INSTALL_GXX = "apt install g++"
@@ -89,19 +84,6 @@ _LAUNCHERS = {"ccache", "sccache", "distcc", "icecc"}
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """nvcc and the toolkit around it."""
-
-    nvcc: Path
-    version: str
-    include: Path
-    library_dirs: tuple[Path, ...]
-    profile: Path  # in which nvcc finds more of its flags
-    newest_gxx: int | None  # that it takes
-    newest_clang: int | None
-
-
-@dataclass(frozen=True)
 class Disassembler:
     """The two programs that read machine code."""
 
@@ -109,21 +91,28 @@ class Disassembler:
     cuobjdump: Path
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """All that a kernel's build needs; the disassembler is None where none is installed."""
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """nvcc and the toolkit around it; `newest` are the host compilers that it takes, by name."""
 
     nvcc: Path
     nvcc_version: str
+    cuda_include: Path
+    library_dirs: tuple[Path, ...]
+    profile: Path | None = None  # in which nvcc finds more of its flags
+    newest: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain(Compiler):
+    """All that a kernel's build needs; the disassembler is None where none is installed."""
+
     gxx: Path
     gxx_version: str
     ninja: Path
     cutlass: Path  # the include folder
     cutlass_version: str
-    cuda_include: Path
-    library_dirs: tuple[Path, ...]
     disassembler: Disassembler | None
-    profile: Path | None = None  # as in Compiler
 
 
 @dataclass(frozen=True)
@@ -154,33 +143,28 @@ class Torch:
 
 def find_toolchain() -> Toolchain:
     """Find all that a build needs. Raises ToolchainError that names everything missing."""
-    parts: list[Any] = []
+    parts: dict[str, Any] = {}
     missing: list[str] = []
-
-    def host_compiler() -> tuple[Path, str]:
-        nvcc = parts[0] if parts else None  # which has a say in what g++ will do
-        return find_gxx(nvcc)
-
-    for find in (find_nvcc, host_compiler, find_ninja, find_cutlass):
+    for name, find in {
+        "compiler": find_nvcc,
+        "gxx": lambda: find_gxx(parts.get("compiler")),  # nvcc has a say in what g++ will do
+        "ninja": find_ninja,
+        "cutlass": find_cutlass,
+    }.items():
         try:
-            parts.append(find())
+            parts[name] = find()
         except ToolchainError as error:
             missing.append(str(error))
     if missing:
         raise ToolchainError("\n".join(missing))
-    compiler, (gxx, gxx_version), (ninja, _), (cutlass, cutlass_version) = parts
     return Toolchain(
-        nvcc=compiler.nvcc,
-        nvcc_version=compiler.version,
-        gxx=gxx,
-        gxx_version=gxx_version,
-        ninja=ninja,
-        cutlass=cutlass,
-        cutlass_version=cutlass_version,
-        cuda_include=compiler.include,
-        library_dirs=compiler.library_dirs,
+        **vars(parts["compiler"]),
+        gxx=parts["gxx"][0],
+        gxx_version=parts["gxx"][1],
+        ninja=parts["ninja"][0],
+        cutlass=parts["cutlass"][0],
+        cutlass_version=parts["cutlass"][1],
         disassembler=find_disassembler(),
-        profile=compiler.profile,
     )
 
 
@@ -234,7 +218,7 @@ def _instead_of(home: Path) -> str:
     for nvcc, way_out in ways_out.items():
         if is_file(nvcc):
             with suppress(ToolchainError):
-                version = _inspect(nvcc, nvcc.stat().st_mtime_ns).version
+                version = _inspect(nvcc, nvcc.stat().st_mtime_ns).nvcc_version
                 return f"{way_out}, nvcc {version} at {shown(nvcc)} will do"
     return f"unset it, and {INSTALL_NVCC}"
 
@@ -253,11 +237,11 @@ def find_gxx(compiler: Compiler | None = None) -> tuple[Path, str]:
     path = find_program("g++")
     if path is None:
         raise MissingError("g++ is missing", INSTALL_GXX)
-    newest = compiler and compiler.newest_gxx
+    newest = compiler and compiler.newest.get("g++")
     try:
         return _judged(path, f"apt install g++-{newest}" if newest else INSTALL_GXX, compiler)
     except MissingError:
-        for number in range(newest or 0, GXX_SINCE[0] - 1, -1):
+        for number in range(newest or 0, HOSTS_SINCE["g++"][0] - 1, -1):
             if older := find_program(f"g++-{number}"):
                 with suppress(ToolchainError):
                     return _judged(older, INSTALL_GXX, compiler)
@@ -289,7 +273,7 @@ def _named_gxx(variable: str, named: str, remedy: str) -> Path:
 def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, str]:
     """A host compiler and its version.  Raises ToolchainError where a build cannot use it."""
     refuse_for_a_shell(path)
-    name, since, newest = "g++", GXX_SINCE, compiler and compiler.newest_gxx
+    name = "g++"
     try:
         version = version_of(path, "-dumpfullversion")
     except ToolchainError as error:
@@ -300,16 +284,13 @@ def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, s
         if clang is None:
             what = f"{shown(path)} is no g++, nor clang++ ({error})"
             raise MissingError(what, remedy) from None
-        name, since, newest = "clang++", CLANG_SINCE, compiler and compiler.newest_clang
-        version = clang[1]
-    if numbers(version) < since:
-        raise MissingError(too_old(name, version, path, since), remedy)
+        name, version = "clang++", clang[1]
+    if numbers(version) < HOSTS_SINCE[name]:
+        raise MissingError(too_old(name, version, path, HOSTS_SINCE[name]), remedy)
+    newest = compiler and compiler.newest.get(name)
     if compiler and newest and numbers(version)[0] > newest:
-        raise MissingError(
-            f"{name} {version} at {shown(path)} is too new for nvcc {compiler.version}, which "
-            f"takes {name} {newest} at most",
-            remedy,
-        )
+        takes = f"nvcc {compiler.nvcc_version}, which takes {name} {newest} at most"
+        raise MissingError(f"{name} {version} at {shown(path)} is too new for {takes}", remedy)
     return path, version if name == "g++" else f"clang {version}"
 
 
@@ -430,17 +411,19 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
             raise ToolchainError(
                 f"{shown(nvcc)} is {version} but its headers are of {headers[0]}.{headers[1]}"
             )
-    taken = beginning(include / "crt/host_config.h")
-    gxx = re.search(r"#if __GNUC__ > (\d{1,3})\b", taken)
-    clang = re.search(r"#if \(__clang_major__ >= (\d{1,3})\)", taken)
+    newest = {name: _newest(until, version) for name, until in HOSTS_UNTIL.items()}
+    refused = beginning(include / "crt/host_config.h")
+    if gxx := re.search(r"#if __GNUC__ > (\d{1,3})\b", refused):
+        newest["g++"] = int(gxx[1])
+    if clang := re.search(r"#if \(__clang_major__ >= (\d{1,3})\)", refused):
+        newest["clang++"] = int(clang[1]) - 1
     return Compiler(
-        nvcc,
-        version,
-        include,
-        tuple(libraries),
+        nvcc=nvcc,
+        nvcc_version=version,
+        cuda_include=include,
+        library_dirs=tuple(libraries),
         profile=root / "bin/nvcc.profile",
-        newest_gxx=int(gxx[1]) if gxx else _newest(GXX_UNTIL, version),
-        newest_clang=int(clang[1]) - 1 if clang else _newest(CLANG_UNTIL, version),
+        newest=newest,
     )
 
 

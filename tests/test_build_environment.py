@@ -77,7 +77,7 @@ def test_g_and_nvcc_themselves_find_nothing_by_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("NVCC_PREPEND_FLAGS", "--no-such-flag")
     step = ("x.o", [find_gxx()[0], "-c", "x.cpp", "-o", "x.o"])
     run_steps(tmp_path, tmp_path, find_ninja()[0], [step, ("y.o", ["cp", "x.o", "y.o"])])
-    assert find_nvcc().version
+    assert find_nvcc().nvcc_version
 
 
 def test_a_logger_tells_what_is_built_and_for_how_long_and_nobody_else_hears_of_it(

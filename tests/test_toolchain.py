@@ -83,7 +83,7 @@ def test_everything_missing_is_named_at_once_with_the_command_that_fixes_it(bare
 def test_cuda_home_alone_counts_where_it_is_set(bare, tmp_path, monkeypatch):
     monkeypatch.setattr(toolchain, "SYSTEM_CUDA", make_cuda(tmp_path / "system"))
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "own", "13.1", "13010")))
-    assert toolchain.find_nvcc().version == "13.1.88"
+    assert toolchain.find_nvcc().nvcc_version == "13.1.88"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
     said = refusal(toolchain.find_nvcc)
     assert re.match(r"CUDA_HOME is .*nowhere, where there is no bin/nvcc", said)
@@ -114,7 +114,7 @@ def test_an_old_nvcc_on_path_is_passed_over_for_a_new_one(bare, tmp_path, monkey
     assert re.search(too_old, refusal(toolchain.find_nvcc))
     monkeypatch.setattr(toolchain, "SYSTEM_CUDA", make_cuda(tmp_path / "new", lib="lib64"))
     compiler = toolchain.find_nvcc()
-    assert compiler.version == "13.0.88"
+    assert compiler.nvcc_version == "13.0.88"
     assert compiler.library_dirs == (tmp_path / "new/lib64",)
 
 
@@ -122,7 +122,7 @@ def test_a_wrapper_on_path_leads_to_the_toolkit_behind_it(bare, tmp_path):
     real = make_cuda(tmp_path / "real")
     make_program(bare / "nvcc", f'#!/bin/sh\nexec {real}/bin/nvcc "$@"\n')
     compiler = toolchain.find_nvcc()
-    assert (compiler.nvcc, compiler.include) == (bare / "nvcc", real / "include")
+    assert (compiler.nvcc, compiler.cuda_include) == (bare / "nvcc", real / "include")
 
 
 def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(bare, tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_the_wheels_of_pypi_are_enough_and_the_newest_is_taken(bare, tmp_path, m
     monkeypatch.setattr(
         toolchain.importlib.util, "find_spec", lambda name: spec if name == "nvidia" else None
     )
-    assert toolchain.find_nvcc().include == site / "cu13/include"
+    assert toolchain.find_nvcc().cuda_include == site / "cu13/include"
     tools = toolchain.find_disassembler()
     assert tools is not None and tools.nvdisasm == site / "cu13/bin/nvdisasm"
 
@@ -252,18 +252,18 @@ def test_the_newest_g_that_an_nvcc_takes_is_told_by_its_headers_or_else_by_its_r
     headers = f"{int(major) * 1000 + int(minor) * 10}"
     root = make_cuda(tmp_path / "cuda", release, headers)
     monkeypatch.setenv("CUDA_HOME", str(root))
-    assert toolchain.find_nvcc().newest_gxx == newest
+    assert toolchain.find_nvcc().newest["g++"] == newest
     own = make_cuda(tmp_path / "own", release, headers)
     (own / "include/crt/host_config.h").write_text("#if __GNUC__ > 16\n#error no\n#endif\n")
     monkeypatch.setenv("CUDA_HOME", str(own))
-    assert toolchain.find_nvcc().newest_gxx == 16
+    assert toolchain.find_nvcc().newest["g++"] == 16
 
 
 def test_this_nvccs_own_limit_is_read_as_its_table_has_it():
     nvcc = toolchain.find_nvcc()
-    if programs.numbers(nvcc.version) < (13, 1):
-        assert nvcc.newest_gxx == toolchain._newest(toolchain.GXX_UNTIL, nvcc.version)
-        assert nvcc.newest_clang == toolchain._newest(toolchain.CLANG_UNTIL, nvcc.version)
+    if programs.numbers(nvcc.nvcc_version) < (13, 1):
+        for name, until in toolchain.HOSTS_UNTIL.items():
+            assert nvcc.newest[name] == toolchain._newest(until, nvcc.nvcc_version)
 
 
 def test_a_g_too_new_for_nvcc_is_refused_or_an_older_one_beside_it_taken(bare, nvcc):
