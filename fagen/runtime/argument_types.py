@@ -35,21 +35,23 @@ R = TypeVar("R")
 LEAST_NORMAL = 2.0**-126
 _WIDEST = 63  # bits of a whole number, beside its sign
 
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, Integral) or type(value).__name__ == "bool"  # NumPy's
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return isinstance(value, Real | torch.SymInt | torch.SymFloat)
+
+
 # What an annotation is in words, and what will do as one of it; as numbers symbols will too.
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Tensor: ("a torch.Tensor", lambda value: isinstance(value, Tensor)),
-    bool: (  # NumPy's too
-        "True or False",
-        lambda value: isinstance(value, Integral) or type(value).__name__ == "bool",
-    ),
+    bool: ("True or False", _is_flag),
     int: ("a whole number", lambda value: isinstance(value, Integral | torch.SymInt)),
-    float: (
-        "a number",
-        lambda value: (
-            isinstance(value, Real | torch.SymInt | torch.SymFloat)
-            or (isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex())
-        ),
-    ),
+    float: ("a number", _is_number),
     str: ("a word", lambda value: isinstance(value, str)),
     NoneType: ("None", lambda value: value is None),
     Sequence[int]: (
@@ -194,7 +196,7 @@ def flag(name: str, value: Any) -> bool:
 
     Raises TypeError for what is neither, ValueError for another number.
     """
-    if not _is(value, bool):
+    if not _is_flag(value):
         raise TypeError(f"{name} is of type {type(value).__name__}; it must be True or False")
     if value not in (0, 1):
         raise ValueError(f"{name} is {shown(value)}; it must be True or False")
@@ -245,7 +247,7 @@ def number(name: str, value: Any) -> Any:
     """
     if isinstance(value, torch.SymInt | torch.SymFloat):
         return value
-    if not _is(value, float):
+    if not _is_number(value):
         raise TypeError(f"{name} is of type {type(value).__name__}; it must be a number")
     if isinstance(value, Tensor):
         if torch.is_grad_enabled() and value.requires_grad:
