@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -27,105 +28,84 @@ def recorded(tmp_path_factory):
     return record(tmp_path_factory.mktemp("recorded") / "recorded.sqlite", kernels=60, text=SEARCH)
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """Start a cluster: cluster(CPU threads, GPU workers) → scheduler's address."""
+@pytest.fixture(scope="module")
+def address():
+    """The scheduler's address of a cluster with two threads that compile, and two GPUs."""
     distributed = pytest.importorskip(
         "distributed", reason="dask.distributed is an extra: python -m pip install 'fagen[search]'"
     )
-    monkeypatch.setenv("PYTHONPATH", str(locate("cli.py").parent))
-    started = []
+    scheduler = importlib.import_module("distributed.scheduler").Scheduler
+    where = {"host": "127.0.0.1", "dashboard": False}
 
-    def start(cpus, gpus):
-        scheduler = importlib.import_module("distributed.scheduler").Scheduler
-        where = {"host": "127.0.0.1", "dashboard": False}
+    def worker(name, count):
+        options = {"nthreads": count, "resources": {name: count}, "silence_logs": 50, **where}
+        return {"cls": distributed.Nanny, "options": options}
 
-        def worker(name, count):
-            options = {"nthreads": count, "resources": {name: count}, "silence_logs": 50, **where}
-            return {"cls": distributed.Nanny, "options": options}
-
-        workers = {"cpu": worker("CPU", cpus)} if cpus else {}
-        workers |= {f"gpu{i}": worker("GPU", 1) for i in range(gpus)}
-        made = distributed.SpecCluster(
-            workers=workers,
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(locate("cli.py").parent))
+        with distributed.SpecCluster(
+            workers={"cpu": worker("CPU", 2)} | {f"gpu{i}": worker("GPU", 1) for i in range(2)},
             scheduler={"cls": scheduler, "options": {"dashboard_address": ":0", **where}},
             silence_logs=50,
-        )
-        started.append(made)
-        return made.scheduler_address
-
-    yield start
-    for made in started:
-        made.close()
+        ) as cluster:
+            yield cluster.scheduler_address
 
 
-def searched(address, recorded, store, pace, meanwhile=lambda executor: None):
-    """Search on a cluster, and return what was found and how long it took."""
-    executor = ClusterExecutor(address, _work(recorded, pace))
-    began = time.monotonic()
-    try:
-        with Store(store) as kept:
-            helper = threading.Thread(target=meanwhile, args=(executor,))
-            helper.start()
-
-            def only(survey):
-                return replay.only_recorded(recorded, survey)
-
-            Search([space(SEARCH)], executor, kept, only=only).run()
-            helper.join()
-    finally:
-        executor.close()
-    return search.found(store), time.monotonic() - began
+def test_two_gpus_are_both_used_and_share_the_work(address, recorded, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:  # what one GPU would have to do
+        patch.setattr(search, "LocalExecutor", AtOnce)
+        alone = Traffic().watch(patch, AtOnce)
+        search.search([space(SEARCH)], tmp_path / "1.sqlite", recorded=recorded)
+    both = Traffic().watch(monkeypatch, ClusterExecutor)
+    monkeypatch.setattr(replay, "work", lambda path: _work(path, 0.03))
+    store = tmp_path / "2.sqlite"
+    outcome = search.search([space(SEARCH)], store, scheduler=address, recorded=recorded)
+    assert outcome.card == CARD and all(one.done for one in outcome.tournaments)
+    assert both.at_once == 2 and both.longest < 0.75 * alone.longest
+    names = [{one.target.name for one in search.found(tmp_path / f"{n}.sqlite")} for n in (1, 2)]
+    assert names[0] == names[1]
 
 
-def leaders(results):
-    return {result.target.name: result.lead.slug for result in results}
-
-
-def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(cluster, recorded, tmp_path):
-    address = cluster(2, 2)
+def test_a_worker_that_is_killed_in_the_middle_costs_nothing_but_time(address, recorded, tmp_path):
+    executor = ClusterExecutor(address, _work(recorded, 0.03))
+    assert executor.compile_slots == 2 and executor.gpus == (0, 1)
     killed = []
 
-    def kill_one(executor):
+    def kill_one():
         time.sleep(1.0)
         pids = executor._client.run(os.getpid, workers=executor._having("GPU")[:1])
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    found, took = searched(address, recorded, tmp_path / "found.sqlite", 0.03, kill_one)
-    assert killed and took > 1.0
-    for result in found:
+    began = time.monotonic()
+    helper = threading.Thread(target=kill_one)
+    helper.start()
+    try:
+        with Store(tmp_path / "found.sqlite") as store:
+            only = partial(replay.only_recorded, recorded)
+            Search([space(SEARCH)], executor, store, only=only).run()
+        helper.join()
+    finally:
+        executor.close()
+    assert killed and time.monotonic() - began > 1.0
+    for result in search.found(tmp_path / "found.sqlite"):
         assert result.card == CARD[0]
         assert not result.wrong
         assert result.marks.slugs("long")
 
 
-def test_two_gpus_are_both_used_and_share_the_work(cluster, recorded, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:  # what one GPU would have to do
-        patch.setattr(search, "LocalExecutor", AtOnce)
-        alone = Traffic().watch(patch, AtOnce)
-        search.search([space(SEARCH)], tmp_path / "1.sqlite", recorded=recorded)
-    both = Traffic().watch(monkeypatch, ClusterExecutor)
-    found, _ = searched(cluster(4, 2), recorded, tmp_path / "2.sqlite", 0.03)
-    assert both.at_once == 2 and both.longest < 0.75 * alone.longest
-    assert leaders(found).keys() == leaders(search.found(tmp_path / "1.sqlite")).keys()
-
-
-def test_the_command_works_on_a_cluster(cluster, recorded, tmp_path):
-    address = cluster(2, 1)
-    outcome = search.search(
-        [space(SEARCH)], tmp_path / "found.sqlite", scheduler=address, recorded=recorded
-    )
-    assert outcome.card == CARD
-    assert all(tournament.done for tournament in outcome.tournaments)
-
-
-def test_a_cluster_without_a_kind_of_worker_is_refused(cluster, recorded):
-    with pytest.raises(DeviceError, match='no worker has --resources "GPU=1"'):
-        ClusterExecutor(cluster(1, 0), _work(recorded))
-    with pytest.raises(FagenError, match='no worker has --resources "CPU='):
-        ClusterExecutor(cluster(0, 1), _work(recorded))
+@pytest.mark.parametrize(
+    ("resource", "error", "words"),
+    [("GPU", DeviceError, 'no worker has --resources "GPU=1"'),
+     ("CPU", FagenError, 'no worker has --resources "CPU=')],
+)  # fmt: skip
+def test_a_cluster_without_a_kind_of_worker_is_refused(
+    address, recorded, monkeypatch, resource, error, words
+):
+    monkeypatch.setattr(ClusterExecutor, "_count", lambda self, name: int(name != resource))
+    with pytest.raises(error, match=words):
+        ClusterExecutor(address, _work(recorded))
 
 
 def test_where_no_scheduler_answers_that_is_said(recorded, monkeypatch):
