@@ -76,8 +76,8 @@ def test_fewer_buffers_are_slower(worse):
 def test_speeds_are_near_those_of_such_kernels(slug, seqlen, tflops):
     problem = Problem.of(Schedule.from_slug(slug))
     sizes = standard_sizes(problem.head_dim, seqlen)
-    found = flops(problem, sizes) / cost.seconds(values(slug), sizes) / 1e12
-    assert found == pytest.approx(tflops, rel=0.12)
+    surveyed = flops(problem, sizes) / cost.seconds(values(slug), sizes) / 1e12
+    assert surveyed == pytest.approx(tflops, rel=0.12)
 
 
 @pytest.mark.parametrize("mask", list(MASKS))
@@ -122,12 +122,14 @@ def test_committed_spaces_hold_what_serves_and_predict_it_among_the_best(path):
     assert declared.kind == "backward"
     for target in declared.targets():
         assert target.kind == "backward" and target.name.startswith("bwd_fp16_d")
-        found = survey(declared, target)
-        assert 0 < len(found.points) <= found.total == declared.points / 2
-        slugs = [found.schedule(point).slug for point in found.best]
+        surveyed = survey(declared, target)
+        assert 0 < len(surveyed.points) <= surveyed.total == declared.points / 2
+        slugs = [surveyed.schedule(point).slug for point in surveyed.best]
         there = [one.slug for one in buildable(target).schedules if one.slug in slugs]
-        usual = found.predicted(found.best[slugs.index(there[0])])
-        assert usual < declared.effort.prune * found.predicted(found.best[0]), "it is not left out"
+        usual = surveyed.predicted(surveyed.best[slugs.index(there[0])])
+        assert usual < declared.effort.prune * surveyed.predicted(surveyed.best[0]), (
+            "it is not left out"
+        )
         assert len(set(slugs)) == len(slugs), "each schedule is one point"
 
 
@@ -136,10 +138,12 @@ def test_a_space_of_a_head_dim_without_a_schedule_is_tried_in_half_a_minute(dims
     (declared,) = read_spaces(locate("cli.py").parent / "spaces" / f"bwd_fp16_d{dims}.toml")
     assert {target.mask for target in declared.targets()} == {*MASKS}
     for target in declared.targets():
-        found = survey(declared, target)
+        surveyed = survey(declared, target)
         first, *_ = buildable(target).schedules
         # 20 CPU-seconds a kernel, and a second each on a GPU
-        assert 4 <= len(found.points) <= 6 and len(declared.shapes) <= 3
+        assert 4 <= len(surveyed.points) <= 6 and len(declared.shapes) <= 3
         assert not declared.effort.long_runs
-        predicted = {found.schedule(one).slug: found.predicted(one) for one in found.points}
+        predicted = {
+            surveyed.schedule(one).slug: surveyed.predicted(one) for one in surveyed.points
+        }
         assert predicted[first.slug] == min(predicted.values()), "what is derived is predicted best"

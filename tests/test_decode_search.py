@@ -53,7 +53,7 @@ def of_six(slug: str) -> str:
 
 def measured():
     """Every time of a kernel of decoding that was measured: slug, sizes, seconds."""
-    found = [
+    surveyed = [
         (path.stem, vars(speed))
         for path in schedules("decode")
         if (ran := evidence.read(path.stem))
@@ -62,9 +62,9 @@ def measured():
     for day, name in product((24, 25), ("decode", "decode-variants")):
         benchmark = ROOT / f"benchmarks/results/nvidia-h200-2026-11-{day}-{name}.json"
         meant = of_six if day == 24 else str
-        found += [(meant(row["slug"]), row) for row in json.loads(benchmark.read_text())["rows"]]
+        surveyed += [(meant(row["slug"]), row) for row in json.loads(benchmark.read_text())["rows"]]
     names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-    return [(s, Sizes(*(of[n] for n in names)), of["microseconds"] / 1e6) for s, of in found]
+    return [(s, Sizes(*(of[n] for n in names)), of["microseconds"] / 1e6) for s, of in surveyed]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_ought_to_be_faster_is_predicted_so(better, worse, sizes):
 @pytest.mark.parametrize("rows", [8, 24, 64])
 @pytest.mark.parametrize(("heads", "queries"), [(1, 1), (5, 3), (8, 2), (32, 7), (100, 1)])
 def test_tiles_are_those_that_cover_all_rows(rows, heads, queries):
-    found = cost.dealt(
+    surveyed = cost.dealt(
         values(f"dec_fp16_d64_causal_r{rows}n64"), Sizes(2, 3 * heads, 3, queries, 256)
     ).tiles
     tile_heads = min(heads, rows)
@@ -159,7 +159,7 @@ def test_tiles_are_those_that_cover_all_rows(rows, heads, queries):
         for head in range(heads)
         for position in range(queries)
     }
-    assert found == len(tiles)
+    assert surveyed == len(tiles)
 
 
 def test_nothing_to_read_takes_a_launch():
@@ -175,17 +175,19 @@ def test_committed_spaces_hold_what_calls_get_today_and_predict_it_among_the_bes
     assert declared.kind == "decode"
     (target,) = declared.targets()
     assert target.name == path.stem + "_causal"
-    found = survey(declared, target)
-    assert 0 < len(found.points) < found.total == declared.points
-    slugs = [found.schedule(point).slug for point in found.points]
+    surveyed = survey(declared, target)
+    assert 0 < len(surveyed.points) < surveyed.total == declared.points
+    slugs = [surveyed.schedule(point).slug for point in surveyed.points]
     assert len(set(slugs)) == len(slugs), "each schedule is one point"
-    fastest = [min(times) for times in zip(*(p.seconds for p in found.points), strict=True)]
-    for size, best in zip(found.sizes, fastest, strict=True):
+    fastest = [min(times) for times in zip(*(p.seconds for p in surveyed.points), strict=True)]
+    for size, best in zip(surveyed.sizes, fastest, strict=True):
         usual = sized(slugs[0], size)
         assert usual.slug in slugs
         assert cost.seconds(usual.values(), size) < 1.2 * best
-    assert anchors(found, declared.effort)[0] in slugs
-    assert set(serving(found, "NVIDIA H200")) == {sized(slugs[0], s).slug for s in found.sizes}
+    assert anchors(surveyed, declared.effort)[0] in slugs
+    assert set(serving(surveyed, "NVIDIA H200")) == {
+        sized(slugs[0], s).slug for s in surveyed.sizes
+    }
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])

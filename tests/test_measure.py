@@ -30,7 +30,7 @@ from fagen.registry import parse as parse_schedule
 from fagen.vocab import MASKS, Mask
 
 
-def made(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
+def planned(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
     return plan(
         parse_schedule(
             f'[attention]\nhead_dim = {head_dim}\nhead_dim_v = {head_dim_v}\ndtype = "{dtype}"\n'
@@ -62,7 +62,7 @@ def test_flops_are_those_of_the_targets():
 
 
 def test_verification_shapes_surround_the_tile_and_hold_the_known_traps():
-    schedule = made()
+    schedule = planned()
     shapes = verification_sizes(schedule)
     queries, keys = {s.seqlen_q for s in shapes}, {s.seqlen_k for s in shapes}
     assert {0, 1, 127, 128, 129} <= queries
@@ -141,7 +141,7 @@ TRAPS = [
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("sizes", TRAPS, ids=str)
 def test_the_emulated_schedule_is_within_the_bounds_of_a_kernel(dtype, mask, sizes):
-    schedule = made(mask, dtype)
+    schedule = planned(mask, dtype)
     case = cell_of(schedule, sizes)
     error = shape_error(
         case,
@@ -164,7 +164,7 @@ def test_the_emulated_schedule_is_within_the_bounds_of_a_kernel(dtype, mask, siz
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_wrong_output_is_noticed(what, spoil):
-    schedule = made("causal")
+    schedule = planned("causal")
     case = cell_of(schedule, Sizes(1, 2, 2, 90, 33))
 
     def kernel(q, k, v, scale):
@@ -186,17 +186,17 @@ def test_both_regimes_are_those_of_the_targets():
 
 def test_each_round_runs_everything_once_in_an_order_of_its_own():
     names = ["a", "b", "c", "d"]
-    found = orders(names, 8, seed=1)
-    assert all(sorted(order) == names for order in found)
-    assert len({tuple(order) for order in found}) > 1
-    assert found == orders(names, 8, seed=1)
+    rounds = orders(names, 8, seed=1)
+    assert all(sorted(order) == names for order in rounds)
+    assert len({tuple(order) for order in rounds}) > 1
+    assert rounds == orders(names, 8, seed=1)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_three_implementations_none_always_comes_after_the_same_one(seed):
-    found = orders(["a", "b", "c"], 3, seed)
-    assert all(sorted(order) == ["a", "b", "c"] for order in found)
-    after_a = {order[(order.index("a") + 1) % 3] for order in found}
+    rounds = orders(["a", "b", "c"], 3, seed)
+    assert all(sorted(order) == ["a", "b", "c"] for order in rounds)
+    after_a = {order[(order.index("a") + 1) % 3] for order in rounds}
     assert after_a == {"b", "c"}
     assert orders(["a", "b"], 4, seed)[0::2] == [orders(["a", "b"], 4, seed)[0]] * 2
     assert orders(["a"], 3, seed) == [["a"]] * 3
@@ -282,7 +282,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
     def refuse(case, q, k, v):
         raise DeviceError("no such head dim")
 
-    said, left_out = [], []
+    lines, left_out = [], []
     case = Cell(Problem("fp16", 64, 64, "causal"), Sizes(1, 2, 2, 40, 40))
     rows = race(
         case,
@@ -291,7 +291,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
             exact_implementation("cudnn"),
             Implementation("fa2", refuse),
         ],
-        progress=said.append,
+        progress=lines.append,
         left_out=lambda *who: left_out.append(who),
     )
     assert left_out == [("fa2", "no such head dim")]
@@ -302,7 +302,7 @@ def test_a_cell_gives_a_row_for_everybody_who_can_and_says_why_another_cannot(ti
         ("cudnn", None, "burst"),
     ]
     assert rows[0].tflops == pytest.approx(case.flops / 1e-3 / 1e12)
-    assert any("fa2" in line and "no such head dim" in line for line in said)
+    assert any("fa2" in line and "no such head dim" in line for line in lines)
 
 
 def test_a_kernel_that_computes_something_else_is_not_timed(timed):
@@ -328,8 +328,8 @@ def test_what_a_peer_does_with_rows_that_see_no_key_is_its_own_affair(timed):
 
 
 def test_the_evidence_records_cudnn_of_the_same_regime():
-    found = speeds((row("fagen", 600.0), row("cudnn", 500.0), row("cudnn", 1.0, "burst")))
-    assert [(s.regime, s.tflops, s.cudnn_tflops) for s in found] == [("sustained", 600.0, 500.0)]
+    recorded = speeds((row("fagen", 600.0), row("cudnn", 500.0), row("cudnn", 1.0, "burst")))
+    assert [(s.regime, s.tflops, s.cudnn_tflops) for s in recorded] == [("sustained", 600.0, 500.0)]
     assert speeds((row("fagen"),))[0].cudnn_tflops is None
 
 

@@ -70,13 +70,13 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         narrow = replace(declared, values={**declared.values, **one})
         store = folder / f"{result.target.name}.sqlite"
         search.search([narrow], store, recorded=path)
-        found = search.found(store)
+        again = search.found(store)
         # an exhaustive search times every kernel, in as many rounds as decide among the last
-        assert len(found[0].marks.slugs()) < known / 3
+        assert len(again[0].marks.slugs()) < known / 3
         rounds = sum(len(stage.repeats) for stage in STAGES if stage.regime == BRIEF)
         assert timings(store) < known * len(result.sizes) * rounds / 3
         best = min(result.marks.mark(slug, BRIEF) for slug in result.marks.slugs())
-        lost[result.target.name] = result.marks.mark(found[0].lead.slug, BRIEF) - best
+        lost[result.target.name] = result.marks.mark(again[0].lead.slug, BRIEF) - best
     return lost
 
 

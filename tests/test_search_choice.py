@@ -29,25 +29,25 @@ def test_rank_correlation_is_spearmans():
 
 def test_a_chooser_gives_each_point_once():
     text = SPACE + "\n[tile]\nblock_m = 128\nblock_n = [64, 128]\n"
-    found = surveyed(text)
-    chooser = Chooser(found, 100.0)
+    survey = surveyed(text)
+    chooser = Chooser(survey, 100.0)
     slugs = []
     while schedule := chooser.next():
         slugs.append(schedule.slug)
-    assert len(slugs) == len(set(slugs)) == len(found.points)
+    assert len(slugs) == len(set(slugs)) == len(survey.points)
 
 
 def test_a_chooser_learns_what_the_prediction_does_not_know():
-    found = surveyed()
-    untold = Chooser(found, 2.0)
+    survey = surveyed()
+    untold = Chooser(survey, 2.0)
     foretold = [untold.next().tile.block_m for _ in range(60)]
     liked = Counter(foretold).most_common(1)[0][0]  # what the prediction puts first is slow
 
     def truth(schedule: Schedule) -> float:
         slow = 1.5 if schedule.tile.block_m == liked else 1.0
-        return slow * cost.predictor(found.sizes)(schedule.values())[-1]
+        return slow * cost.predictor(survey.sizes)(schedule.values())[-1]
 
-    chooser = Chooser(found, 2.0)
+    chooser = Chooser(survey, 2.0)
     chosen = []
     for _ in range(60):
         chosen.append(chooser.next())
@@ -59,15 +59,17 @@ def test_a_chooser_learns_what_the_prediction_does_not_know():
 
 
 def test_a_prediction_that_does_not_correlate_leaves_nothing_out():
-    found = surveyed()
-    chooser = Chooser(found, 1.1)
+    survey = surveyed()
+    chooser = Chooser(survey, 1.1)
     dice = random.Random(0)
-    pruned = sum(found.predicted(p) <= 1.1 * found.predicted(found.best[0]) for p in found.points)
-    given = 0
-    while given < pruned + 20:
+    pruned = sum(
+        survey.predicted(p) <= 1.1 * survey.predicted(survey.best[0]) for p in survey.points
+    )
+    count = 0
+    while count < pruned + 20:
         schedule = chooser.next()
         assert schedule is not None
-        given += 1
+        count += 1
         chooser.tell(schedule, dice.random() + 1)
     assert chooser.correlation < 0.6
 
@@ -134,9 +136,9 @@ def test_the_peer_is_no_kernel(peer):
 
 
 def tournament(compile_at_most: int = 40) -> Tournament:
-    found = surveyed()
+    survey = surveyed()
     effort = Effort(compile=compile_at_most)
-    return Tournament(found, effort, [found.schedule(found.best[0]).slug])
+    return Tournament(survey, effort, [survey.schedule(survey.best[0]).slug])
 
 
 def play(it: Tournament, speed=lambda slug: 1.0, bad=(), wrong=()) -> list:
@@ -152,13 +154,15 @@ def play(it: Tournament, speed=lambda slug: 1.0, bad=(), wrong=()) -> list:
         if task := it.next_round(0.0, lambda job: True):
             rounds.append(task)
             it.round_over(task)
-            for made in task.kernels:
-                if made.slug in wrong:
-                    it.add_wrong(made.slug, "is wrong")
+            for kernel in task.kernels:
+                if kernel.slug in wrong:
+                    it.add_wrong(kernel.slug, "is wrong")
                     continue
                 for size in task.sizes:
                     for n in task.repeats:
-                        it.add_time(Time(made.slug, size, task.regime, n, speed(made.slug), 1.0))
+                        it.add_time(
+                            Time(kernel.slug, size, task.regime, n, speed(kernel.slug), 1.0)
+                        )
     raise AssertionError("it never ends")
 
 
@@ -169,7 +173,7 @@ def test_a_tournament_halves_its_field_and_ends_with_long_runs_of_a_few():
     rounds = play(it, lambda slug: speeds.setdefault(slug, math.exp(dice.gauss(0, 0.1))))
     last = {stage: set() for stage in {(s.regime, s.repeats) for s in STAGES}}
     for task in rounds:
-        last[task.regime, task.repeats] |= {made.slug for made in task.kernels}
+        last[task.regime, task.repeats] |= {kernel.slug for kernel in task.kernels}
     sizes = [len(last[s.regime, s.repeats]) for s in STAGES]
     assert sizes[0] == 40
     assert 8 <= sizes[1] <= 20 > sizes[2] >= 4 >= sizes[3] >= 2
@@ -180,9 +184,9 @@ def test_a_tournament_checks_every_kernel_before_it_counts_and_the_anchor_first(
     it = tournament(12)
     rounds = play(it)
     assert rounds[0].check
-    assert [made.slug for made in rounds[0].kernels] == [it.anchor]
-    checked = {made.slug for task in rounds if task.check for made in task.kernels}
-    assert {made.slug for task in rounds for made in task.kernels} == checked
+    assert [kernel.slug for kernel in rounds[0].kernels] == [it.anchor]
+    checked = {kernel.slug for task in rounds if task.check for kernel in task.kernels}
+    assert {kernel.slug for task in rounds for kernel in task.kernels} == checked
 
 
 def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
@@ -193,17 +197,17 @@ def test_a_kernel_that_spills_is_not_timed_and_one_that_is_wrong_not_again():
     spills, wrong = set(slugs[:3]), set(slugs[3:5])
     it = tournament(12)
     rounds = play(it, bad=spills, wrong=wrong)
-    timed = [made.slug for task in rounds for made in task.kernels]
+    timed = [kernel.slug for task in rounds for kernel in task.kernels]
     assert not spills & set(timed)
     assert all(timed.count(slug) <= 1 for slug in wrong)
     assert it.marks.leader().slug not in spills | wrong
 
 
 def test_long_runs_may_be_left_out():
-    found = surveyed()
-    anchor = [found.schedule(found.best[0]).slug]
+    survey = surveyed()
+    anchor = [survey.schedule(survey.best[0]).slug]
     for long_runs in (True, False):
-        it = Tournament(found, Effort(compile=12, long_runs=long_runs), anchor)
+        it = Tournament(survey, Effort(compile=12, long_runs=long_runs), anchor)
         rounds = play(it)
         assert it.done and it.timed == 12
         assert any(task.regime == LONG for task in rounds) == long_runs
@@ -211,10 +215,10 @@ def test_long_runs_may_be_left_out():
 
 
 def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest():
-    found = surveyed()
-    chooser = Chooser(found, 1.6)
+    survey = surveyed()
+    chooser = Chooser(survey, 1.6)
     tiles = [(one.tile.block_m, one.tile.block_n) for one in (chooser.next() for _ in range(12))]
-    fastest = [found.schedule(point).tile for point in found.best[:12]]
+    fastest = [survey.schedule(point).tile for point in survey.best[:12]]
     assert len(set(tiles)) > len({(tile.block_m, tile.block_n) for tile in fastest})
     assert len(set(tiles)) >= 6
 

@@ -114,9 +114,9 @@ def test_a_replay_finds_the_fastest_of_its_own_kind(recorded):
         assert one.over_peer and peer.name not in one.marks.slugs()
         line = next(line for line in told(one) if f"{one.lead.slug}: " in line)
         assert f"× {peer.title}" in line
-        said = search.record(one)
-        assert said[f"over_{peer.name}"] == one.over_peer
-        json.dumps(said, allow_nan=False)
+        record_of_it = search.record(one)
+        assert record_of_it[f"over_{peer.name}"] == one.over_peer
+        json.dumps(record_of_it, allow_nan=False)
 
 
 def test_what_was_found_is_written_where_calls_read_it(recorded, tmp_path):
@@ -146,20 +146,20 @@ def test_what_was_found_is_written_where_calls_read_it(recorded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "target"),
     [
         (["bwd_fp16_d128_full_m64n128"], "bwd_fp16_d128_full"),
         (["spaces/dec_fp16_d128.toml"], "dec_fp16_d128_causal"),
         (["spaces/fwd_fp16_d128_varlen.toml"], "fp16_d128_causal_varlen"),
     ],
 )
-def test_a_dry_run_says_what_is_refused_and_predicted(words, said, monkeypatch):
+def test_a_dry_run_says_what_is_refused_and_predicted(words, target, monkeypatch):
     monkeypatch.chdir(package.paths.locate("cli.py").parent)
     answer = fagen("search", *words, "--dry-run")
     assert answer.exit_code == 0, answer.output
-    assert re.search(rf"{said}: [\d,]+ points, \d+ fit\n", answer.output)
+    assert re.search(rf"{target}: [\d,]+ points, \d+ fit\n", answer.output)
     assert "refused: shared memory of a thread block" in answer.output
-    assert re.search(rf" µs  (fwd_)?{said.removesuffix('_varlen')}_", answer.output)
+    assert re.search(rf" µs  (fwd_)?{target.removesuffix('_varlen')}_", answer.output)
 
 
 def test_the_command_replays_and_says_what_is_ahead(every, tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_the_command_replays_and_says_what_is_ahead(every, tmp_path, monkeypatch
 
 
 def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
-    (best,), (found,) = every["decode"].best.values(), every["decode"].found
+    (best,), (result,) = every["decode"].best.values(), every["decode"].found
     for (group, most, slug), size in zip(best.groups(), best.sizes, strict=True):
         alike = [
             one
@@ -186,8 +186,8 @@ def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
         ]
         assert math.isinf(most) and group == 4 * size.seqlen_q if group > 8 else group == 8
         assert slug == min(alike, key=lambda one: best.marks.at(one, size, "brief"))
-    lines = "\n".join(told(found))
-    for row in found.rows():
+    lines = "\n".join(told(result))
+    for row in result.rows():
         assert (
             row.group_rows in (8, 16) and row.rows_to == MOST
         )  # one query of four heads, and four
@@ -204,9 +204,9 @@ def test_sizes_come_back_from_a_store_as_they_were(every):
     declared = space_of(VARLEN).sizes(VARLEN_TARGET)
     with Store(every["varlen"].path, read_only=True) as store:
         assert {row.time.size for row in store.timed()} == {*declared}
-    (found,) = every["varlen"].best.values()
-    assert found.sizes == declared
-    assert found.marks.weights == pytest.approx((0.25, 0.5, 0.25))
+    (result,) = every["varlen"].best.values()
+    assert result.sizes == declared
+    assert result.marks.weights == pytest.approx((0.25, 0.5, 0.25))
 
 
 def test_calls_take_the_row_of_packed_sequences_then(every, tmp_path, monkeypatch):
@@ -221,32 +221,32 @@ def test_calls_take_the_row_of_packed_sequences_then(every, tmp_path, monkeypatc
 
 
 def test_what_is_faster_at_some_lengths_is_told_and_gets_no_row(every):
-    (found,) = search.found(every["varlen"].path)
-    lead, marks = found.lead.slug, found.marks
+    (result,) = search.found(every["varlen"].path)
+    lead, marks = result.lead.slug, result.marks
     other = next(slug for slug in marks.slugs() if slug != lead)
     for number in range(2):
         for regime in ("brief", "long"):
             for slug in (lead, other):
-                for at, size in enumerate(found.sizes):
+                for at, size in enumerate(result.sizes):
                     seconds = 0.5 if (slug == other) == (at == 2) else 1.0
                     marks.add(Time(slug, size, regime, number, seconds, 1.0))
-    assert found.lead.slug == lead and found.best_at(found.sizes[2], lead) == other
-    assert [row.slug for row in found.rows()] == [lead] and not found.few()
-    said = [line for line in told(found) if "one row is for all lengths" in line]
-    assert said == [
-        f"  at {found.sizes[2]} {other} is faster by 100.0%; one row is for all lengths"
+    assert result.lead.slug == lead and result.best_at(result.sizes[2], lead) == other
+    assert [row.slug for row in result.rows()] == [lead] and not result.few()
+    lines = [line for line in told(result) if "one row is for all lengths" in line]
+    assert lines == [
+        f"  at {result.sizes[2]} {other} is faster by 100.0%; one row is for all lengths"
     ]
 
 
 def test_a_row_of_fagens_table_is_judged_by_the_leader_of_all_lengths(every):
-    (found,) = every["varlen"].best.values()
-    lead, second = found.lead.slug, str(found.lead.second)
-    of = partial(Row, found.card)
-    assert _beside(found, of(lead)) == (True, "the same", "")
-    same, here, than = _beside(found, of(second))
+    (result,) = every["varlen"].best.values()
+    lead, second = result.lead.slug, str(result.lead.second)
+    of = partial(Row, result.card)
+    assert _beside(result, of(lead)) == (True, "the same", "")
+    same, here, than = _beside(result, of(second))
     assert same is False and than == lead
     assert re.fullmatch(r"at .+ it takes -?[\d.]+% longer than", here)
-    untimed = _beside(found, of("fwd_fp16_d64_causal_m64n16_varlen"))
+    untimed = _beside(result, of("fwd_fp16_d64_causal_m64n16_varlen"))
     assert untimed == (False, "not timed here; instead", lead)
 
 
@@ -317,8 +317,8 @@ def test_a_search_compiles_checks_and_times_real_schedules(name, tmp_path, monke
         work = gpu.work()
         monkeypatch.setattr(search, "LocalExecutor", lambda real, **_: AtOnce(work))
         search.search([space_of(text)], tmp_path / "found.sqlite")
-    (found,) = search.found(tmp_path / "found.sqlite")
-    assert set(found.wrong) == {bad} and "is allowed" in found.wrong[bad]
+    (result,) = search.found(tmp_path / "found.sqlite")
+    assert set(result.wrong) == {bad} and "is allowed" in result.wrong[bad]
     # what such calls get today is timed too
-    assert set(found.marks.slugs()) > right
-    assert found.lead and found.over_peer == pytest.approx(1)
+    assert set(result.marks.slugs()) > right
+    assert result.lead and result.over_peer == pytest.approx(1)

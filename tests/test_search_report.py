@@ -124,7 +124,9 @@ def test_the_heat_map_has_every_tile_and_one_best(recorded):
 
 def test_a_tile_of_which_a_kernel_is_good_is_not_said_to_have_none(committed):
     for result, target in zip(committed.found, committed.report.targets, strict=True):
-        good = {made.slug.split("_")[4] for made in result.compiled if made.outcome == GOOD}
+        good = {
+            compiled.slug.split("_")[4] for compiled in result.compiled if compiled.outcome == GOOD
+        }
         kinds = {
             f"m{m}n{row.block_n}": cell.kind
             for row in target.heat.rows
@@ -171,8 +173,8 @@ def test_what_a_compiler_says_cannot_break_the_page(recorded, tmp_path):
     broken = tmp_path / "broken.sqlite"
     broken.write_bytes(recorded.path.read_bytes())
     with Store(broken) as kept:
-        said = "<script>alert('x')</script>"
-        kept.put_compiled(target, Compiled(slug, "x", "nvcc", "failed", said), "")
+        note = "<script>alert('x')</script>"
+        kept.put_compiled(target, Compiled(slug, "x", "nvcc", "failed", note), "")
     text = page(broken)
     assert "<script" not in text and "<script>alert" in Tree(text).text
 
@@ -181,8 +183,8 @@ def test_what_a_compiler_says_cannot_break_the_page(recorded, tmp_path):
 
 
 def test_a_committed_page_is_what_its_store_says_byte_for_byte(committed):
-    made = committed.path.with_suffix(".html")
-    assert made.read_text() == committed.text, f"run: fagen search report {committed.path}"
+    page = committed.path.with_suffix(".html")
+    assert page.read_text() == committed.text, f"run: fagen search report {committed.path}"
 
 
 def test_a_committed_page_says_of_when_and_of_which_sources_it_is(committed):
@@ -191,24 +193,24 @@ def test_a_committed_page_says_of_when_and_of_which_sources_it_is(committed):
     large = committed.path in DATABASES
     assert "revision" in session.version or not large
     text = committed.tree.text
-    said = f"Searched on {session.date} by fagen {session.version}. {session.note}"
-    assert said.rstrip() in text
+    line = f"Searched on {session.date} by fagen {session.version}. {session.note}"
+    assert line.rstrip() in text
     leaders = [target.leader for target in committed.report.targets if target.leader]
     renewed = sum(leader.renewed for leader in leaders)
     assert (f"{renewed} of the {len(leaders)} leaders ran as sources" in text) == bool(renewed)
     for result in committed.found:
         if lead := result.lead:
-            (made,) = [made for made in result.compiled if made.slug == lead.slug]
-            another = made.source_hash != source_hash(plan_of(lead.slug))
-            said = f"Source {made.source_hash[:12]}: fagen renders another one"
-            assert (said in text) == another
+            (compiled,) = [compiled for compiled in result.compiled if compiled.slug == lead.slug]
+            another = compiled.source_hash != source_hash(plan_of(lead.slug))
+            line = f"Source {compiled.source_hash[:12]}: fagen renders another one"
+            assert (line in text) == another
             assert another or not large
 
 
 def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measured_by(committed):
     of_store = str(committed.path.relative_to(ROOT))
     rows = table_at(ROOT / "schedules/dispatch.toml")
-    told = [row for target in committed.report.targets for row in target.served]
+    served = [row for target in committed.report.targets for row in target.served]
     for result in committed.found:
         for row in rows:
             if f"_{result.target.name}_" not in row.slug or row.by != of_store:
@@ -219,8 +221,8 @@ def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measur
     # others may agree with the store, too
     named = sum(row.by == of_store for row in rows)
     assert (named > 0) == (committed.path in DATABASES)
-    assert named <= sum(row.same is True for row in told)
-    unsaid = ["".join(row.name) for row in told if not row.by]
+    assert named <= sum(row.same is True for row in served)
+    unsaid = ["".join(row.name) for row in served if not row.by]
     assert not unsaid, "say in dispatch.toml `by` what they were measured"
 
 
@@ -230,8 +232,8 @@ def test_what_a_row_was_measured_by_is_there():
         text = (ROOT / path).read_bytes()
         if anchor:
             headings = re.findall(r"^#+ (.*)$", text.decode(), re.MULTILINE)
-            anchors = [re.sub(r"[^\w -]", "", said).lower() for said in headings]
-            assert anchor in [said.replace(" ", "-") for said in anchors]
+            anchors = [re.sub(r"[^\w -]", "", heading).lower() for heading in headings]
+            assert anchor in [one.replace(" ", "-") for one in anchors]
 
 
 def test_the_headline_is_the_first_row_and_a_line_of_the_summary(committed):
@@ -260,7 +262,7 @@ def throttled(recorded, tmp_path):
     path.write_bytes(recorded.path.read_bytes())
     for result in recorded.found:
         third = result.marks.ranked(BRIEF)[2]
-        (made,) = [made for made in result.compiled if made.slug == third]
+        (compiled,) = [compiled for compiled in result.compiled if compiled.slug == third]
         times = []
         for size in result.sizes:
             beside = 2 * result.marks.anchor_seconds(size, BRIEF)
@@ -269,7 +271,7 @@ def throttled(recorded, tmp_path):
         beside = result.marks.anchor_seconds(result.sizes[0], BRIEF)
         times.append(Time("cudnn", result.sizes[0], LONG, 0, beside, 2 * beside, 1000))
         with Store(path) as kept:
-            kept.put_timed(result.target, CARD, {third: made.source_hash}, times, [], [])
+            kept.put_timed(result.target, CARD, {third: compiled.source_hash}, times, [], [])
     return view(search.found(path))
 
 
@@ -327,10 +329,10 @@ def colours(scheme: str) -> dict[str, tuple[float, ...]]:
     """The page's colours by name, each channel from 0 to 1."""
     css = (locate("templates") / TEMPLATE).read_text()
     light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
-    found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
+    codes = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
     if scheme == "dark":
-        found |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark))
-    return {name: channels(code) for name, code in found.items()}
+        codes |= dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", dark))
+    return {name: channels(code) for name, code in codes.items()}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -392,8 +394,8 @@ def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, width, reco
     image = pytest.importorskip("PIL.Image", reason="Pillow comes with matplotlib")
     path, shot = tmp_path / "page.html", tmp_path / "page.png"
     path.write_text(recorded.text)
-    said = look(path, width, scheme, tmp_path / "profile", f"--screenshot={shot}")
-    assert shot.exists(), said
+    output = look(path, width, scheme, tmp_path / "profile", f"--screenshot={shot}")
+    assert shot.exists(), output
     of = {name: tuple(round(255 * c) for c in colour) for name, colour in colours(scheme).items()}
     with image.open(shot) as drawn:
         drawn = drawn.convert("RGB")
@@ -413,6 +415,6 @@ def test_in_a_browser_nothing_is_cut_off_broken_or_overlaid(width, committed, tm
     whole = html.escape(committed.text.replace("</body>", probe))
     # in a frame, since a window is 500 wide at least
     path.write_text(f'<iframe srcdoc="{whole}" style="width: {width}px; border: 0"></iframe>')
-    said = look(path, width, "light", tmp_path / "profile", "--dump-dom")
-    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", said).group(1)))
+    output = look(path, width, "light", tmp_path / "profile", "--dump-dom")
+    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", output).group(1)))
     assert seen == {"screenWidth": width, "faults": []}

@@ -57,14 +57,14 @@ def timed(*slugs: str, repeats: tuple[int, ...] = (0,), anchor: str = "") -> tup
 
 @pytest.fixture
 def gpu(monkeypatch):
-    with plugged_in(monkeypatch) as made:
-        yield made
+    with plugged_in(monkeypatch) as gpu:
+        yield gpu
 
 
 @pytest.fixture
 def gpu_with_torch(monkeypatch):
-    with plugged_in(monkeypatch, torch=True) as made:
-        yield made
+    with plugged_in(monkeypatch, torch=True) as gpu:
+        yield gpu
 
 
 # ---- the order ----------------------------------------------------------------------------------
@@ -136,17 +136,17 @@ def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask)
     q, k, v = measure_inputs.inputs(at, device="cpu")
     out = peer("fa2").bind(at, q, k, v).once()
     by = replace(at, problem=replace(at.problem, kind="backward"))
-    found = peer("fa2").bind(by, q, k, v).once()
-    assert out.shape == (465, 4, 64) and [len(x) for x in found] == [465, 666, 666]
+    taken_back = peer("fa2").bind(by, q, k, v).once()
+    assert out.shape == (465, 4, 64) and [len(x) for x in taken_back] == [465, 666, 666]
     at_q, at_k = (ends.tolist() for ends in measure_inputs.offsets(LENGTHS, "cpu"))
     for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
         own = q[:, top:bottom], k[:, first:last], v[:, first:last]
-        right, _ = reference(*own, mask=mask, scale=64**-0.5)
-        assert (out[top:bottom] - right[0]).abs().max() < 5e-3
+        exact, _ = reference(*own, mask=mask, scale=64**-0.5)
+        assert (out[top:bottom] - exact[0]).abs().max() < 5e-3
         dout = output_gradient(q, v)[:, top:bottom]
-        fine = gradients(dout, *own, mask=MASKS[mask], scale=64**-0.5)[2:]
+        exact = gradients(dout, *own, mask=MASKS[mask], scale=64**-0.5)[2:]
         rows = slice(top, bottom), slice(first, last), slice(first, last)
-        for one, other, where in zip(found, fine, rows, strict=True):
+        for one, other, where in zip(taken_back, exact, rows, strict=True):
             assert (one[where] - other[0]).abs().max() < 2e-2
 
 
@@ -248,8 +248,8 @@ def test_a_right_kernel_passes_the_quick_check_and_a_wrong_one_does_not(
     gpu.checks(slug, *CHECKED[slug])
     if wrong is not None:
         gpu.wrong[slug] = wrong
-        told = r"error .* is allowed|dq .* of .* dk .* of .* dv .* at "
-        with pytest.raises(VerificationError, match=told):
+        message = r"error .* is allowed|dq .* of .* dk .* of .* dv .* at "
+        with pytest.raises(VerificationError, match=message):
             rounds.quick_check(cell(slug), kernel(slug))
         return
     if slug == KERNELS[0]:  # of what torch has on a CPU nothing is like it

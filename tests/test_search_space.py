@@ -54,31 +54,31 @@ def test_a_hundred_thousand_points_take_less_than_two_seconds():
 @given(keys=st.fixed_dictionaries({k: st.sampled_from(v) for k, v in FORWARD.defaults.items()}))
 @settings(max_examples=150, deadline=None)
 def test_a_point_is_refused_exactly_where_its_schedule_or_its_plan_is(keys):
-    said = {key: value for key, value in keys.items() if value is not None}
+    chosen = {key: value for key, value in keys.items() if value is not None}
     lines = ["[attention]", 'dtype = "fp16"', "head_dim = 96", 'mask = "full"']
     tables = {}
-    for key, value in said.items():
+    for key, value in chosen.items():
         tables.setdefault(Schedule.keys.sections[key], []).append(f"{key} = {json.dumps(value)}")
     for table, rows in tables.items():
         lines += [f"[{table}]", *rows]
     declared = parse_space("\n".join(lines))
-    found = survey(declared, declared.targets()[0])
-    points = {found.schedule(point).slug for point in found.points}
+    surveyed = survey(declared, declared.targets()[0])
+    points = {surveyed.schedule(point).slug for point in surveyed.points}
     try:
-        schedule = Schedule.make(dtype="fp16", head_dim=96, mask="full", **said)
+        schedule = Schedule.make(dtype="fp16", head_dim=96, mask="full", **chosen)
         plan(schedule)
     except (ScheduleError, OverBudget):
-        assert not any(Schedule.from_slug(slug).but() == said for slug in points)
-        assert found.refusals
+        assert not any(Schedule.from_slug(slug).but() == chosen for slug in points)
+        assert surveyed.refusals
     else:
         assert schedule.slug in points
 
 
 def test_every_point_is_counted_once_and_each_reason_has_an_example():
-    found = survey(space(), space().targets()[0])
-    assert found.total == math.prod(len(values) for values in FORWARD.defaults.values())
-    assert found.total == len(found.points) + sum(r.points for r in found.refusals)
-    reasons = {refusal.reason: refusal.example for refusal in found.refusals}
+    surveyed = survey(space(), space().targets()[0])
+    assert surveyed.total == math.prod(len(values) for values in FORWARD.defaults.values())
+    assert surveyed.total == len(surveyed.points) + sum(r.points for r in surveyed.refusals)
+    reasons = {refusal.reason: refusal.example for refusal in surveyed.refusals}
     assert "232,448" in reasons["shared memory of a thread block"]
     assert "block_m = 64" in reasons["rule of inter_warpgroup"]
 
@@ -94,8 +94,8 @@ def test_a_slug_is_the_space_of_all_that_might_beat_it():
     # what a search does not try by itself stays
     kept = read_spaces("fwd_e4m3_d64_full_m128n96_ofp16_vrows_sblock_sr32")[0]
     assert kept.effort.anchor == "fwd_e4m3_d64_full_m128n96_vrows_sblock_sr32"
-    said = {"v_layout": "rows", "scale_rows": 32}
-    assert {key: kept.values[key] for key in said} == {key: (said[key],) for key in said}
+    stay = {"v_layout": "rows", "scale_rows": 32}
+    assert {key: kept.values[key] for key in stay} == {key: (stay[key],) for key in stay}
     with pytest.raises(ScheduleError, match='"nothing" is no slug'):
         read_spaces("nothing")[0]
     with pytest.raises(ScheduleError, match=r"nowhere\.toml: cannot be read"):
@@ -140,8 +140,8 @@ def test_what_does_not_fit_is_what_the_ledgers_say(kind, every, mask):
     space, schedules = space_of(kind), registry.kind(kind).schedule
     budget = import_module(f"fagen.kinds.{kind}.formulae").BUDGET
     refused = 0
-    for said in list(product(*space.defaults.values()))[::every]:
-        keys = dict(zip(space.defaults, said, strict=True))
+    for values in list(product(*space.defaults.values()))[::every]:
+        keys = dict(zip(space.defaults, values, strict=True))
         for head_dim in (64, 96, 256):
             try:
                 schedule = schedules.make(dtype="fp16", head_dim=head_dim, mask=mask, **keys)
@@ -206,18 +206,18 @@ def test_a_space_of_a_kind_that_is_not_searched_is_refused():
     with pytest.raises(ScheduleError, match="schedules of the kind quantize are not searched"):
         parse_space('[quantize]\ndtype = "fp16"\nhead_dim = 64\n')
     for kind in ("forward", "quantize"):
-        said = SPACE.replace("[attention]", f'kind = "{kind}"\n[attention]')
+        text = SPACE.replace("[attention]", f'kind = "{kind}"\n[attention]')
         if kind == "forward":
-            assert parse_space(said).targets() == parse_space(SPACE).targets()
+            assert parse_space(text).targets() == parse_space(SPACE).targets()
         else:
             with pytest.raises(ScheduleError, match="are not searched"):
-                parse_space(said)
+                parse_space(text)
 
 
 def test_a_kind_that_is_none_is_refused_in_words():
-    for said in ("[1]", "3", '"sideways"'):
+    for kind in ("[1]", "3", '"sideways"'):
         with pytest.raises(ScheduleError, match='must be "forward" or "backward"'):
-            parse_space(f"kind = {said}\n{SPACE}")
+            parse_space(f"kind = {kind}\n{SPACE}")
 
 
 def test_a_target_leaves_to_a_search_what_is_not_asked_for():

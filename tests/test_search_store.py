@@ -34,7 +34,7 @@ SIZE = Sizes(1, 8, 8, 512, 512)
 ROOT = locate("cli.py").parent
 
 
-def made(slug="fwd_fp16_d128_full_m128n128", source="a"):
+def compiled_as(slug="fwd_fp16_d128_full_m128n128", source="a"):
     return Compiled(slug, source, "nvcc 13.0", GOOD, "", 168, 0, 7.25)
 
 
@@ -47,18 +47,18 @@ def timed(slug="fwd_fp16_d128_full_m128n128", number=0, seconds=1e-3):
 
 def test_what_is_put_in_comes_out(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
-        store.put_compiled(TARGET, made(), "")
-        store.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], [])
+        store.put_compiled(TARGET, compiled_as(), "")
+        store.put_timed(TARGET, CARD, {compiled_as().slug: "a"}, [timed()], [], [])
         store.put_timed(TARGET, CARD, {}, [timed("cudnn")], [], [])
         (compiled,) = store.compiled()
-        assert (compiled.target, compiled.compiled) == (TARGET.name, made())
+        assert (compiled.target, compiled.compiled) == (TARGET.name, compiled_as())
         ours, peer = store.timed()
         assert (ours.time, ours.source_hash, ours.card, ours.driver) == (timed(), "a", *CARD)
         assert (peer.time, peer.source_hash, peer.target) == (timed("cudnn"), "", TARGET.name)
 
 
 def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_path):
-    slug = made().slug
+    slug = compiled_as().slug
     with Store(tmp_path / "s.sqlite") as store:
         for source, card, number in [
             ("a", CARD, 0),
@@ -75,15 +75,15 @@ def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_pat
 
 def test_news_are_what_came_since(tmp_path):
     with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
-        one.put_compiled(TARGET, made(source="a"), "")
+        one.put_compiled(TARGET, compiled_as(source="a"), "")
         seen = max(row.number for row in other.compiled())
-        one.put_compiled(TARGET, made(source="b"), "")
+        one.put_compiled(TARGET, compiled_as(source="b"), "")
         assert [row.compiled.source_hash for row in other.compiled(seen)] == ["b"]
 
 
 def test_the_first_anchor_stays(tmp_path):
     with Store(tmp_path / "s.sqlite") as store:
-        first, second = made().slug, f"{made().slug}_s3"
+        first, second = compiled_as().slug, f"{compiled_as().slug}_s3"
         assert store.put_anchor(TARGET, CARD, first) == first
         assert store.put_anchor(TARGET, CARD, second) == first
 
@@ -142,7 +142,7 @@ def test_a_search_keeps_its_day_and_a_replay_does_not(tmp_path, monkeypatch):
 def test_a_closed_store_is_one_file_and_can_be_read_where_nothing_can_be_written(tmp_path):
     path = tmp_path / "s.sqlite"
     with Store(path) as store:
-        store.put_compiled(TARGET, made(), "")
+        store.put_compiled(TARGET, compiled_as(), "")
         assert (tmp_path / "s.sqlite-wal").exists()
     assert [file.name for file in tmp_path.iterdir()] == ["s.sqlite"]
     with Store(path, read_only=True) as store:
@@ -155,9 +155,9 @@ def test_weights_are_kept_beside_the_sizes(tmp_path):
     target = declared.targets()[0]
     with Store(tmp_path / "s.sqlite") as store:
         store.put_survey(target, summary(survey(declared, target), declared))
-    (found,) = search.found(tmp_path / "s.sqlite")
-    assert (found.target, found.kind, found.sizes) == (target, "forward", declared.sizes(target))
-    assert found.marks.weights == pytest.approx((0.2, 0.6, 0.2))
+    (result,) = search.found(tmp_path / "s.sqlite")
+    assert (result.target, result.kind, result.sizes) == (target, "forward", declared.sizes(target))
+    assert result.marks.weights == pytest.approx((0.2, 0.6, 0.2))
 
 
 # ---- claims --------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_a_job_is_claimed_by_one_at_a_time(tmp_path):
 def test_a_result_gives_its_claim_up(tmp_path):
     with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
         one.claim("compile x")
-        one.put_compiled(TARGET, made(), "compile x")
+        one.put_compiled(TARGET, compiled_as(), "compile x")
         one.claim("time x")
-        one.put_timed(TARGET, CARD, {made().slug: "a"}, [timed()], [], ["time x"])
+        one.put_timed(TARGET, CARD, {compiled_as().slug: "a"}, [timed()], [], ["time x"])
         assert other.claim("compile x") and other.claim("time x")
 
 

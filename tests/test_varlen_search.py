@@ -206,13 +206,13 @@ def test_the_committed_space_holds_what_calls_get_today():
     names = [target.name for target in declared.targets()]
     assert names == ["fp16_d128_full_varlen", "fp16_d128_causal_varlen"]
     for target in declared.targets():
-        found = survey(declared, target)
-        slugs = {found.schedule(point).slug for point in found.points}
+        surveyed = survey(declared, target)
+        slugs = {surveyed.schedule(point).slug for point in surveyed.points}
         usual = package.prepare_varlen(
             dtype="fp16", head_dim=128, causal=target.mask == "causal", device="cpu"
         )
-        assert anchors(found, declared.effort)[0] == usual and usual in slugs
-        assert serving(found, "NVIDIA H200") == [usual]
-        assert len(found.sizes) == 3 and all(size.varlen for size in found.sizes)
-        refused = {refusal.reason for refusal in found.refusals}
+        assert anchors(surveyed, declared.effort)[0] == usual and usual in slugs
+        assert serving(surveyed, "NVIDIA H200") == [usual]
+        assert len(surveyed.sizes) == 3 and all(size.varlen for size in surveyed.sizes)
+        refused = {refusal.reason for refusal in surveyed.refusals}
         assert "rule of producer" not in refused, "what no such kernel has is not tried"
