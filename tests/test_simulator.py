@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +13,21 @@ from fagen import registry, simulator
 from fagen.errors import BuildError, VerificationError
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import Case, case, errors_of, inputs, judged_by
+from fagen.kinds.decode.verify import small_cases
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.simulator.translate import translated
 from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, planned
 from tests.cli_helpers import QUANTIZER, fagen
+from tests.decode_helpers import SPREAD as DECODE
 from tests.often import some
 from tests.test_mutants import faulted
+from tests.varlen_helpers import VARLEN, VARLEN_GRADIENTS
 
 DETERMINISTIC = ("bwd_fp16_d64_causal_m64n64_det", "bwd_bf16_d192_full_m64n64_det")
 PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
-COMMITTED = tuple(path.stem for path in registry.schedules("backward"))
 PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
-OFTEN = (SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], PAIRS[0])  # beside SAMPLED
-
-
 # in e4m3: V as it comes; V transposed in the kernel, a descale for each block; each block's PV
 # added to O in parts, two at a time, or one while the next block's P is worked out
 FP8 = (
@@ -37,14 +37,36 @@ FP8 = (
     "fwd_e4m3_d128_full_m128n64_vrows_pm1_pc64",
 )
 FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in path.stem]
-FORWARD += FP8
-# beside SAMPLED: chunks; a cluster, V's space for O, promoted sums
-FORWARD_OFTEN = (
+EVERY = (
+    *(*FORWARD, *FP8, *SPREAD, *DETERMINISTIC, *PAIRS),
+    *(path.stem for kind in ("backward", "decode") for path in registry.schedules(kind)),
+    *(*DECODE, *VARLEN, *VARLEN_GRADIENTS),
+)
+# beside those whose faults are tried: chunks; a cluster, V's space for O, promoted sums
+OFTEN = (
     "fwd_fp16_d256_causal_m128n64_split4",
     "fwd_fp16_d256_full_m64n64_reusev_pm64_smemtotals_c2",
-    FP8[0],
-    FP8[2],
+    *(*FP8[::2], SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], *PAIRS),
+    *(DECODE[0], *DECODE[2:4], DECODE[-2]),
+    *(VARLEN[0], *VARLEN[1:4:2], VARLEN[5], VARLEN_GRADIENTS[0], *VARLEN_GRADIENTS[1:4:2]),
 )
+
+
+@pytest.mark.parametrize("slug", some(EVERY, OFTEN))
+def test_a_kernel_is_right_whatever_happens_when(slug):
+    plan = registry.plan_of(slug)
+    if plan.kind == "backward" and not plan.varlen:
+        plan = replace(plan, l2_share_bytes=1)  # sections of one head
+    assert simulator.check(plan, render(plan).kernel, seeds=1) == runs_of(plan)
+
+
+def runs_of(plan: Any) -> int:
+    """How many small cases a kernel has."""
+    if plan.kind == "decode":
+        return len(small_cases(plan)) + 1
+    if plan.kind == "backward":
+        return 6 if plan.varlen else 10
+    return 10 if plan.splits else 6 if plan.varlen and plan.descales else 7
 
 
 Found = tuple[bool, tuple[Tensor, ...]]
@@ -62,12 +84,6 @@ def of_case(plan: Plan, library: Path, sizes: Sizes, seed: int, of: Case) -> Fou
     into = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
     simulator.call(plan, library, seed=seed, **named, **into)
     return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
-
-
-@pytest.mark.parametrize("slug", some((*SPREAD, *DETERMINISTIC, *PAIRS, *COMMITTED), OFTEN))
-def test_the_backward_kernels_are_right_whatever_happens_when(slug):
-    plan = replace(planned(slug), l2_share_bytes=1)  # sections of one head
-    assert simulator.check(plan, render(plan).kernel, seeds=1) == (6 if plan.varlen else 10)
 
 
 def for_multiprocessors(plan: Plan, count: int) -> str:
@@ -102,12 +118,6 @@ def test_a_gradient_of_the_output_may_have_strides_of_0(slug):
     of = judged_by(plan, dout[:1, :1, :1].expand_as(dout), *qkv)
     assert of[0][0].stride() == (0, 0, 0, 1)
     assert of_case(plan, simulator.build(render(plan).kernel), sizes, 0, of)[0]
-
-
-@pytest.mark.parametrize("slug", some(FORWARD, FORWARD_OFTEN))
-def test_the_forward_kernels_are_right_whatever_happens_when(slug):
-    plan = registry.plan_of(slug)
-    assert simulator.check(plan, render(plan).kernel, seeds=1) == (10 if plan.splits else 7)
 
 
 def test_the_command_says_what_was_found():

@@ -22,6 +22,26 @@ from fagen.measure.sequences import Case, Tiled
 from fagen.vocab import MASKS
 from tests.tensors import normal
 
+# the smallest; O through V's space; two buffers of Q; no mask by rows; columns that are padded; in
+# e4m3 also sums that are promoted
+VARLEN = (
+    "fwd_fp16_d64_causal_m64n64_varlen",
+    "fwd_bf16_d64_causal_m128n48_varlen_q2_reusev",
+    "fwd_fp16_d48v32_full_m64n80_varlen_s3_q2",
+    "fwd_e4m3_d64_causal_m64n64_varlen",
+    "fwd_e4m3_d64_causal_m128n32_varlen_q2_reusev",
+    "fwd_e4m3_d80v48_full_m64n96_varlen_ofp16_s3_pm2",
+)
+# the smallest; two warpgroups of keys, of which one may see none; by gradients; additions in order;
+# dQ by one
+VARLEN_GRADIENTS = (
+    "bwd_fp16_d16_causal_m64n64_varlen",
+    "bwd_bf16_d64_causal_m64n128_varlen",
+    "bwd_fp16_d72v136_full_m64n64_varlen_dss1",
+    "bwd_fp16_d32_full_m64n64_varlen_det",
+    "bwd_bf16_d48_causal_m64n128_varlen_s1",
+)
+
 LENGTHS = ((5, 5), (0, 7), (40, 40), (3, 0), (1, 130), (70, 33))  # of queries and of keys
 
 
