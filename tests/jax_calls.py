@@ -28,6 +28,22 @@ def normal(dtype, *shape):
     return jnp.asarray(randomness.normal(size=shape), dtype)
 
 
+def qkv(dtype="float16", head_dim=128, batch=2, queries=77, keys=130, heads=4):
+    """q of so many heads, k and v of 2."""
+    shapes = (queries, heads), (keys, 2), (keys, 2)
+    return tuple(normal(dtype, batch, *shape, head_dim) for shape in shapes)
+
+
+def total(call):
+    """A call's only result, or its first, as one number, which has a gradient."""
+
+    def added(*given):
+        found = call(*given)
+        return (found[0] if isinstance(found, tuple) else found).astype(jnp.float32).sum()
+
+    return added
+
+
 def positive(*shape):
     return jnp.asarray(randomness.uniform(0.5, 1.5, shape), jnp.float32)
 
@@ -69,8 +85,7 @@ def bound(dtype, out, right, size):
 
 def sixteen_bits(demo):
     for dtype, head_dim, causal in (("float16", 128, True), ("bfloat16", 64, False)):
-        q = normal(dtype, 2, 77, 4, head_dim)
-        k, v = (normal(dtype, 2, 130, 2, head_dim) for _ in range(2))
+        q, k, v = qkv(dtype, head_dim)
         attention = jax.jit(
             partial(demo.attention, causal=causal), static_argnames=("return_lse", "scale")
         )
@@ -122,8 +137,7 @@ def blocks(descale, rows, seqlen):
 
 
 def e4m3(demo):
-    q = normal(E4M3, 2, 77, 4, 64)
-    k, v = (normal(E4M3, 2, 130, 2, 64) for _ in range(2))
+    q, k, v = qkv(E4M3, 64)
     attention = partial(demo.attention, q, k, columns(v), v_layout="columns", return_lse=True)
     none = {"q_descale": 1.0, "k_descale": 1.0, "v_descale": 1.0}
     some = {"q_descale": positive(2, 4), "k_descale": positive(1, 1, 1)}
@@ -143,8 +157,7 @@ def e4m3(demo):
         right += means["v_mean"].repeat(2, 2)
         compare(out, right, bound("float8_e4m3fn", out, right, size))
         compare(lse, sums, 1e-2)
-    q = normal(E4M3, 2, 77, 4, 128)
-    k, v = (normal(E4M3, 2, 130, 2, 128) for _ in range(2))
+    q, k, v = qkv(E4M3)
     given = {"q_descale": positive(2, 4, 2), "k_descale": positive(2, 2, 3)}
     per_v = positive(2, 2, 128)
     out = jax.jit(demo.attention)(q, k, v, v_descale=per_v, **given)
@@ -244,8 +257,7 @@ def decoding(demo):
     """A few queries of each sequence over its part of a cache, whose lengths are traced."""
     decode = jax.jit(demo.attention_decode, static_argnames=("causal", "scale", "return_lse"))
     for batch, queries, heads in ((1, 1, 4), (3, 3, 4), (2, 5, 8)):
-        q = normal("float16", batch, queries, heads, 64)
-        k, v = (normal("float16", batch, 300, 2, 64) for _ in range(2))
+        q, k, v = qkv("float16", 64, batch, queries, 300, heads)
         ends = jnp.array([300, 170, 90][:batch], jnp.int32)
         begins = jnp.array([0, 40, 3][:batch], jnp.int32)
         out, lse = decode(q, k, v, seqused_k=ends, leftpad_k=begins, return_lse=True)
@@ -262,8 +274,8 @@ def decoding(demo):
     refused(lambda: decode(q, k, v, causal=False), ValueError, f"{said} with 5 queries")
     refused(lambda: decode(q[:, :, :3], k, v), ValueError, "must be a multiple of kv_heads")
     refused(lambda: decode(q[0], k, v), ValueError, "it must be (batch, seqlen, heads, head_dim)")
-    loss = lambda q: decode(q, k, v).astype(jnp.float32).sum()  # noqa: E731
-    refused(lambda: jax.grad(loss)(q), NotImplementedError, "decoding has none")
+    differentiated = jax.grad(total(decode))
+    refused(lambda: differentiated(q, k, v), NotImplementedError, "decoding has none")
 
 
 def packed(demo):
@@ -321,14 +333,11 @@ def packed(demo):
 
 def refusals(demo):
     q = normal("bfloat16", 1, 8, 2, 64)
-
-    def total(q):
-        return demo.attention(q, q, q).astype(jnp.float32).sum()
-
+    loss = total(lambda q: demo.attention(q, q, q))
     said = "no kernel of this package computes its gradients; fagen vendor adds bwd_bf16_d64_full_"
-    for transformed in (jax.grad(total), lambda q: jax.jvp(total, (q,), (q,)), jax.hessian(total)):
+    for transformed in (jax.grad(loss), lambda q: jax.jvp(loss, (q,), (q,)), jax.hessian(loss)):
         refused(lambda f=transformed: f(q), NotImplementedError, said)
-    assert not jnp.any(jax.grad(lambda q: total(jax.lax.stop_gradient(q)) + q.sum() * 0)(q))
+    assert not jnp.any(jax.grad(lambda q: loss(jax.lax.stop_gradient(q)) + q.sum() * 0)(q))
     x = normal("float16", 1, 8, 2, 128)
 
     def quantised(x):
@@ -356,11 +365,6 @@ def refusals(demo):
 
 
 # ---- gradients: of the kernels in fp16, not of those in bf16 ------------------------------------
-
-
-def qkv(batch=2, queries=77, keys=130):
-    shapes = (queries, 4), (keys, 2), (keys, 2)
-    return tuple(normal("float16", batch, *shape, 128) for shape in shapes)
 
 
 def right(given, dout, dlse):
@@ -395,7 +399,7 @@ def both_results(demo):
         lambda q, k, v: kernel(q, k, v, SCALE),
     ):
         for sizes in ((2, 77, 130), (1, 1, 1), (2, 64, 64)):
-            given, out = qkv(*sizes), cotangents(*sizes[:2])
+            given, out = qkv("float16", 128, *sizes), cotangents(*sizes[:2])
             back = jax.jit(lambda given, out, call=call: jax.vjp(call, *given)[1](out))
             near(back(given, out), right(given, *out))
     near(jax.vjp(call, *given)[1](out), right(given, *out))  # not compiled
@@ -454,7 +458,7 @@ def gradients_of_devices(demo):
     """Each device has its own batches, and the same keys: their gradients are added up."""
     mesh = jax.sharding.Mesh(jax.devices(), ("x",))
     of_batch, same = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
-    q, k, v = qkv(2 * mesh.size)
+    q, k, v = qkv(batch=2 * mesh.size)
     k, v = k[:1], v[:1]
     dout, _ = cotangents(2 * mesh.size)
 
@@ -490,10 +494,7 @@ def gradients_of_devices(demo):
 def gradients_traced(demo):
     """Shapes alone; and which targets are called, with no log-sum-exp where none is needed."""
     given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in qkv()]
-
-    def loss(q, k, v):
-        return attention(demo, q, k, v).astype(jnp.float32).sum()
-
+    loss = total(partial(attention, demo))
     found = jax.eval_shape(jax.grad(loss, (0, 1, 2)), *given)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in given]
     for call, targets in ((loss, [FORWARD]), (jax.grad(loss), [FORWARD, BACKWARD])):
@@ -506,7 +507,7 @@ def gradients_traced(demo):
     found = jax.grad(loss, (0, 1, 2))(*empty)
     assert [x.shape for x in found] == [x.shape for x in empty]
     for sizes in ((2, 5, 0), (2, 0, 5)):
-        given = qkv(*sizes)
+        given = qkv("float16", 128, *sizes)
         assert not any(x.any() for x in jax.grad(loss, (0, 1, 2))(*given))
 
 
@@ -539,35 +540,25 @@ def gradients_of_packed(demo):
     for call in (gradients, jax.jit(gradients)):
         near(call(q, k, v, offsets), fine)
     assert jax.jit(jax.grad(loss))(q, offsets).shape == q.shape
-    other = q.astype(jnp.bfloat16)
-    refused(
-        lambda: jax.grad(
-            lambda q: demo.attention_varlen(q, q, q, offsets).astype(jnp.float32).sum()
-        )(other[:, :2]),
-        NotImplementedError,
-        "fagen vendor adds bwd_bf16_d64_full_",
-    )
+    other = jax.grad(total(lambda q: demo.attention_varlen(q, q, q, offsets)))
+    said = "fagen vendor adds bwd_bf16_d64_full_"
+    refused(lambda: other(q.astype(jnp.bfloat16)[:, :2]), NotImplementedError, said)
 
 
 def gradients_refused(demo):
     q = normal("float16", 1, 8, 2, 128)
-
-    def loss(q):
-        return attention(demo, q, q, q).astype(jnp.float32).sum()
-
-    twice = jax.grad(lambda q: jax.grad(loss)(q).astype(jnp.float32).sum())
-    for again in (twice, jax.hessian(loss)):
+    loss = total(lambda q: attention(demo, q, q, q))
+    for again in (jax.grad(total(jax.grad(loss))), jax.hessian(loss)):
         said = "gradients of its gradients are not there"
         refused(lambda f=again: f(q), NotImplementedError, said)
     by, lse = getattr(demo.kernels, BACKWARD), jnp.zeros((1, 2, 8))
-    itself = jax.grad(lambda q: by(q, q, q, q, q, lse, SCALE)[0].astype(jnp.float32).sum())
+    itself = jax.grad(total(lambda q: by(q, q, q, q, q, lse, SCALE)))
     refused(lambda: itself(q), NotImplementedError, "second derivatives are not supported")
     refused(lambda: jax.jvp(loss, (q,), (q,)), TypeError, "forward-mode")
     q = jnp.zeros((1, 8, 2, 64), jnp.bfloat16)
-    other = jax.grad(lambda q: demo.attention(q, q, q).astype(jnp.float32).sum())
-    refused(
-        lambda: other(q), NotImplementedError, "fagen vendor adds bwd_bf16_d64_full_m128n128, in"
-    )
+    other = jax.grad(total(lambda q: demo.attention(q, q, q)))
+    said = "fagen vendor adds bwd_bf16_d64_full_m128n128, in"
+    refused(lambda: other(q), NotImplementedError, said)
 
 
 def refused(call, error, said):
