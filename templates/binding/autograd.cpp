@@ -7,13 +7,13 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Synchronized.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -25,7 +25,6 @@ using at::Tensor;
 using c10::IValue;
 using torch::autograd::AutogradContext;
 using torch::autograd::Node;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 using Op = c10::OperatorHandle;
@@ -40,26 +39,21 @@ struct Kernels {
   std::string slug;
 };
 
-std::deque<Kernels>& numbered() {
-  static auto& all = *new std::deque<Kernels>;  // ops may be called until the process ends
+auto& numbered() {
+  static auto& all = *new c10::Synchronized<std::deque<Kernels>>;  // ops may be called until the process ends
   return all;
 }
 
-std::mutex& numbering() {
-  static auto& mutex = *new std::mutex;
-  return mutex;
-}
-
 int64_t number(std::string forward, std::string gradients, std::string refusing, std::string slug) {
-  Kernels kernels{op(forward), op(gradients), op(refusing), slug};
-  const std::lock_guard<std::mutex> lock(numbering());
-  numbered().push_back(std::move(kernels));
-  return static_cast<int64_t>(numbered().size()) - 1;
+  const Kernels kernels{op(forward), op(gradients), op(refusing), slug};
+  return numbered().withLock([&](auto& all) {
+    all.push_back(kernels);
+    return static_cast<int64_t>(all.size()) - 1;
+  });
 }
 
 const Kernels& kernels_of(int64_t number) {
-  const std::lock_guard<std::mutex> lock(numbering());
-  return numbered().at(number);
+  return *numbered().withLock([&](auto& all) { return &all.at(number); });
 }
 
 // dout as kernels take it: its last dimension contiguous, all else in whole pieces of TMA.
@@ -137,49 +131,22 @@ struct Attention : torch::autograd::Function<Attention> {
 // What torch's own node of a Function keeps lies in more pieces of memory, which another thread frees.
 struct AttentionBackward final : torch::autograd::CppNode<Attention> {
   Call call;
-  std::vector<SavedVariable> kept;
 
   std::string name() const override { return "AttentionBackward"; }
-
-  variable_list unpacked() {
-    variable_list tensors;
-    tensors.reserve(kept.size());
-    const auto self = getptr();
-    for (const SavedVariable& one : kept) {
-      tensors.push_back(one.unpack(self));
-    }
-    return tensors;
-  }
 
   variable_list apply(variable_list&& gradients) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto needed = [&](size_t i) { return task_should_compute_output(i); };
-    return ::backward(call, unpacked(), gradients, needed);
-  }
-
-  void release_variables() override {
-    CppNode::release_variables();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable& one : kept) {
-      one.reset_data();
-    }
+    return ::backward(call, ctx_.get_saved_variables(), gradients, needed);
   }
 
   void compiled_args(torch::autograd::CompiledNodeArgs& arguments) const override {
-    const_cast<AttentionBackward*>(this)->fill_context();
+    auto& data = const_cast<AttentionBackward*>(this)->ctx_.saved_data;
+    data["kernels"] = call.kernels;
+    data["scale"] = call.scale;
+    data["deterministic"] = call.deterministic;
+    data["torch's"] = call.torchs;
     CppNode::compiled_args(arguments);
-  }
-
-  void fill_context() {
-    set_ctx_grad_fn(getptr());
-    is_variable_input_ = {true, true, true};
-    ctx_.set_materialize_grads(false);
-    ctx_.save_for_backward(unpacked());
-    save_variables_to_ctx();
-    ctx_.saved_data["kernels"] = call.kernels;
-    ctx_.saved_data["scale"] = call.scale;
-    ctx_.saved_data["deterministic"] = call.deterministic;
-    ctx_.saved_data["torch's"] = call.torchs;
   }
 };
 
@@ -217,19 +184,23 @@ void attention(const Op& op, Stack* stack) {
   if (has_lse) {
     create_gradient_edge(lse, node);
   }
-  auto& kept = attention->kept;
+  variable_list kept;
   kept.reserve(8);
   auto one = tensors;
   for (; one->isTensor(); ++one) {
-    kept.emplace_back(one->toTensor(), false);
+    kept.push_back(one->toTensor());
   }
   attention->call = {given[0].toInt(), one->toDouble(), given[1].toBool(),
                      at::globalContext().deterministicAlgorithms()};
-  kept.emplace_back(out, true);
-  kept.emplace_back(lse, has_lse);
+  kept.insert(kept.end(), {out, lse});
   if (varlen) {
-    kept.emplace_back(given[count - 1].toOptional<Tensor>(), false);
+    kept.push_back(given[count - 1].toOptional<Tensor>().value_or(Tensor()));
   }
+  attention->is_variable_input_ = {true, true, true};
+  attention->ctx_.set_materialize_grads(false);
+  attention->set_ctx_grad_fn(node);
+  attention->ctx_.save_for_backward(std::move(kept));
+  attention->save_variables_to_ctx();
   torch::jit::drop(*stack, count);
   stack->push_back(std::move(out));
   stack->push_back(has_lse ? IValue(std::move(lse)) : IValue());
