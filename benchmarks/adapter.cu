@@ -34,7 +34,15 @@ auto set_block_strides(Args& a, int) -> decltype((void)a.q_descale_stride_block)
 template <class Args>
 void set_block_strides(Args&, long) {}
 
-// pointers: q, k, v, out, lse, then descales of q, k and v. strides: of q, k, v and out (batch, seq, head), of lse
+// Chosen where the struct has a workspace: larger than any kernel's, and zeros.
+template <class Args>
+auto set_workspace(Args& a, void* p, int) -> decltype((void)a.workspace) {
+  a.workspace = p, a.workspace_bytes = int64_t(1) << 26;
+}
+template <class Args>
+void set_workspace(Args&, void*, long) {}
+
+// pointers: q, k, v, out, lse, descales of q, k and v, then a workspace. strides: of q, k, v and out (batch, seq, head), of lse
 // (batch, head), of the descales (batch, head). sizes: batch, heads, kv_heads, seqlen_q, seqlen_k.
 extern "C" int call(void* const* pointers, const int64_t* strides, const int32_t* sizes, float scale, void* stream) {
   FagenForwardArgs a = {};
@@ -47,6 +55,7 @@ extern "C" int call(void* const* pointers, const int64_t* strides, const int32_t
   set_strides(a, strides);
   set_descales(a, pointers + 5, strides + 14, 0);
   set_block_strides(a, 0);
+  set_workspace(a, pointers[8], 0);
   a.batch = sizes[0], a.heads = sizes[1], a.kv_heads = sizes[2], a.seqlen_q = sizes[3], a.seqlen_k = sizes[4];
   a.scale = scale;
   return FAGEN_FUNCTION(&a, stream);

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,12 @@ def compile_before(text: str) -> Path:
     return library
 
 
+@cache
+def _workspace(device: torch.device) -> torch.Tensor:
+    """As large as the adapter says it is."""
+    return torch.zeros(1 << 26, dtype=torch.uint8, device=device)
+
+
 def call_before(
     library: Path,
     cell: Cell,
@@ -136,8 +143,9 @@ def call_before(
         strides += [one.stride(i) if one.shape[i] > 1 else 0 for i in (0, 1)]
     sizes = cell.sizes
     pointers = [tensor.data_ptr() for tensor in (q, k, v, out, lse, *descales)]
+    pointers += [0] * (8 - len(pointers)) + [_workspace(q.device).data_ptr()]
     held = (
-        (ctypes.c_void_p * 8)(*pointers),
+        (ctypes.c_void_p * 9)(*pointers),
         (ctypes.c_int64 * 20)(*strides),
         (ctypes.c_int32 * 5)(
             sizes.batch, sizes.heads, sizes.kv_heads, sizes.seqlen_q, sizes.seqlen_k

@@ -67,7 +67,8 @@ class Part:
     of: Plan | None = None
     rotated: bool = False
     centered: str = ""  # of "kv", those less the means of their columns
-    v_scales: str = ""  # the Plan's
+    scales: str = ""  # of Q and K: the Plan's
+    v_scales: str = ""  # the same of V
     hopper_sums: bool = False  # where it is emulated
 
 
@@ -112,15 +113,16 @@ def parts(asked: Asked) -> list[Part]:
     common = dict(dtype="e4m3", out_dtype="fp16")
     blocks = common | dict(scales="block", scale_rows=SCALE_ROWS_DEFAULT)
     by_block = planned(asked, **blocks)
-    by_tensor = planned(asked, **common, scales="tensor")
+    by_head = planned(asked, **common)
+    tensor = dict(scales="tensor", v_scales="tensor")  # passed for each head
     lazy = planned(asked, **blocks, maximum="lazy", p_offset=4.0)
     v_by_block = planned(asked, **blocks, v_scales="block")
     in_e4m3 = [
-        Part(BASELINE, by_tensor, v_scales="tensor"),
+        Part(BASELINE, by_head, **tensor),
         Part(COMPLETE, by_block, True, "kv"),
         Part("fp8, complete, with a lazy row max, P times 2^4", lazy, True, "kv"),
         Part("fp8, complete, V by block and with its mean", v_by_block, True, "k"),
-        Part("fp8, without scales per block", by_tensor, True, v_scales="tensor"),
+        Part("fp8, without scales per block", by_head, True, **tensor),
         Part("fp8, without rotation", by_block, False, "kv"),
     ]
     return [
@@ -170,8 +172,9 @@ def emulated(part: Part) -> Attend:
         scale = q.shape[-1] ** -0.5
         if not has_descales(of):
             return emulator.emulate(of, q, k, v, scale)[0]
-        how = dict(rotated=part.rotated, centered=part.centered, v_scales=part.v_scales)
-        given = operands(of, q, k, v, **how)
+        how = dict(rotated=part.rotated, centered=part.centered)
+        scales = dict(scales=part.scales, v_scales=part.v_scales)
+        given = operands(of, q, k, v, **how, **scales)
         sums = dict(hopper_sums=part.hopper_sums)
         return emulator.emulate_fp8(of, *given[:3], scale, *given[3:], **sums)[0]
 
@@ -196,7 +199,8 @@ def quantised(part: Part, q: Tensor, k: Tensor, v: Tensor) -> Operands:
     """What the part's kernel takes, by fagen.quantize."""
     of = part.of
     by_block = dict(scale_rows=of.scale_rows) if of.scales_by_block else {}
-    keys = dict(scales=of.schedule.fp8.scales, rotate=part.rotated) | by_block
+    scales = part.scales or of.schedule.fp8.scales
+    keys = dict(scales=scales, rotate=part.rotated) | (by_block if scales == "block" else {})
     v_scales = part.v_scales or of.schedule.fp8.v_scales
     of_v = dict(scales=v_scales, layout="rows" if of.v_rows else "columns")
     of_v |= by_block if v_scales == "block" else {}

@@ -322,3 +322,12 @@ def test_a_table_below_a_page_compares_cell_by_cell(script):
     shares = tables.share_of_matmul(rows, {"fp16": {"sustained": 625.0}})
     assert " 80% |" in shares and "bf16" not in shares
     assert tables.beside_fp16(rows[:1]) == tables.share_of_matmul(rows[2:4], {}) == ""
+
+
+def test_errors_of_e4m3_are_emulated_on_a_cpu_and_written_where_asked(script, tmp_path, capsys):
+    few = ["--queries", "16", "--heads", "1", "--seeds", "1", "--head-dim", "32"]
+    for more in (["--keys", "128"], ["--long", "--longest", "1024"]):
+        code = script("fp8_accuracy").main([*few, *more, "--out", str(tmp_path / "x.json")])
+        errors = json.loads((tmp_path / "x.json").read_text())["rmse"]
+        assert code == 0 and len(errors) > 4 and max(errors.values()) < 0.1
+    assert "complete" in capsys.readouterr().out

@@ -44,15 +44,17 @@ def operands(
     *,
     rotated: bool = False,
     centered: str = "",
+    scales: str = "",
     v_scales: str = "",
 ) -> Operands:
     """Quantise q (B, Sq, H, D), k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv) as the Plan's kernel wants.
 
     In torch, on any device. With `rotated` Q and K are, which leaves their products as they were;
     of the tensors named in `centered`, "v", "k" or both, the means of columns are taken off first.
-    V's scales are the Plan's, or one for a "head" or the "tensor" if `v_scales` says so.
+    Scales are the Plan's, or one for a "head" or the "tensor" if `scales`, of Q and K, or `v_scales`
+    says so.
     """
-    scales, scale_rows = of.schedule.fp8.scales, of.scale_rows
+    scales, scale_rows = scales or of.schedule.fp8.scales, of.scale_rows
     if rotated:
         signs = random_signs(q.shape[-1]).to(q.device)
         q, k = rotate(q, signs), rotate(k, signs)
