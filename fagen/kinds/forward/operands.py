@@ -51,8 +51,8 @@ def operands(
 
     In torch, on any device. With `rotated` Q and K are, which leaves their products as they were;
     of the tensors named in `centered`, "v", "k" or both, the means of columns are taken off first.
-    Scales are the Plan's, or one for a "head" or the "tensor" if `scales`, of Q and K, or `v_scales`
-    says so.
+    Scales of Q and K are the Plan's, or one for a "head" or the "tensor" if `scales` says so; of V
+    `v_scales`.
     """
     scales, scale_rows = scales or of.schedule.fp8.scales, of.scale_rows
     if rotated:
