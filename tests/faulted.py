@@ -24,8 +24,8 @@ Scene = Callable[[Plan, Run], object]
 class Called(NamedTuple):
     """A call, what a kernel without a fault made of it, and the CPU-seconds that took."""
 
-    given: dict[str, Any]
-    right: dict[str, Tensor]
+    arguments: dict[str, Any]
+    results: dict[str, Tensor]
     seconds: float
 
 
@@ -36,7 +36,7 @@ class Faulted:
         """`loose` is a result that is summed in any order, and its last bits are any."""
         self.plan, self.faults, self.loose = plan, faults.faults, loose
         self.library = simulator.build(faults.source)
-        self.results = [x.name for x in plan.signature.tensors if x.access != "in"]
+        self.result_names = [x.name for x in plan.signature.tensors if x.access != "in"]
         self.calls: list[Called] = []
 
     def record(self, scene: Scene, most: int | None = None) -> None:
@@ -49,28 +49,29 @@ class Faulted:
         longest = sorted(self.calls, key=lambda call: -call.seconds)[:most]
         self.calls = before + longest[::-1]
 
-    def _run(self, given: dict[str, Any], seed: int) -> dict[str, Tensor]:
-        """The results, those among `given` and what a workspace is left with."""
-        given = {k: x.clone() if k in self.results else x for k, x in given.items()}
-        simulator.call(self.plan, self.library, seed=seed, **given)
-        return {name: given[name] for name in self.results if given.get(name) is not None}
+    def _is_right(self, call: Called, seed: int) -> bool:
+        """Whether a call, on a copy of its results, gives what it gave without a fault."""
+        arguments = {
+            name: x.clone() if name in self.result_names else x
+            for name, x in call.arguments.items()
+        }
+        simulator.call(self.plan, self.library, seed=seed, **arguments)
+        return all(self._alike(name, arguments[name], x) for name, x in call.results.items())
 
     def _record(self, **given: Any) -> None:
-        held = {k: x.clone() if isinstance(x, Tensor) else x for k, x in given.items()}
-        begun = time.process_time()
+        arguments = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+        began = time.process_time()
         simulator.call(self.plan, self.library, seed=0, **given)
-        seconds = time.process_time() - begun
-        right = {name: given[name].clone() for name in self.results if name in given}
-        self.calls.append(Called(held, right, seconds))
+        seconds = time.process_time() - began
+        names = (name for name in self.result_names if given.get(name) is not None)
+        self.calls.append(Called(arguments, {name: given[name].clone() for name in names}, seconds))
 
-    def said(self, fault: Fault | None) -> str:
+    def reason(self, fault: Fault | None) -> str:
         """Why calls are stuck with a fault, in this very process; nothing where they are right."""
         choose = library_at(self.library)["fagen_fault"]
         choose(fault.number if fault else 0)
         try:
-            for call in self.calls:
-                found = self._run(call.given, 0)
-                assert all(self._alike(name, x, call.right[name]) for name, x in found.items())
+            assert all(self._is_right(call, 0) for call in self.calls)
         except DeviceError as error:
             return str(error)
         finally:
@@ -97,10 +98,10 @@ class Faulted:
             for call in self.calls:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0.3 + 8 * call.seconds)
                 try:
-                    found = self._run(call.given, seed)
+                    right = self._is_right(call, seed)
                 except DeviceError:
                     return 2
-                if not all(self._alike(name, x, call.right[name]) for name, x in found.items()):
+                if not right:
                     return 1
         return 0
 

@@ -171,12 +171,12 @@ def faulted(slug: str) -> Faulted:
     """A kernel with all its faults, which without one is right."""
     tried, plan = KERNELS[slug], planned(slug)
     in_any_order = plan.kind == "backward" and not plan.deterministic
-    found = Faulted(plan, faults_of(slug), loose="dq" if in_any_order else "")
-    for each in tried.scenes:
-        found.record(each)
+    kernel = Faulted(plan, faults_of(slug), loose="dq" if in_any_order else "")
+    for calls in tried.scenes:
+        kernel.record(calls)
     if tried.small is not None:
-        found.record(scene(), tried.small)
-    return found
+        kernel.record(scene(), tried.small)
+    return kernel
 
 
 # ---- faults that do not show --------------------------------------------------------------------
@@ -228,11 +228,11 @@ UNLISTED = pytest.mark.xfail(reason="its harmless faults are not listed yet", st
     [pytest.param(slug, marks=[] if slug in LISTED else [UNLISTED]) for slug in KERNELS],
 )
 def test_every_fault_shows_but_those_that_are_listed(slug: str) -> None:
-    found = faulted(slug)
+    kernel = faulted(slug)
     survivors = {
-        str(fault) for fault in found.faults if found.end(fault.number, SEEDS) == "survives"
+        str(fault) for fault in kernel.faults if kernel.end(fault.number, SEEDS) == "survives"
     }
-    listed = {str(fault) for fault in found.faults if entry(slug, fault) is not None}
+    listed = {str(fault) for fault in kernel.faults if entry(slug, fault) is not None}
     assert survivors == listed
 
 

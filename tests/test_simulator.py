@@ -171,16 +171,16 @@ def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
 def test_what_is_stuck_or_wrong_is_told_and_the_next_call_is_as_if_nothing_had_been():
     tried = faulted(DETERMINISTIC[0])
 
-    def said(wanted: str) -> str:
-        (fault,) = (one for one in tried.faults if str(one) == wanted)
-        return tried.said(fault)
+    def reason(statement: str) -> str:
+        (fault,) = (fault for fault in tried.faults if str(fault) == statement)
+        return tried.reason(fault)
 
-    stuck = said("Consumer::step: arrive(shared.q_empty[q.stage]); left out")
+    stuck = reason("Consumer::step: arrive(shared.q_empty[q.stage]); left out")
     assert "simulator, seed 0: nobody can go on" in stuck
     assert "1 threads from 0 on wait for the mbarrier at byte" in stuck
     loader = "Loader::run: shared.q_empty[q.stage].wait(q.phase ^ 1);"
-    assert "more arrive at the mbarrier at byte" in said(f"{loader} left out")
-    assert not tried.said(None)
+    assert "more arrive at the mbarrier at byte" in reason(f"{loader} left out")
+    assert not tried.reason(None)
 
 
 def test_an_instruction_that_it_does_not_know_is_refused_by_name():
