@@ -15,8 +15,7 @@ APART = ("gpu", "long")  # marks of tests that run where `-m` names them
 QUICK = (
     *("test_house", "test_committed", "test_generated", "test_templates"),
     *("test_schedule", "test_schedule_refusals", "test_plan"),
-    *("test_backward_schedule", "test_combine_schedule", "test_decode_schedule"),
-    *("test_fp8_schedule", "test_cli"),
+    *("test_decode_defaults", "test_cli"),
 )
 
 # begun first: at the end of a run one worker would wait for another that has one of these left

@@ -2,9 +2,22 @@
 
 from hypothesis import strategies as st
 
+from fagen.kinds.backward.rules import DQ_BY, KEPT, PARTITIONS
+from fagen.kinds.combine.keys import Schedule as Combining
+from fagen.kinds.decode.keys import Schedule as Decoding
+from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.quantize.keys import Schedule as Quantizer
-from fagen.vocab import MAXIMA, QUANTIZED_SCALES, SCALE_ROWS, V_SCALES
+from fagen.vocab import (
+    LAYOUTS,
+    MASKS,
+    MAXIMA,
+    PARTIALS,
+    QUANTIZED_SCALES,
+    SCALE_ROWS,
+    SIXTEEN_BITS,
+    V_SCALES,
+)
 
 ONE_SLAB = (16, 24, 32, 56, 64)  # head dims that fill up to 16, 32 or 64 columns: one swizzle wide
 
@@ -147,3 +160,63 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
         rows = {"scale_rows": st.sampled_from(SCALE_ROWS)}
         keys |= draw(st.fixed_dictionaries({}, optional=rows))
     return Quantizer.make(**keys)
+
+
+HEAD_DIMS = st.integers(2, 32).map(lambda n: n * 8)
+
+
+def backward_keys() -> st.SearchStrategy[dict[str, object]]:
+    """Draw keys of the backward pass that keep every rule but those between them."""
+    required = {
+        "dtype": st.sampled_from(sorted(SIXTEEN_BITS)),
+        "head_dim": HEAD_DIMS,
+        "mask": st.sampled_from(sorted(MASKS)),
+        "block_m": st.sampled_from([64, 80, 96, 112, 128]),
+        "block_n": st.sampled_from([64, 128, 192]),
+    }
+    optional = {
+        "head_dim_v": HEAD_DIMS,
+        "stages": st.integers(1, 4),
+        "do_stages": st.integers(1, 4),
+        "ds_stages": st.integers(1, 2),
+        "partition": st.sampled_from(PARTITIONS),
+        "dq_by": st.sampled_from(DQ_BY),
+        "dq_slices": st.integers(1, 2),
+        "intra_warpgroup": st.booleans(),
+        "under_dp": st.booleans(),
+        "kept": st.sampled_from(KEPT),
+    }
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+def decoding() -> st.SearchStrategy[Decoding]:
+    """Draw a schedule of decoding that keeps the rules, whether or not it fits."""
+    required = {
+        "dtype": st.sampled_from(sorted(SIXTEEN_BITS)),
+        "head_dim": HEAD_DIMS,
+        "mask": st.sampled_from(sorted(MASKS)),
+        "rows": st.integers(1, 8).map(lambda n: n * 8),
+        "block_n": st.sampled_from([64, 128]),
+    }
+    optional = {
+        "head_dim_v": HEAD_DIMS,
+        "num_splits": st.integers(1, 128),
+        "stages": st.integers(3, 24),
+        "q_stages": st.integers(1, 2),
+        "speculate": st.booleans(),
+        "by": st.sampled_from(sorted(DEALT)),
+        "blocks": st.integers(1, 4),
+    }
+    keys = st.fixed_dictionaries(required, optional=optional)
+    return keys.map(lambda keys: Decoding.make(**keys))
+
+
+def combining() -> st.SearchStrategy[Combining]:
+    """Draw a schedule of combining."""
+    return st.builds(
+        Combining.make,
+        dtype=st.sampled_from(sorted(PARTIALS)),
+        head_dim=st.integers(1, 64).map(lambda n: n * 8),
+        out_dtype=st.sampled_from(sorted(PARTIALS)),
+        layout=st.sampled_from(LAYOUTS),
+    )

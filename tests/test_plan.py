@@ -1,227 +1,417 @@
-"""The Plan's numbers, and the words of a refusal."""
+"""What a schedule is worked out to: the numbers of Plans, and what holds for every one of them."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 from fagen import registry
+from fagen.arch import SM90
 from fagen.errors import OverBudget, ScheduleError
-from fagen.kinds.forward.keys import Schedule
-from fagen.kinds.forward.plan import Plan, plan
-from tests.strategies import fp8_schedules, schedules
-
-FIRST = dict(head_dim=128, dtype="fp16", mask="causal", block_m=128, block_n=128, output="reuse_v")
-
-
-def planned(**changes) -> Plan:
-    return plan(Schedule.make(**{**FIRST, **changes}))
-
-
-def test_the_first_schedule_in_numbers():
-    worked = planned(output="own")
-    assert worked.shared_bytes == 32_768 + 65_536 + 65_536 + 32_768 + 1_024
-    assert worked.threads == 384
-    assert (worked.s_accumulators, worked.pv_accumulators, worked.p_registers) == (64, 64, 32)
-    assert (worked.qk_steps, worked.pv_steps) == (8, 8)
-    assert worked.qk_inputs == (64, 65, 66)
-    assert worked.pv_inputs == (64, 65, 66, 67, 68)
-    assert worked.longest_first
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "padded", "swizzle", "slabs"),
-    [
-        (16, 16, 32, 1),
-        (24, 32, 64, 1),
-        (64, 64, 128, 1),
-        (72, 80, 32, 5),
-        (80, 80, 32, 5),
-        (96, 96, 64, 3),
-        (128, 128, 128, 2),
-        (192, 192, 128, 3),
-        (248, 256, 128, 4),
-    ],
+from fagen.kind import Plan
+from fagen.kinds.combine.plan import LOAD_BYTES
+from fagen.kinds.decode.rules import share
+from fagen.problem import Problem, Sizes, flops
+from fagen.registry import plan_of
+from fagen.render import kernel_text
+from fagen.schedule import Schedule
+from fagen.vocab import MASKS
+from tests.combine_helpers import SPREAD as COMBINING
+from tests.decode_helpers import SPREAD as DECODING
+from tests.strategies import (
+    backward_keys,
+    combining,
+    decoding,
+    fp8_schedules,
+    quantizers,
+    schedules,
 )
-def test_the_swizzle_is_the_widest_that_divides_the_padded_row(head_dim, padded, swizzle, slabs):
-    worked = planned(head_dim=head_dim, block_n=64)
-    assert worked.head_dim_padded == worked.head_dim_v_padded == padded
-    assert worked.qk_swizzle.bytes == worked.v_swizzle.bytes == swizzle
-    assert worked.qk_slabs == worked.v_slabs == slabs
-    assert worked.qk_slab * slabs == padded
+
+# ---- numbers ------------------------------------------------------------------------------------
 
 
-def test_row_sums_by_the_tensor_cores_are_eight_columns_of_the_pv_gemm():
-    threads = planned(head_dim=64)
-    assert not threads.sum_by_tensor
-    assert (threads.o_columns, threads.pv_accumulators) == (64, 32)
-    assert threads.pv_inputs == (32, 33, 34, 35, 36)
-    tensor = planned(head_dim=64, sum="tensor", maximum="online")
-    assert tensor.sum_by_tensor and tensor.head_dim_v_padded == 64
-    assert (tensor.o_columns, tensor.pv_accumulators) == (72, 36)
-    assert tensor.pv_inputs == (36, 37, 38, 39, 40)
-    assert (tensor.qk_inputs, tensor.pv_steps) == (threads.qk_inputs, threads.pv_steps)
+def swizzled(head_dim: int, padded: int, swizzle: int, slabs: int) -> tuple[str, dict[str, Any]]:
+    """The widest swizzle that divides the padded row; block_n does not count."""
+    facts = dict.fromkeys(("head_dim_padded", "head_dim_v_padded"), padded)
+    facts |= dict.fromkeys(("qk_swizzle.bytes", "v_swizzle.bytes"), swizzle)
+    facts |= dict.fromkeys(("qk_slabs", "v_slabs"), slabs) | {"qk_slab": padded // slabs}
+    return f"fwd_fp16_d{head_dim}_causal_m128n64_reusev", facts
 
 
-def test_a_row_max_is_lazy_where_the_schedule_says_so_up_to_what_16_bits_hold():
-    assert [planned(maximum=maximum).lazy_max for maximum in ("lazy", "online")] == [True, False]
-    held = {dtype: planned(dtype=dtype).max_partial_sum for dtype in ("fp16", "bf16")}
-    assert held == {"fp16": 2.0**15, "bf16": 2.0**12}
+def skips(slug: str, blocks: bool, steps: bool = False) -> tuple[str, dict[str, Any]]:
+    """Consumers that skip masked blocks; of three those that skip steps where they have no rows."""
+    return f"fwd_{slug}", {"skips_masked_blocks": blocks, "skips_steps": steps}
 
 
-@pytest.mark.parametrize(
-    ("changes", "skips_blocks", "skips_steps"),
-    [
-        ({}, False, False),  # both warpgroups' rows end in the same block of keys
-        ({"block_n": 96}, True, False),
-        ({"block_m": 192}, True, True),
-        ({"block_m": 256, "block_n": 64, "stages": 3}, True, False),
-        ({"block_m": 192, "mask": "full"}, False, False),
-        ({"block_m": 192, "intra_warpgroup": False}, False, False),
-    ],
+def dealt(slug: str, threads: int, launched: int, usable: int) -> tuple[str, dict[str, Any]]:
+    """Registers as the hardware deals them: of a thread at launch, and what a consumer may use."""
+    numbers = {"threads": threads, "launch_registers": launched, "registers.limit": usable}
+    return f"fwd_fp16_d64_full_{slug}", numbers
+
+
+def roles(slug: str, producer: int, consumer: int, dq: int) -> tuple[str, dict[str, Any]]:
+    """Registers of a producer, which needs more for several boxes, and of consumers."""
+    names = ("producer_registers", "consumer_registers", "dq_registers")
+    return f"bwd_{slug}", dict(zip(names, (producer, consumer, dq), strict=True))
+
+
+def parted(slug: str, *parts: int) -> tuple[str, dict[str, Any]]:
+    """Wide heads are parted by gradients, and dQ by whole slabs."""
+    columns = {"dq_parts": len(parts), "dq_columns": parts[0], "dq_rest": parts[-1]}
+    return f"bwd_{slug}", {"partition": "gradients", "consumers": 2, **columns}
+
+
+def transposed(slug: str, rows: int, shares: bool = False) -> tuple[str, dict[str, Any]]:
+    """Where a step has no whole 64 rows; 64 columns of dQ part by rows."""
+    return f"bwd_{slug}", {"dq_transposed": True, "shares_rows": shares, "dq_columns": rows}
+
+
+FACTS = (
+    (
+        "fwd_fp16_d128_causal_m128n128",
+        {
+            "shared_bytes": 32_768 + 65_536 + 65_536 + 32_768 + 1_024,
+            "threads": 384,
+            "s_accumulators": 64,
+            "pv_accumulators": 64,
+            "p_registers": 32,
+            "qk_steps": 8,
+            "pv_steps": 8,
+            "qk_inputs": (64, 65, 66),
+            "pv_inputs": (64, 65, 66, 67, 68),
+            "longest_first": True,
+            "lazy_max": True,
+            "max_partial_sum": 2.0**15,
+            "skips_rescaling": False,
+            "q_stages": 1,
+        },
+    ),
+    (
+        "fwd_e4m3_d128_full_m128n128",
+        {
+            "shared_bytes": 16_384 + 32_768 + 32_768 + 32_768 + 1_024,
+            "s_accumulators": 64,
+            "pv_accumulators": 64,
+            "p_registers": 16,
+            "qk_steps": 4,
+            "pv_steps": 4,
+            "pv_inputs": (64, 65, 66, 67, 68),
+            "dtype.name": "e4m3",
+            "out_dtype.name": "bf16",
+            "fp8": True,
+            "v_rows": False,
+            "scales_by_block": False,
+            "qk_slab": 128,
+            "qk_slabs": 1,
+            "o_slab": 64,
+            "o_slabs": 2,
+            "v_slab": 128,
+            "v_slabs": 1,
+            "lazy_max": False,
+            "skips_rescaling": True,  # where no maximum of a warp grew
+        },
+    ),
+    ("fwd_fp16_d128_causal_m128n128_q2", {"q_stages": 2}),
+    *(
+        swizzled(*numbers)
+        for numbers in (
+            *((16, 16, 32, 1), (24, 32, 64, 1), (64, 64, 128, 1), (72, 80, 32, 5), (80, 80, 32, 5)),
+            *((96, 96, 64, 3), (128, 128, 128, 2), (192, 192, 128, 3), (248, 256, 128, 4)),
+        )
+    ),
+    # V transposed has rows of block_n bytes
+    *(
+        (f"fwd_e4m3_d64_full_m128n{n}", {"v_swizzle.bytes": bytes, "v_slabs": slabs})
+        for n, bytes, slabs in ((96, 32, 3), (128, 128, 1), (160, 32, 5), (192, 64, 3))
+    ),
+    (
+        "fwd_e4m3_d80v48_full_m128n128",  # head dims are filled up to 32
+        {
+            "head_dim_padded": 96,
+            "head_dim_v_padded": 64,
+            "qk_swizzle.bytes": 32,
+            "o_swizzle.bytes": 128,
+        },
+    ),
+    # row sums by the tensor cores are eight columns of the PV GEMM
+    *(
+        (
+            f"fwd_fp16_d64_causal_m128n128{end}",
+            {
+                "sum_by_tensor": columns == 72,
+                "head_dim_v_padded": 64,
+                "o_columns": columns,
+                "pv_accumulators": columns // 2,
+                "pv_inputs": tuple(range(columns // 2, columns // 2 + 5)),
+                "qk_inputs": (64, 65, 66),
+                "pv_steps": 8,
+            },
+        )
+        for end, columns in (("", 64), ("_tensorsum_onlinemax", 72))
+    ),
+    ("fwd_fp16_d128_causal_m128n128_onlinemax", {"lazy_max": False, "skips_rescaling": False}),
+    ("fwd_bf16_d128_causal_m128n128", {"max_partial_sum": 2.0**12}),
+    ("fwd_fp16_d128_full_m128n128_onlinemax_t2", {"skips_rescaling": True}),
+    ("fwd_e4m3_d128_full_m128n128_lazymax", {"lazy_max": True, "skips_rescaling": False}),
+    # both warpgroups' rows end in the same block of keys
+    skips("fp16_d64_causal_m128n128", False),
+    skips("fp16_d64_causal_m128n96", True),
+    skips("fp16_d64_causal_m192n128", True, True),
+    skips("fp16_d64_causal_m256n64_s3", True),
+    skips("fp16_d64_full_m192n128", False),
+    skips("fp16_d64_causal_m192n128_nointra", False),
+    skips("e4m3_d64_causal_m192n128", True, True),
+    skips("e4m3_d64_full_m192n128", False),
+    # only where K can be prefetched before O has left V's space: 2 blocks, or 3 and room for 2
+    skips("fp16_d256_causal_m128n64_reusev_nointer", True),
+    skips("fp16_d256_causal_m128n48_reusev_nointer", False),
+    skips("fp16_d256_causal_m128n48_s3_reusev_nointer", True),
+    skips("fp16_d128_causal_m192n64_reusev_nointer", False),
+    skips("fp16_d128_causal_m192n64_s3_reusev_nointer", True, True),
+    skips("fp16_d128_causal_m192n64", True, True),  # O needs no V to be gone
+    dealt("m64n64", 256, 255, 232),
+    dealt("m128n64", 384, 168, 232),
+    dealt("m192n64", 512, 128, 160),
+    dealt("m256n64", 640, 96, 112),
+    dealt("m64n64_noprod", 128, 255, 255),
+    dealt("m128n64_noprod", 256, 255, 255),
+    dealt("m192n64_noprod", 384, 168, 168),
+    dealt("m256n64_noprod", 512, 128, 128),
+    (
+        "fwd_fp16_d128_causal_m128n128_reusev_noprod_persistent",
+        {"producer_registers": 0, "consumer_registers": 0, "roles": (), "longest_first": False},
+    ),
+    roles("fp16_d64_full_m128n128", 40, 232, 232),
+    roles("fp16_d96_full_m64n128", 32, 232, 240),
+    roles("bf16_d72_causal_m64n128", 32, 232, 240),
+    roles("fp16_d128v112_full_m64n128_dqone", 32, 232, 240),
+    roles("fp16_d128_full_m64n128_dqone", 24, 232, 248),
+    roles("fp16_d64_full_m64n128", 24, 232, 248),
+    roles("fp16_d128_full_m64n128", 40, 232, 232),
+    roles("fp16_d96_full_m64n128_persist", 40, 224, 240),
+    parted("fp16_d256_full_m64n64", 128, 128),
+    parted("bf16_d192v128_causal_m64n64", 128, 64),
+    parted("bf16_d160_causal_m64n64", 96, 64),
+    parted("fp16_d64v256_full_m64n64", 64),
+    transposed("fp16_d128_full_m80n128", 80, True),
+    transposed("fp16_d64_full_m96n128", 48),
+    transposed("fp16_d64_full_m96n128_keepk", 48),
+    transposed("bf16_d64_full_m112n64_keepk", 112),
+    # a tile whose dQ does not part among warpgroups is computed by one
+    ("bwd_fp16_d96_full_m64n128", {"dq_by": "one", "dq_parts": 1, "dq_columns": 96}),
+    ("bwd_bf16_d64_full_m64n128", {"dq_by": "one", "dq_parts": 1, "dq_columns": 64}),
+    ("bwd_fp16_d96_full_m64n64", {"dq_by": "all", "dq_columns": 96}),
+    ("bwd_bf16_d64_full_m64n64", {"dq_by": "all", "dq_columns": 64}),
+    ("bwd_fp16_d64_full_m128n128_s1", {"stages": 1, "do_stages": 1, "head_dim_v": 64}),
 )
-def test_of_consumers_that_skip_masked_blocks_three_skip_steps_where_they_have_no_rows(
-    changes, skips_blocks, skips_steps
-):
-    worked = planned(**{**dict(head_dim=64, output="own"), **changes})
-    assert (worked.skips_masked_blocks, worked.skips_steps) == (skips_blocks, skips_steps)
 
 
-def test_q_has_as_many_buffers_as_the_schedule_says():
-    one, two = planned(), planned(q_stages=2)
-    assert (one.q_stages, two.q_stages) == (1, 2)
-    assert two.shared_bytes - one.shared_bytes == 128 * 128 * 2
+@pytest.mark.parametrize(("slug", "facts"), FACTS, ids=[slug for slug, _ in FACTS])
+def test_a_plan_has_the_numbers_that_can_be_worked_out_by_hand(slug, facts):
+    plan = plan_of(slug)
+    assert {name: attrgetter(name)(plan) for name in facts} == facts
 
 
-def test_without_a_producer_no_warp_has_registers_of_its_own():
-    worked = planned(producer="none", order="persistent")
-    assert (worked.threads, worked.producer_registers, worked.consumer_registers) == (256, 0, 0)
-    assert worked.launch_registers == worked.registers.limit == 255
-    assert not worked.longest_first
-    assert "setmaxnreg" not in worked.ledger
-
-
-@pytest.mark.parametrize("kind", [schedules(), fp8_schedules()], ids=["16 bits", "e4m3"])
-@settings(deadline=None)
-@given(data=st.data())
-def test_a_plan_exists_only_if_everything_fits(kind, data):
-    try:
-        worked = plan(data.draw(kind))
-    except OverBudget:
-        return
-    assert not worked.ledgers.over()
-    assert worked.shared_bytes == sum(row.amount for row in worked.shared.rows) <= 232_448
-    assert worked.s_accumulators + worked.pv_accumulators < worked.registers.limit
-    assert worked.qk_slab * worked.qk_slabs == worked.head_dim_padded >= worked.head_dim
-    assert worked.o_slab * worked.o_slabs == worked.head_dim_v_padded >= worked.head_dim_v
-    launched = worked.threads * -(-worked.launch_registers // 8) * 8
-    assert launched <= 65_536
-    if not worked.fp8:
-        assert worked.v_slab * worked.v_slabs == worked.head_dim_v_padded
-        return
-    assert worked.p_registers * 4 == worked.s_accumulators
-    assert worked.head_dim_v_padded % worked.v_rows_slab == 0
-    assert worked.v_slab * worked.v_slabs == worked.block_n == 32 * worked.pv_steps
-    if worked.scales_by_block:
-        assert worked.block_n % worked.group_keys == worked.scale_rows % worked.group_keys == 0
-        assert worked.group_keys >= 32  # whole steps of the second GEMM
+def test_by_gradients_each_consumer_has_a_ledger_of_its_own():
+    plan = plan_of("bwd_fp16_d256_full_m64n64")
+    assert [role.name for role in plan.roles] == ["dV consumer", "dK consumer", "producer"]
+    assert len(plan.ledgers.by_role) == 2
+    for slug, kept in (("bwd_fp16_d64_full_m96n128", 0), ("bwd_fp16_d64_full_m96n128_keepk", 16)):
+        plan = plan_of(slug)
+        rows = {row.name: row.amount for row in plan.registers.rows}
+        assert rows.get("k", 0) == kept
+        assert ("kept" in [gemm.name for gemm in plan.gemms]) == bool(kept)
 
 
 def test_a_plan_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        planned().block_n = 64  # type: ignore[misc]
+        plan_of("fwd_fp16_d128_causal_m128n128").block_n = 64  # type: ignore[attr-defined]
 
 
-def test_the_ledger_shows_rows_sum_limit_and_source():
-    text = planned().ledger
-    for said in ("q ", "32,768", "v_or_o", "164,864  of 232,448", "227 KiB", "186  of 232"):
-        assert said in text
+# ---- of every schedule --------------------------------------------------------------------------
 
 
-def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
-    text = planned().explained()
-    sizes = "block_m = 128, block_n = 128, d = 128, d_v = 128, stages = 2, q_stages = 1, e = 2"
-    assert f"with {sizes}" in text
-    assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
-    taken = "-block_m·d·e·q_stages - block_m·q_stages/4 - block_m/16 - 32·stages + 232312"
-    assert f"so block_n <= ({taken})/(e·stages·(d + d_v)) = 194.8" in text
-    assert "so block_n <= 4·(412 - d_v)/(e + 4) = 189.3" in text
-    assert text.endswith("the widest block_n that fits is 176")
+def forward_fits(plan: Any) -> None:
+    assert plan.shared_bytes == sum(row.amount for row in plan.shared.rows) <= 232_448
+    assert plan.s_accumulators + plan.pv_accumulators < plan.registers.limit
+    assert plan.qk_slab * plan.qk_slabs == plan.head_dim_padded >= plan.head_dim
+    assert plan.o_slab * plan.o_slabs == plan.head_dim_v_padded >= plan.head_dim_v
+    assert plan.threads * -(-plan.launch_registers // 8) * 8 <= 65_536
+    if not plan.fp8:
+        assert plan.v_slab * plan.v_slabs == plan.head_dim_v_padded
+        return
+    assert plan.p_registers * 4 == plan.s_accumulators
+    assert plan.head_dim_v_padded % plan.v_rows_slab == 0
+    assert plan.v_slab * plan.v_slabs == plan.block_n == 32 * plan.pv_steps
+    if plan.scales_by_block:
+        assert plan.block_n % plan.group_keys == plan.scale_rows % plan.group_keys == 0
+        assert plan.group_keys >= 32  # whole steps of the second GEMM
 
 
-def test_a_refusal_has_place_rows_sum_limit_source_and_the_nearest_that_fits():
-    text = """\
-[attention]
-head_dim = 256
-dtype = "bf16"
-mask = "full"
-[tile]
-block_m = 128
-block_n = 176
-[pipeline]
-output = "reuse_v"
-"""
-    with pytest.raises(OverBudget) as error:
-        plan(registry.parse(text, "mine.toml"))
-    lines = str(error.value).splitlines()
-    assert lines[0].startswith("mine.toml:7: tile.block_n = 176: ")
-    assert lines[-1] == "  fits with block_n = 80"
-    said = " ".join(str(error.value).split())
-    for part in ("q 65,536", "k 180,224", "v_or_o 180,224", "barriers 1,024"):
-        assert part in said
-    assert "sum 427,008 > 232,448 (CUDA C++ Programming Guide" in said
-    assert "sum 286 > 232 (consumer_registers = 232)" in said
+def backward_fits(plan: Any) -> None:
+    assert plan.shared_bytes <= SM90.smem_per_block
+    for role, ledger in zip(plan.roles, plan.ledgers.by_role, strict=False):
+        assert ledger.total <= role.registers <= SM90.setmaxnreg_max
+    parts = (*(plan.dq_columns,) * (plan.dq_parts - 1), plan.dq_rest)
+    assert sum(parts) * 64 == plan.block_m * plan.head_dim_padded
+    slab = plan.ds_slab if plan.dq_transposed else plan.qk_slab
+    assert all(columns % slab == 0 for columns in parts)
 
 
-@pytest.mark.parametrize(
-    ("changes", "offer"),
-    [
-        ({"head_dim": 256, "block_m": 192}, "fits with block_m = 128 and block_n = 80"),
-        ({"output": "own", "stages": 3}, "block_n = 96, or with block_m = 64, or with stages = 2"),
-        (
-            {"output": "own", "head_dim": 256, "block_n": 96},
-            'fits with block_n = 48, or with block_n = 80 and output = "reuse_v"',
-        ),
-        (
-            {"output": "own", "head_dim": 256, "block_n": 64},
-            'fits with block_n = 48, or with block_m = 64, or with output = "half"',
-        ),
-        (
-            {"stages": 3, "q_stages": 2},
-            "block_n = 96, or with block_m = 64, or with stages = 2, or with q_stages = 1",
-        ),
-        ({"consumer_registers": 248}, "consumer_registers left out"),
-    ],
-)
-def test_a_refusal_offers_the_least_change(changes, offer):
-    with pytest.raises(OverBudget) as error:
-        planned(**changes)
-    assert offer in str(error.value).splitlines()[-1]
+def decode_fits(plan: Any) -> None:
+    assert plan.shared_bytes <= share(plan.blocks) <= SM90.smem_per_block
+    assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
+    warps = plan.blocks * plan.threads // SM90.warp_threads
+    assert SM90.warps_resident(plan.registers.limit) >= warps
+    assert plan.registers.total <= plan.registers.limit == plan.launch_registers
+    merge = plan.combination
+    assert merge.lanes * 2 >= plan.head_dim_v and merge.threads % merge.lanes == 0
+    assert merge.lanes % merge.window == 0
 
 
-def test_a_rule_is_never_broken_by_an_offer():
-    with pytest.raises(OverBudget) as error:
-        planned(inter_warpgroup=True, block_n=256)
-    assert "block_m = 64" not in str(error.value)
+def combine_fits(plan: Any) -> None:
+    assert plan.shared.fits
+    assert plan.rows * plan.lanes == plan.threads <= 128
+    assert plan.lanes * plan.loads * LOAD_BYTES >= plan.head_dim * plan.dtype.bytes
+    assert 1 <= plan.full_blocks <= plan.blocks
+    assert plan.threads * plan.blocks * plan.launch_registers <= SM90.registers_per_sm
+    assert (plan.shared_bytes + SM90.smem_reserved) * plan.full_blocks <= SM90.smem_per_sm
 
 
-def test_search_can_tell_wrong_from_too_large():
-    assert not issubclass(OverBudget, ScheduleError)
+def quantize_fits(plan: Any) -> None:
+    assert plan.blocks >= 1
+    assert plan.threads * plan.blocks * plan.launch_registers <= SM90.registers_per_sm
+    assert plan.shared_bytes * plan.blocks <= SM90.smem_per_block
 
 
-@pytest.mark.parametrize(
-    ("slug", "skips"),
-    [
-        ("fwd_fp16_d256_causal_m128n64_reusev_nointer", True),  # 2 blocks of K are prefetched
-        ("fwd_fp16_d256_causal_m128n48_reusev_nointer", False),  # 3, and there is room for 2
-        ("fwd_fp16_d256_causal_m128n48_s3_reusev_nointer", True),
-        ("fwd_fp16_d128_causal_m192n64_reusev_nointer", False),
-        ("fwd_fp16_d128_causal_m192n64_s3_reusev_nointer", True),
-        ("fwd_fp16_d128_causal_m192n64", True),  # O needs no V to be gone
-    ],
-)
-def test_masked_blocks_are_skipped_only_where_k_can_be_prefetched_before_o_has_left_vs_space(
-    slug, skips
-):
-    assert registry.plan_of(slug).skips_masked_blocks is skips
+def made(keys: dict[str, Any]) -> Schedule | None:
+    """A schedule of the backward pass, if these keys keep the rules."""
+    try:
+        return registry.kind("backward").schedule.make(**keys)
+    except ScheduleError:
+        return None
+
+
+KINDS: dict[str, tuple[Any, Callable[[Any], None], int, bool]] = {  # and whether texts are rendered
+    "16 bits": (schedules(), forward_fits, 100, False),
+    "e4m3": (fp8_schedules(), forward_fits, 100, False),
+    "backward": (backward_keys().map(made).filter(bool), backward_fits, 60, True),
+    "decode": (decoding(), decode_fits, 60, True),
+    "combine": (combining(), combine_fits, 60, True),
+    "quantize": (quantizers(), quantize_fits, 200, False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_exists_only_if_everything_fits_and_its_text_renders(kind):
+    drawn, fits, examples, renders = KINDS[kind]
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[*HealthCheck])
+    @given(drawn)
+    def holds(schedule: Schedule) -> None:
+        assert type(schedule).from_slug(schedule.slug) == schedule
+        try:
+            plan: Any = registry.plan(schedule)
+        except OverBudget as refused:
+            assert "fits with" in str(refused) or "nothing near it fits" in str(refused)
+            return
+        if hasattr(plan, "ledgers"):
+            assert not plan.ledgers.over()
+        fits(plan)
+        assert not renders or plan.slug in kernel_text(plan)
+
+    holds()
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+def grids(plan: Plan, **sizes: int) -> Iterator[list[int]]:
+    for kernel in plan.launches.kernels:
+        yield [one.at(sizes) for one in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
+
+
+def test_gradients_launch_whole_blocks():
+    plan = plan_of("bwd_fp16_d128_causal_m64n128")
+    sizes = dict(batch=2, heads=6, kv_heads=3, seqlen_q=130, seqlen_k=129)
+    before, (tiles, *_), shares, after = grids(plan, **sizes)
+    assert (before, tiles, shares, after) == ([3, 6, 2], 2 * 3 * 2, [3, 3, 2], [3, 6, 2])
+    a_block = 4 * 64 * 128 + 32 * 64 + 128  # and a counter, in a line of its own
+    assert plan.launches.workspace.at(sizes) == 3 * 6 * 2 * a_block
+    assert plan.launches.shares and not plan.launches.zeroed
+
+
+def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
+    plain, stays = (plan_of(f"bwd_fp16_d128_causal_m64n128{end}") for end in ("", "_persist"))
+    resident = [[each.grid.resident for each in of.launches.kernels] for of in (plain, stays)]
+    assert resident == [[False] * 4, [False, True, False, False]]
+    assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
+    rounds = plan_of("bwd_fp16_d128_causal_m64n128_persist_post")
+    last = rounds.launches.kernels[-1].grid
+    assert last.resident and last.per_sm * rounds.row_threads == 2_048
+    assert rounds.record_bytes == plain.record_bytes  # and two more
+    assert rounds.shared_bytes == stays.shared_bytes + 6 * 4_096  # six pieces on their way
+
+
+def test_decoding_launches_chunks_and_what_combines_them():
+    plan = plan_of(DECODING[0])
+    decode, merge = plan.launches.kernels
+    sizes = dict(batch=3, heads=32, kv_heads=8, seqlen_q=2, seqlen_k=1_000)
+    assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 2) * 4
+    assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
+    assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
+    assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · SMs)")
+    assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
+    assert merge.threads == 128 and decode.threads == 160
+    runs = plan_of(f"{DECODING[0]}_streamk").launches
+    assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 2) + 3) * 4
+
+
+def test_combining_says_what_is_moved():
+    plan = plan_of("comb_fp32_d128_obf16")
+    assert plan.moved(rows=10, splits=4) == 10 * (4 * (128 * 4 + 4) + 128 * 2 + 4)
+    assert "batch · seqlen · heads · (splits · 516 + 260)" in plan.explained()
+    grid = plan.launches.kernels[0].grid.x
+    assert grid.at(dict(batch=3, seqlen=5, heads=7)) == -(-105 // plan.rows)
+    assert plan.launches.kernels[0].overlaps and not plan.launches.needs_workspace
+    assert plan.record()["row_bytes"] == (516, 260)
+
+
+def test_a_struct_is_the_same_for_dense_and_varlen_rows():
+    dense, varlen = (plan_of(slug).signature for slug in COMBINING[:2])
+    for of in (lambda one: [(t.name, t.strides) for t in one.tensors], lambda one: one.sizes):
+        assert of(dense) == of(varlen)
+    assert [tensor.name for tensor in dense.inputs] == ["outs", "lses"]
+
+
+@pytest.mark.parametrize("slug", [*DECODING, *COMBINING])
+def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
+    # so many TB/s for a microsecond, of which an SM has its share
+    speed = 4.8e12 if slug in COMBINING else 4.6e12
+    assert plan_of(slug).bytes_in_flight >= speed * 1e-6 / SM90.sm_count
+
+
+def test_registers_are_dealt_to_schedulers():
+    warps = (4, 5, 8, 10, 12, 13, 64)
+    assert [*map(SM90.registers_of_warps, warps)] == [255, 255, 255, 168, 168, 128, 32]
+
+
+# ---- what is committed --------------------------------------------------------------------------
+
+
+def test_gradients_of_both_dtypes_and_masks_and_three_head_dims_are_committed():
+    committed = [registry.read(path).values() for path in registry.schedules("backward")]
+    cases = {(keys["dtype"], keys["head_dim"], keys["mask"]) for keys in committed}
+    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in (64, 128, 256) for m in MASKS}
+
+
+def test_flops_of_gradients_are_two_and_a_half_times_those_of_the_forward_pass():
+    sizes, schedule = Sizes(2, 4, 2, 300, 500), plan_of("bwd_fp16_d128_causal_m64n128").schedule
+    problem = Problem.of(schedule)
+    assert problem == Problem("fp16", 128, 128, "causal", "fp16", "", 0, "backward")
+    assert flops(problem, sizes) == 2.5 * flops(Problem("fp16", 128, 128, "causal"), sizes)
+    own_v = Problem("fp16", 128, 64, "full", kind="backward")
+    assert flops(own_v, sizes) == 2 * 2 * 4 * (3 * 128 + 2 * 64) * 300 * 500

@@ -1,6 +1,7 @@
 """A schedule's keys, defaults and slug, and the schedules that are shipped."""
 
 import json
+import math
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fagen import registry
+from fagen.arch import SM90
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import locate
@@ -20,6 +22,13 @@ from tests.strategies import fp8_schedules, quantizers, schedules
 
 ROWS_BY_BLOCK = {"dtype": "e4m3", "v_layout": "rows", "scales": "block", "scale_rows": 64}
 FOUR, EIGHT = {"rescale_threshold": 4}, {"rescale_threshold": 8}
+BY_DTYPE = (
+    *("out_dtype", "v_layout", "scales", "scale_rows", "v_scales"),
+    *("maximum", "p_offset", "promote", "totals"),
+)
+IN_E4M3 = dict(
+    zip(BY_DTYPE, ("bf16", "columns", "head", 0, "column", "online", 8.0, 0, ""), strict=True)
+)
 EVERY = schedules() | fp8_schedules() | quantizers()
 
 
@@ -53,7 +62,21 @@ def test_attention_and_tile_are_enough_and_the_rest_follows():
             {"producer_registers": 0, "consumer_registers": 0, "inter_warpgroup": False},
         ),
         ({"head_dim": 192, "head_dim_v": 128}, {"head_dim": 192, "head_dim_v": 128}),
-        ({"dtype": "e4m3", "scales": "block"}, {"scale_rows": 64}),
+        ({}, dict(zip(BY_DTYPE, ("fp16", "", "", 0, "", "lazy", 0.0, 0, ""), strict=True))),
+        ({"dtype": "e4m3"}, IN_E4M3),
+        ({"dtype": "e4m3", "scales": "block"}, IN_E4M3 | {"scales": "block", "scale_rows": 64}),
+        ({"dtype": "e4m3", "promote": 4}, IN_E4M3 | {"promote": 4, "totals": "registers"}),
+        # of e4m3's range what a threshold leaves, in whole; a lazy row max as much as a true one
+        *(
+            ({"dtype": "e4m3", "mask": mask, **ONLINE, "rescale_threshold": t}, {"p_offset": p})
+            for mask in ("full", "causal")
+            for t, p in ((0, 8), (0.75, 8), (0.875, 7), (4, 4), (3.75, 5), (7.875, 0))
+        ),
+        *(
+            ({"dtype": "e4m3", "mask": mask, "block_n": n, "maximum": "lazy"}, {"p_offset": 8})
+            for mask in ("full", "causal")
+            for n in (32, 256)
+        ),
     ],
 )
 def test_what_is_left_out_follows_from_what_is_said(changes, expected):
@@ -79,6 +102,7 @@ def test_a_schedule_cannot_be_changed():
 SAID = {  # what keys are changed to, and the slug that says so, or how it ends
     PLAIN_FORWARD: [
         ({}, ""),
+        ({"out_dtype": "fp16"}, ""),
         ({"dtype": "bf16", "mask": "full"}, "fwd_bf16_d128_full_m128n128"),
         ({"head_dim": 192, "head_dim_v": 128}, "fwd_fp16_d192v128_causal_m128n128"),
         ({"block_m": 192}, "fwd_fp16_d128_causal_m192n128"),
@@ -156,6 +180,12 @@ def test_a_slug_of_another_kind_reads_back(slug):
 def test_a_slug_reads_back_to_the_same_schedule(schedule):
     assert registry.from_slug(schedule.slug) == schedule
     assert f"fagen_{schedule.slug}".isidentifier()
+
+
+@given(fp8_schedules())
+def test_p_has_its_place_in_every_schedule(schedule):
+    most = schedule.fp8.p_offset + schedule.softmax.rescale_threshold
+    assert most <= math.log2(SM90.e4m3_max)
 
 
 @given(EVERY, EVERY)

@@ -10,7 +10,7 @@ from fagen.dispatch.pick import pick
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.toml_lines import near_word, read_toml
-from tests.schedule_helpers import E4M3, KINDS, ONLINE, PLAIN, PLAIN_FORWARD, QUANTIZER, TEXT, but
+from tests.schedule_helpers import E4M3, KINDS, ONLINE, PLAIN_FORWARD, QUANTIZER, TEXT, but
 
 QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
 
@@ -173,6 +173,20 @@ REFUSED = {  # what keys are changed to, and what is said of it
         ({"wonder": 1}, "is not a table"),
         ({"producer": "none", "order": "dynamic"}, '"lpt"'),
         ({"cluster": 2, "order": "dynamic"}, '"lpt"'),
+        (
+            {"sum": "tensor", **ONLINE},
+            'sum "tensor" needs V in one slab of shared memory, as with head_dim_v = 64; it is 128 '
+            'here: use sum = "threads"',
+        ),
+        *(
+            (
+                {"head_dim_v": columns, "output": "half"},
+                'output "half" needs O in an even number of slabs of shared memory, as with '
+                f"head_dim_v = 128 or 256; it has {slabs} here: use output = "
+                '"own" or "reuse_v"',
+            )
+            for columns, slabs in ((64, 1), (96, 3), (192, 3), (80, 5))
+        ),
         # of e4m3 only
         *(
             ({key: value}, f'fp8.{key} has no meaning with dtype.*use dtype = "e4m3"')
@@ -252,6 +266,8 @@ REFUSED = {  # what keys are changed to, and what is said of it
     ],
 }
 SAID_BY_A_SLUG = {
+    "bwd_fp16_d96_full_m64n128_dqall": "with block_n = 128: .* slabs of .*; use block_n = 64",
+    "bwd_bf16_d64_full_m64n128_dqall": "with block_n = 128: .* slabs of .*; use block_n = 64",
     "bwd_fp16_d256_full_m64n128_bygrads": 'partition = "gradients" a tile is 64 x 64; use 64',
     "bwd_fp16_d256_full_m64n64_dqone": "both compute dQ; leave it out",
     "bwd_fp16_d64_full_m128n128_dqone": "computes dQ, of 64 rows; use 64",
@@ -303,12 +319,6 @@ def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(max
     assert registry.parse(each).softmax.rescale_threshold == 8
 
 
-def test_a_word_that_was_renamed_is_refused_with_the_one_of_today():
-    assert refusal(TEXT + '[softmax]\nmaximum = "late"\n') == [
-        'x.toml:9: softmax.maximum = "late" must be "lazy" or "online"; "late" is called "lazy" now'
-    ]
-
-
 def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
     """Ones lie one step from V's columns: 16, 32 or 64 of them, with those that fill them up."""
 
@@ -320,24 +330,6 @@ def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():
             return False
 
     assert [columns for columns in range(16, 257, 8) if fits(columns)] == [16, 24, 32, 56, 64]
-
-
-@pytest.mark.parametrize(("head_dim_v", "slabs"), [(64, 1), (96, 3), (192, 3), (80, 5)])
-def test_o_that_has_no_halves_is_refused(head_dim_v, slabs):
-    with pytest.raises(ScheduleError) as error:
-        Schedule.make(**PLAIN, head_dim_v=head_dim_v, output="half")
-    assert str(error.value) == (
-        'schedule: pipeline.output "half" needs O in an even number of slabs of shared memory, '
-        f"as with head_dim_v = 128 or 256; it has {slabs} here: use output = "
-        '"own" or "reuse_v"'
-    )
-
-
-def test_where_they_cannot_a_refusal_says_why_and_what_can():
-    assert refusal(TEXT + '[softmax]\nsum = "tensor"\nmaximum = "online"\n') == [
-        'x.toml:9: softmax.sum "tensor" needs V in one slab of shared memory, as with '
-        'head_dim_v = 64; it is 128 here: use sum = "threads"'
-    ]
 
 
 def test_all_broken_rules_are_listed_at_once():
@@ -517,6 +509,7 @@ v.w = 1''',
         ("forward", "output", "halves", "halves", 'is called "half" now'),
         ("forward", "output", "v_space", "vspace", 'is called "reuse_v" now'),
         ("forward", "maximum", "each", "eachmax", 'is called "online" now'),
+        ("forward", "maximum", "late", "", 'is called "lazy" now'),
         ("forward", "chunks", 4, "", "is called num_splits now"),
         ("backward", "split", "keys", "", "is called partition now"),
         ("decode", "by", "run", "runs", 'is called "stream_k" now'),

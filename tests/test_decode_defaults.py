@@ -1,4 +1,4 @@
-"""A schedule of decoding: its keys and slug, what is refused, and what its Plan works out."""
+"""Which schedules of decoding are derived for a call, and how its chunks are dealt."""
 
 from functools import partial
 from itertools import product
@@ -8,38 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fagen import registry
-from fagen.arch import SM90
-from fagen.errors import OverBudget
 from fagen.kinds.decode.defaults import ROWS, deal_for, derived, num_splits_for, rows_for
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.rules import DEALT, share
-from fagen.render import kernel_text
+from fagen.kinds.decode.rules import DEALT
 from fagen.vocab import MASKS, SIXTEEN_BITS
-from tests.combine_helpers import SPREAD as COMBINING
-from tests.decode_helpers import SPREAD, planned
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Draw a schedule that keeps the rules, whether or not it fits."""
-    some = {
-        "head_dim_v": draw(st.integers(2, 32)) * 8,
-        "num_splits": draw(st.integers(1, 128)),
-        "stages": draw(st.integers(3, 24)),
-        "q_stages": draw(st.integers(1, 2)),
-        "speculate": draw(st.booleans()),
-        "by": draw(st.sampled_from(sorted(DEALT))),
-        "blocks": draw(st.integers(1, 4)),
-    }
-    said = draw(st.sets(st.sampled_from(sorted(some))))
-    return Schedule.make(
-        dtype=draw(st.sampled_from(sorted(SIXTEEN_BITS))),
-        head_dim=draw(st.integers(2, 32)) * 8,
-        mask=draw(st.sampled_from(sorted(MASKS))),
-        rows=draw(st.integers(1, 8)) * 8,
-        block_n=draw(st.sampled_from([64, 128])),
-        **{key: some[key] for key in said},
-    )
+from tests.decode_helpers import planned
 
 
 @pytest.mark.parametrize("path", registry.schedules("decode"), ids=lambda path: path.stem)
@@ -167,67 +140,3 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
 def test_eight_rows_of_wide_heads_have_a_kernel_in_runs(dtype):
     wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, num_splits=16)
     assert derived(**wide, by=RUNS)[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk"
-
-
-@pytest.mark.parametrize(
-    ("keys", "said", "fits"),
-    [
-        (dict(rows=8, stages=8), r"131,072 .*\n(.*\n)*.* > 115,712", "stages = 6"),
-        (dict(rows=8, blocks=3, stages=6), "> 76,800", "stages = 4"),
-        (dict(rows=64, head_dim=256), r"sum +276 +> 255", "rows = 56"),
-        (dict(rows=64, blocks=2), "> 168", "rows = 40"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_what_fits(keys, said, fits):
-    base = dict(dtype="fp16", head_dim=128, mask="causal", block_n=64)
-    schedule = Schedule.make(**base | keys)
-    with pytest.raises(OverBudget, match=said) as refused:
-        registry.plan(schedule)
-    assert fits in str(refused.value)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(schedules())
-def test_a_plan_fits_and_its_text_renders(schedule):
-    assert Schedule.from_slug(schedule.slug) == schedule
-    try:
-        plan = registry.plan(schedule)
-    except OverBudget as refused:
-        assert "fits with" in str(refused) or "nothing near it fits" in str(refused)
-        return
-    assert plan.shared_bytes <= share(plan.blocks) <= SM90.smem_per_block
-    assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
-    warps = plan.blocks * plan.threads // SM90.warp_threads
-    assert SM90.warps_resident(plan.registers.limit) >= warps
-    assert plan.registers.total <= plan.registers.limit == plan.launch_registers
-    merge = plan.combination
-    assert merge.lanes * 2 >= plan.head_dim_v and merge.threads % merge.lanes == 0
-    assert merge.lanes % merge.window == 0
-    assert plan.slug in kernel_text(plan)
-
-
-@pytest.mark.parametrize("slug", [*SPREAD, *COMBINING])
-def test_enough_bytes_are_under_way_to_cover_the_memorys_latency(slug):
-    # so many TB/s for a microsecond, of which an SM has its share
-    speed = 4.8e12 if slug in COMBINING else 4.6e12
-    assert planned(slug).bytes_in_flight >= speed * 1e-6 / SM90.sm_count
-
-
-def test_what_a_call_launches():
-    plan = planned(SPREAD[0])
-    decode, merge = plan.launches.kernels
-    sizes = dict(batch=3, heads=32, kv_heads=8, seqlen_q=2, seqlen_k=1_000)
-    assert plan.launches.workspace.at(sizes) == 3 * 32 * 2 * 16 * (128 + 2) * 4
-    assert not plan.launches.zeroed and decode.overlaps and merge.overlaps
-    assert decode.grid.x.at(sizes) == 3 * 32 * 2 * 16
-    assert str(decode.grid).startswith("(min(seqlen_q · heads · batch · 16, 2 · SMs)")
-    assert merge.grid.x.at(sizes) == 3 * 32 * 2 / 2
-    assert merge.threads == 128 and decode.threads == 160
-    runs = planned(f"{SPREAD[0]}_streamk").launches
-    assert runs.workspace.at(sizes) == 3 * 32 * 2 * (16 * (128 + 2) + 3) * 4
-
-
-def test_registers_are_dealt_to_schedulers():
-    assert [SM90.registers_of_warps(warps) for warps in (4, 5, 8, 10, 12, 13, 64)] == [
-        *(255, 255, 255, 168, 168, 128, 32)
-    ]
