@@ -21,6 +21,7 @@ class Errors:
 
     bounds: ClassVar[Mapping[str, str]] = {"error": "allowed", "lse_error": "lse_allowed"}
     nothing: ClassVar[tuple[str, ...]] = ()  # what has to be 0
+    line: ClassVar[str]  # of a record: its errors, and what they may be
     summary: ClassVar[str]  # of the record that came nearest to its bound
 
     @property
@@ -28,6 +29,9 @@ class Errors:
         """Whether all is within bounds; what is not a number never is."""
         within = (getattr(self, name) <= getattr(self, most) for name, most in self.bounds.items())
         return all(within) and not any(getattr(self, name) for name in self.nothing)
+
+    def __str__(self) -> str:
+        return self.line.format(self)
 
     @property
     def nearness(self) -> float:
@@ -74,6 +78,10 @@ class ShapeError(_Sized, Errors):
     lengths of their own, both are those of all of them together.
     """
 
+    line: ClassVar[str] = (
+        "error {0.error:.2e} (allowed {0.allowed:.2e}, torch {0.torch_error:.2e})  "
+        "lse {0.lse_error:.1e}"
+    )
     summary: ClassVar[str] = (
         "nearest to its bound: error {0.error:.2e} of {0.allowed:.2e} allowed, "
         "torch's own {0.torch_error:.2e}"
@@ -85,20 +93,15 @@ class ShapeError(_Sized, Errors):
     lse_error: float  # max |lse - fp64|, in natural-log units
     lse_allowed: float
 
-    @property
-    def said(self) -> str:
-        """The errors, and what the output's may be."""
-        return (
-            f"error {self.error:.2e}, {self.allowed:.2e} is allowed; "
-            f"log-sum-exp {self.lse_error:.1e}"
-        )
-
 
 @dataclass(frozen=True)
 class GradientError(_Sized, Errors):
     """The largest errors of dq, dk and dv at one shape against fp64, and what they may be."""
 
     bounds: ClassVar[Mapping[str, str]] = {f"{x}_error": f"{x}_allowed" for x in ("dq", "dk", "dv")}
+    line: ClassVar[str] = "  ".join(
+        f"{x} {{0.{x}_error:.2e}} of {{0.{x}_allowed:.2e}}" for x in ("dq", "dk", "dv")
+    )
     summary: ClassVar[str] = "nearest to its bound: {0.nearness:.2f} of what is allowed"
 
     dq_error: float  # max |dq - fp64|
@@ -112,14 +115,6 @@ class GradientError(_Sized, Errors):
     def nearness(self) -> float:
         """How near the nearest of the three came to its bound."""
         return max(map(self._share, self.bounds))
-
-    @property
-    def said(self) -> str:
-        """The errors, and what they may be."""
-        return "  ".join(
-            f"{name[:2]} {getattr(self, name):.2e} of {getattr(self, most):.2e}"
-            for name, most in self.bounds.items()
-        )
 
 
 @dataclass(frozen=True)
@@ -166,6 +161,9 @@ class RoundingError(Errors):
         "descale_error": "descale_allowed",
     }
     nothing: ClassVar[tuple[str, ...]] = ("wrong",)
+    line: ClassVar[str] = (
+        " neighbours {0.neighbours:.1e}  wrong {0.wrong}  descales {0.descale_error:.1e}"
+    )
     summary: ClassVar[str] = (
         "at most {0.neighbours:.1e} of the values round to the reference's neighbour, "
         "{0.allowed:.0e} allowed"
@@ -214,6 +212,10 @@ class MergeError(Errors):
     """The largest errors of combined outputs at one shape, against fp64 and the emulation."""
 
     nothing: ClassVar[tuple[str, ...]] = ("differing",)
+    line: ClassVar[str] = (
+        "error {0.error:.1e} of {0.allowed:.1e}  lse {0.lse_error:.1e} of {0.lse_allowed:.1e}  "
+        "differing {0.differing}"
+    )
     summary: ClassVar[str] = (
         "the emulation's bits; nearest to its bound: error {0.error:.1e} of the largest "
         "partial output, {0.allowed:.1e} allowed, of {0.splits} splits"
@@ -266,6 +268,9 @@ class DecodeError(_Sized, Errors):
     """The largest errors of decoding at one shape against fp64, and what they may be."""
 
     nothing: ClassVar[tuple[str, ...]] = ("differing",)
+    line: ClassVar[str] = (
+        "error {0.error:.2e} of {0.allowed:.2e}  lse {0.lse_error:.1e}  differing {0.differing}"
+    )
     summary: ClassVar[str] = (
         "nearest to its bound: error {0.error:.2e} of {0.allowed:.2e} allowed, "
         "the formula's own {0.torch_error:.2e}"
@@ -278,14 +283,6 @@ class DecodeError(_Sized, Errors):
     lse_error: float  # max |lse - fp64|, in natural-log units
     lse_allowed: float
     differing: int  # numbers of a sequence that has others alone, to the bit: none may
-
-    @property
-    def said(self) -> str:
-        """The errors, and what the output's may be."""
-        return (
-            f"error {self.error:.2e}, {self.allowed:.2e} is allowed; "
-            f"log-sum-exp {self.lse_error:.1e}; {self.differing} numbers differ from those alone"
-        )
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,6 @@ def share(error: Errors) -> float:
     return max(math.inf if math.isnan(one) else one for one in shares)
 
 
-def said(error: Any) -> str:
-    """What a line says of errors of attention beside torch's."""
-    return (
-        f"error {error.error:.2e} (allowed {error.allowed:.2e}, torch {error.torch_error:.2e})  "
-        f"lse {error.lse_error:.1e}"
-    )
-
-
 def hard_scores(
     plan: Any,
     kernel: Kernel,

@@ -101,7 +101,7 @@ def quick_check(cell: Cell, kernel: Kernel) -> None:
         small = Cell(cell.problem, sizes)
         error = contender.error(plan, kernel.library, small, *inputs(small, seed=number))
         if not error.ok:
-            raise VerificationError(f"{error.said} at {sizes}")
+            raise VerificationError(f"{error} at {sizes}")
     if contender.rotates:
         return
     arguments = _taken(cell, plan, *_inputs(cell))

@@ -63,19 +63,18 @@ def _nothing_hard(plan: Any, run: Run, small: bool, device: str) -> tuple[()]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What kernels of a kind are run on, and how their errors are found and said.
+    """What kernels of a kind are run on, and how their errors are found.
 
     `cases(plan)` are those that have caught such kernels out, and `small(plan)` those that the
     simulator has time for; None where it has none. `error(plan, run, case, seed, device)` makes
     what a case says, runs the kernels on it and returns a record of their errors against fp64.
     `hard(plan, run, small, device)` gives the errors on inputs that are hard on a kernel, each with
-    its name. `said(record)` is what a line says of a record, behind the name of its case in so many
-    columns; a refusal counts what `of` says.
+    its name. A line says what a record says, behind the name of its case in so many columns; a
+    refusal counts what `of` says.
     """
 
     cases: Callable[[Any], Iterable[Any]]
     error: Callable[[Any, Run, Any, int, str], Any]
-    said: Callable[[Any], str]
     small: Callable[[Any], Iterable[Any]] | None = None
     hard: Callable[[Any, Run, bool, str], Iterable[tuple[str, Any]]] = _nothing_hard
     of: str = "cases"
@@ -107,7 +106,7 @@ def check(
 
     records, wrong = [], []
     for name, error in every():
-        line = f"  {name:{rule.columns}} {rule.said(error)}  {'ok' if error.ok else 'WRONG'}"
+        line = f"  {name:{rule.columns}} {error}  {'ok' if error.ok else 'WRONG'}"
         records.append(error)
         wrong += [] if error.ok else [line]
         if progress:

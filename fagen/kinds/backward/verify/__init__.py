@@ -229,15 +229,10 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
     )
 
 
-def _said(error: GradientError) -> str:
-    return error.said
-
-
-RULE = Rule(verification_sizes, size_error, _said, small_sizes, _hard_errors, of="shapes")
+RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, of="shapes")
 VARLEN_RULE = Rule(
     verification_cases,
     partial(varlen.case_error, rule=errors_of),
-    _said,
     small_cases,
     _hard_errors,
     columns=66,

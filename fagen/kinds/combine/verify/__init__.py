@@ -161,14 +161,7 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> Merg
     )
 
 
-def _said(error: MergeError) -> str:
-    return (
-        f"error {error.error:.1e} of {error.allowed:.1e}  lse {error.lse_error:.1e} of "
-        f"{error.lse_allowed:.1e}  differing {error.differing}"
-    )
-
-
-RULE = Rule(lambda plan: CASES, case_error, _said)
+RULE = Rule(lambda plan: CASES, case_error)
 
 
 # ---- speed --------------------------------------------------------------------------------------

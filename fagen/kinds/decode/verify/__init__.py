@@ -239,14 +239,7 @@ def hard_errors(
         yield f"{one} all", DecodeError(**fields, lengths="all", differing=0)
 
 
-def _said(error: DecodeError) -> str:
-    return (
-        f"error {error.error:.2e} of {error.allowed:.2e}  lse {error.lse_error:.1e}  "
-        f"differing {error.differing}"
-    )
-
-
-RULE = Rule(verification_cases, decode_error, _said, small_cases, hard_errors, columns=65)
+RULE = Rule(verification_cases, decode_error, small_cases, hard_errors, columns=65)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpeed, ...]:

@@ -22,7 +22,7 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
-from fagen.kinds.verification import LSE_TOLERANCE, Kernel, hard_scores, said
+from fagen.kinds.verification import LSE_TOLERANCE, Kernel, hard_scores
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
 from fagen.measure.numerics import largest, unit_in_last_place
@@ -161,4 +161,4 @@ def _hard_errors(
         yield str(one), error
 
 
-RULE = Rule(verification_sizes, size_error, said, small_sizes, _hard_errors, of="shapes")
+RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, of="shapes")

@@ -23,7 +23,7 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.dense import hard_errors, torch_math
 from fagen.kinds.forward.verify.textbook import textbook
-from fagen.kinds.verification import LSE_TOLERANCE, Kernel, Rows, judged_rows, one_sequence, said
+from fagen.kinds.verification import LSE_TOLERANCE, Kernel, Rows, judged_rows, one_sequence
 from fagen.measure import families
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.sequences import (
@@ -183,4 +183,4 @@ def _hard_errors(
             yield "hard scores", error
 
 
-RULE = Rule(verification_cases, case_error, said, small_cases, _hard_errors, columns=66)
+RULE = Rule(verification_cases, case_error, small_cases, _hard_errors, columns=66)

@@ -264,14 +264,7 @@ def _ways(plan: Plan) -> tuple[bool, ...]:
     return (False,) if plan.by_block and not plan.center else (False, True)
 
 
-def _said(error: RoundingError) -> str:
-    return (
-        f" neighbours {error.neighbours:.1e}  wrong {error.wrong}  descales "
-        f"{error.descale_error:.1e}"
-    )
-
-
-RULE = Rule(cases, case_error, _said, of="shapes", columns=30)
+RULE = Rule(cases, case_error, of="shapes", columns=30)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth, ...]:
