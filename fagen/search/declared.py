@@ -23,7 +23,6 @@ from fagen.problem import Problem, Sizes, solves
 from fagen.schedule import Keys, Section
 from fagen.schedule.faults import MOST, Fault, faults, judged_first, refusal, unknown
 from fagen.search.kinds import space_of
-from fagen.search.ranges import listed
 from fagen.search.shapes import (
     DRAWN,
     LISTED,
@@ -41,6 +40,9 @@ from fagen.vocab import LENGTHS
 
 MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
+_RANGE = "{ from = 64, to = 256, step = 16 }"
+_ENDS = ("from", "to")
+_PARTS = (*_ENDS, "step")
 
 
 class Effort(Strict):
@@ -205,7 +207,7 @@ def _tried(
     section: str, key: str, entry: Any, space: Space, keys: Keys
 ) -> tuple[tuple[Any, ...], list[Fault]]:
     """Return the values of a key, or what is wrong with the first of them that is wrong."""
-    values, broken = listed((section, key), entry, MAX_POINTS)
+    values, broken = _listed((section, key), entry)
     if broken:
         return (), broken
     beside = {k: v for k, v in space.example.items() if keys.sections[k] == section}
@@ -228,6 +230,38 @@ def _tried(
             for path, why in wrong[0]
         ]
     return tuple(dict.fromkeys(values)), []
+
+
+def _listed(path: tuple[str, ...], value: Any) -> tuple[Sequence[Any], list[Fault]]:
+    """Return the values that are meant, or what is wrong with how they are said.
+
+    Of a range no value is made: it may stand for any number of them, and for MAX_POINTS at most.
+    """
+    if isinstance(value, list):
+        return value, [] if value else [(path, "says no value")]
+    if not isinstance(value, dict):
+        return [value], []
+    faults: list[Fault] = []
+    for name, part in value.items():
+        if name not in _PARTS:
+            faults.append(((*path, name), f"is no part of a range{nearest_or_all(name, _PARTS)}"))
+        elif type(part) is not int:  # true is no number
+            faults.append(((*path, name), f"= {shown(part)} must be a whole number"))
+        elif name == "step" and part < 1:
+            faults.append(((*path, name), f"= {shown(part)} must be 1 or more"))
+    if left := [name for name in _ENDS if name not in value]:
+        faults.append((path, f"is a range without {' and '.join(left)}; one looks like {_RANGE}"))
+    if faults:
+        return (), faults
+    first, last, step = value["from"], value["to"], value.get("step", 1)
+    if last < first:
+        return (), [(path, f"is a range from {shown(first)} down to {shown(last)}: no value")]
+    if (count := (last - first) // step + 1) > MAX_POINTS:
+        count_shown = f"{count:,}" if count.bit_length() <= 64 else shown(count)
+        return (), [
+            (path, f"stands for {count_shown} values; a space has {MAX_POINTS:,} points at most")
+        ]
+    return range(first, last + 1, step), []
 
 
 def _distinct(values: Iterable[Any]) -> Iterator[Any]:

@@ -30,24 +30,16 @@ class Work:
     the numbers of this machine's GPUs, `card` the name and the driver of one.
     """
 
-    compile: Callable[[str], Compiled]
-    send: Callable[[str], Compiled]
-    time: Callable[[Round, int], Timed]
-    source_hash: Callable[[str], str]
-    compiler: Callable[[], str]
-    cards: Callable[[], tuple[int, ...]]
-    card: Callable[[int], tuple[str, str]]
+    compile: Callable[[str], Compiled] = tasks.compile_kernel
+    send: Callable[[str], Compiled] = tasks.compile_to_send
+    time: Callable[[Round, int], Timed] = tasks.time_round
+    source_hash: Callable[[str], str] = tasks.source_hash
+    compiler: Callable[[], str] = tasks.compiler
+    cards: Callable[[], tuple[int, ...]] = tasks.find_cards
+    card: Callable[[int], tuple[str, str]] = tasks.card
 
 
-REAL = Work(
-    compile=tasks.compile_kernel,
-    send=tasks.compile_to_send,
-    time=tasks.time_round,
-    source_hash=tasks.source_hash,
-    compiler=tasks.compiler,
-    cards=tasks.find_cards,
-    card=tasks.card,
-)
+REAL = Work()
 
 
 class Executor(Protocol):

@@ -177,11 +177,6 @@ class Store:
             self._base.execute("INSERT OR REPLACE INTO claim VALUES (?, ?)", row)
         return True
 
-    def release(self, jobs: Iterable[str]) -> None:
-        """Give jobs up."""
-        with self._change():
-            self._unclaim(jobs)
-
     def _unclaim(self, jobs: Iterable[str]) -> None:
         mine = [(job, self._token) for job in jobs]
         self._base.executemany("DELETE FROM claim WHERE job = ? AND runner = ?", mine)
