@@ -12,13 +12,14 @@ import pytest
 from fagen import vendor
 from fagen.errors import FagenError, ScheduleError
 from fagen.process import run
+from fagen.registry import from_slug
 from fagen.render import written
 from fagen.vendor import contents
 from fagen.vendor.place import MANIFEST, bring, is_inside
 from fagen.vendor.table import VARLEN
 from tests.cli_helpers import QUANTIZER, ROOT, SLUG, fagen
 
-OTHER = "fwd_bf16_d64_full_m128n128"
+OTHER, SCHEDULED = "fwd_bf16_d64_full_m128n128", from_slug(SLUG)
 MANIFEST_TOML = f"""\
 name = "demo"
 format = "source"
@@ -124,24 +125,6 @@ def test_no_link_is_followed(link, tmp_path):
     assert [path.name for path in inside.iterdir()] == [link]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"../victim": "HASH"},
-        {"/tmp/victim": "HASH"},
-        {"sub/../../victim": "HASH"},
-    ],
-)
-def test_a_hostile_record_removes_nothing(files, tmp_path):
-    inside, victim = tmp_path / "in", tmp_path / "victim"
-    victim.write_text("theirs")
-    inside.mkdir()
-    told = json.dumps({"files": files}).replace("HASH", vendor.place._hash(b"theirs"))
-    (inside / MANIFEST).write_text(told)
-    assert bring(some(a="1"), inside).new == ("a",)
-    assert victim.read_text() == "theirs"
-
-
 def test_a_record_that_is_none_is_somebody_elses(tmp_path):
     for data in (b"", b"[", b"[]", b"{}", b"[" * 100_000, b'{"files": {"a": 1}}', b"\xff"):
         (tmp_path / MANIFEST).write_bytes(data)
@@ -240,76 +223,70 @@ def there(folder: str, section: str) -> list[str]:
     return paths
 
 
-# Names of packages for JAX, of kernels, and of kernels of those.
-NAMES = [
-    (('name = "demo"\nformat = "source"', f'name = "{name}"\nformat = "jax"'), "choose another")
-    for name in ("jax", "json", "lambda", "class", "numpy", "typing")
-]
-TAKEN = ("pick", "forward", *VARLEN, "pick_varlen", "pick_backward_varlen")
-CALLS = ("attention", "attention_varlen", "attention_decode", "pick_decode", "kernels", "yield")
-NAMES += [
-    (("causal =", f"{name} ="), "would be the name of another function")
-    for name in (*TAKEN, *CALLS[:2])
-]
-NAMES += [
-    (('"source"\nwith_cutlass = false\n\n[kernels]\ncausal', f'"jax"\n[kernels]\n{name}'),
-     f"vendor.toml:4: kernels.{name} ")
-    for name in CALLS
+# What a manifest says instead of something right, and how it is refused.
+NAME, FORMAT, CAUSAL = 'name = "demo"', '"source"', "causal ="
+NAMES = {
+    "../demo": ":1: name =",
+    "Demo": "is no name",
+    "de${mo}": "is no name",
+    "a\\nb": "is no name",
+    "a" * 41: "is no name",
+    "démo": "is no name",
+    "stdint": "CUDA, stdint.h: choose another",
+    "aux": "a device of Windows",
+    "com1": "a device of Windows",
+    "cmakelists": "begins with cmake, as names of CMake do",
+    "ex": "a macro of the system, EX_OK",
+    "all": "a target or a word of CMake, all",
+    "aten": "torch.ops.aten",
+    "lambda": "a word of Python",
+    **dict.fromkeys(("json", "torch", "jax", "class", "numpy", "typing"), "choose another"),
+}
+OTHERS = ("pick", "forward", *VARLEN, "pick_varlen", "pick_backward_varlen", "x_workspace")
+CALLS = ("attention", "attention_varlen", "attention_decode", "pick_decode", "kernels")
+KERNELS = {
+    '"a;b"': "is no name",
+    "import": "vendor.toml:6: kernels.import is a word of Python",
+    "yield": "a word of Python",
+    "print": "a built-in of Python, print",
+    "fwd_fp16_d64_full_m128n128": "is the name of another kernel",
+    **dict.fromkeys((*OTHERS, *CALLS), "another function of the folder"),
+}
+SLUGS = {
+    '"/etc/passwd.toml"': "neither a slug nor",
+    '"../wide.toml"': "neither a slug nor",
+    '"a/./../../wide.toml"': "neither a slug nor",
+    '"fwd_nonsense"': "vendor.toml:6: kernels.causal",
+    '"gone.toml"': "cannot be read",
+    '"fwd_fp16_d64_full_m128n128"': "are both",
+    "[1]": "a list",
+}
+VERSIONS = {
+    "1.2": "version = 1.2 is not text",
+    '"1.2b"': 'version = "1.2b" is none that CMake',
+    '"01"': "is none that CMake and pip both take",
+    '"1.2.3.4.5"': "is none that CMake",
+}
+REFUSED = [
+    *((NAME, f'name = "{name}"', message) for name, message in NAMES.items()),
+    *((CAUSAL, f"{name} =", message) for name, message in KERNELS.items()),
+    *((f'"{SLUG}"', value, message) for value, message in SLUGS.items()),
+    *(("[kernels]", f"version = {v}\n[kernels]", message) for v, message in VERSIONS.items()),
+    (NAME, "name = 3", "is not text"),
+    (NAME, "wonder = 3", "wonder is not one"),
+    (FORMAT, '"sauce"', 'did you mean "source"?'),
+    ("false", '"no"', "is not true or false"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (('name = "demo"', 'name = "../demo"'), ":1: name ="),
-        (('name = "demo"', 'name = "Demo"'), "is no name"),
-        (('name = "demo"', 'name = "de${mo}"'), "is no name"),
-        (('name = "demo"', 'name = "a\\nb"'), "is no name"),
-        (
-            ('name = "demo"', 'name = "stdint"'),
-            "CUDA, stdint.h: choose another",
-        ),
-        (('name = "demo"', 'name = "aux"'), "a device of Windows"),
-        (('name = "demo"', 'name = "com1"'), "a device of Windows"),
-        (('name = "demo"', 'name = "cmakelists"'), "begins with cmake, as names of CMake do"),
-        (('name = "demo"', 'name = "ex"'), "a macro of the system, EX_OK"),
-        (('name = "demo"', 'name = "all"'), "a target or a word of CMake, all"),
-        (('name = "demo"', 'name = "aten"'), "torch.ops.aten"),
-        (("causal =", "print ="), "a built-in of Python, print"),
-        (("[kernels]", "version = 1.2\n[kernels]"), "version = 1.2 is not text"),
-        (("[kernels]", 'version = "1.2b"\n[kernels]'), 'version = "1.2b" is none that CMake'),
-        (("[kernels]", 'version = "01"\n[kernels]'), "is none that CMake and pip both take"),
-        (("[kernels]", 'version = "1.2.3.4.5"\n[kernels]'), "is none that CMake"),
-        (('name = "demo"', f'name = "{"a" * 41}"'), "is no name"),
-        (('name = "demo"', 'name = "démo"'), "is no name"),
-        (('name = "demo"', "name = 3"), "is not text"),
-        (('name = "demo"', "wonder = 3"), "wonder is not one"),
-        (('"source"', '"sauce"'), 'did you mean "source"?'),
-        (("false", '"no"'), "is not true or false"),
-        (("causal =", '"a;b" ='), "is no name"),
-        (("causal =", "import ="), "a word of Python"),
-        (("causal =", "fwd_fp16_d64_full_m128n128 ="), "is the name of another kernel"),
-        (('name = "demo"', 'name = "lambda"'), "a word of Python"),
-        (('name = "demo"', 'name = "json"'), "choose another"),
-        (('name = "demo"', 'name = "torch"'), "choose another"),
-        (("causal =", "x_workspace ="), "another function"),
-        *NAMES,
-        ((f'"{SLUG}"', '"/etc/passwd.toml"'), "neither a slug nor"),
-        ((f'"{SLUG}"', '"../wide.toml"'), "neither a slug nor"),
-        ((f'"{SLUG}"', '"a/./../../wide.toml"'), "neither a slug nor"),
-        ((f'"{SLUG}"', '"fwd_nonsense"'), "vendor.toml:6: kernels.causal"),
-        ((f'"{SLUG}"', '"gone.toml"'), "cannot be read"),
-        ((f'"{SLUG}"', '"fwd_fp16_d64_full_m128n128"'), "are both"),
-        ((f'"{SLUG}"', "[1]"), "a list"),
-    ],
-)
-def test_a_hostile_manifest_is_refused_in_a_line(change, said, manifest, tmp_path):
-    text = MANIFEST_TOML.replace(*change)
+@pytest.mark.parametrize(("old", "new", "message"), REFUSED)
+def test_a_hostile_manifest_is_refused_in_a_line(old, new, message, manifest, tmp_path):
+    text = MANIFEST_TOML.replace(old, new)
     assert text != MANIFEST_TOML
     manifest.write_text(text)
     before = sorted(tmp_path.rglob("*"))
     answer = fagen("vendor", "--manifest", manifest, "-o", tmp_path / "out")
-    assert answer.exit_code == 1 and said in answer.stderr, answer.stderr
+    assert answer.exit_code == 1 and message in answer.stderr, answer.stderr
     assert answer.stderr.count("\n") <= 2
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -375,29 +352,15 @@ def test_no_package_is_called_as_something_that_torch_or_python_has():
     assert {"aten", "loaded_libraries", "json"} <= set(asked)
     for name in asked:
         with pytest.raises(ScheduleError, match="name = "):
-            vendor.asked(name, [vendor.manifest.from_slug(SLUG)])
-
-
-# of macros, of libraries, of what CMake's commands read otherwise, of a kernel's own functions
-NO_NAMES = ("f", "ex", "m", "dl", "debug", "edit_cache", f"fagen_{SLUG}")
+            vendor.asked(name, [SCHEDULED])
 
 
 def test_names_from_the_command_line_are_as_closed(tmp_path):
-    for name in (
-        "../x",
-        "x;y",
-        "",
-        "a__b",
-        "a_",
-        "9",
-        "clean",
-        "cuda_fp16",
-        "mma",
-        "x" * 41,
-        *NO_NAMES,
-    ):
+    # of macros, of libraries, of what CMake's commands read otherwise, of a kernel's own functions
+    taken = ("f", "ex", "m", "dl", "debug", "edit_cache", f"fagen_{SLUG}", "clean", "cuda_fp16")
+    for name in (*taken, "mma", "../x", "x;y", "", "a__b", "a_", "9", "x" * 41):
         with pytest.raises(ScheduleError, match="name = "):
-            vendor.asked(name, [vendor.manifest.from_slug(SLUG)])
+            vendor.asked(name, [SCHEDULED])
     with pytest.raises(ScheduleError, match="0 schedules"):
         vendor.asked("demo", [])
     assert fagen("vendor", "-o", tmp_path).exit_code == 2
@@ -408,7 +371,7 @@ def test_names_from_the_command_line_are_as_closed(tmp_path):
 def test_a_letter_is_a_name_unless_something_has_it(tmp_path):
     sources = []
     for name in sorted({*string.ascii_lowercase} - {*"cfglmrwxyz"}):
-        folder = vendor.folder_of(vendor.asked(name, [vendor.manifest.from_slug(SLUG)]))
+        folder = vendor.folder_of(vendor.asked(name, [SCHEDULED]))
         for path in (f"{name}.h", f"{name}.c"):
             template = "header.h" if path.endswith("h") else "dispatch.c"
             (tmp_path / path).write_text(written(f"vendor/{template}.j2", folder=folder))
@@ -424,7 +387,7 @@ _OKS = ("unistd.h", "sysexits.h", "fmtmsg.h", "complex.h", "stdio.h")
 
 def test_no_header_that_the_folder_includes_can_be_hidden_by_its_name(tmp_path):
     """Nor any that these include: all that a compiler reads for the texts of a folder."""
-    asked = vendor.asked("demo", [vendor.manifest.from_slug(SLUG)])
+    asked = vendor.asked("demo", [SCHEDULED])
     vendor.vendor(asked, tmp_path)
     words = ["g++", "-M", "-I", tmp_path / "include"]
     if (cuda := Path("/usr/local/cuda/include")).exists():
@@ -436,4 +399,4 @@ def test_no_header_that_the_folder_includes_can_be_hidden_by_its_name(tmp_path):
     assert len(read) >= 3  # what is in a folder there, such as bits/, cannot be hidden
     for name in read:
         with pytest.raises(ScheduleError, match="name = "):
-            vendor.asked(name, [vendor.manifest.from_slug(SLUG)])
+            vendor.asked(name, [SCHEDULED])
