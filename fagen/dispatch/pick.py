@@ -119,8 +119,8 @@ class Pick:
             own = config_folder()
             if own and self.file and self.file.is_relative_to(own):
                 lines = read_text(self.file).splitlines()
-                found = (line[2:] for line in lines if line.startswith("# Found by"))
-                return printable(next(found, ""))
+                notes = (line[2:] for line in lines if line.startswith("# Found by"))
+                return printable(next(notes, ""))
         return ""
 
     @property
@@ -287,18 +287,18 @@ def _word(dtype: Any) -> str:
     return next((row.name for row in DTYPES.values() if row.torch == name), name)
 
 
-def _refuse_other_types(given: Mapping[str, Any]) -> None:
+def _refuse_other_types(arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for the first of pick's arguments that is not of its annotation's type."""
     for name, hint in get_annotations(pick, eval_str=True).items():
-        taken = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
-        if not taken or name not in given:  # dtypes are anybody's
+        types = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
+        if not types or name not in arguments:  # dtypes are anybody's
             continue
-        value, kind = given[name], type(given[name])
+        value, kind = arguments[name], type(arguments[name])
         if hint is bool and value not in (0, 1) and issubclass(kind, Integral):
             raise TypeError(f"pick: {name} is {shown(value)}; it must be True or False")
         numpys = hint is bool and kind.__name__ == "bool"
-        if not numpys and not issubclass(kind, tuple(of for of, _ in taken)):
-            words = " or ".join(word for _, word in taken)
+        if not numpys and not issubclass(kind, tuple(one for one, _ in types)):
+            words = " or ".join(word for _, word in types)
             raise TypeError(f"pick: {name} is of type {kind.__name__}; it must be {words}")
 
 
@@ -307,16 +307,16 @@ def _refuse_head_dims(problem: Problem) -> None:
     if problem.dtype not in DTYPES:  # which is refused with what is taken
         return
     element_bytes = DTYPES[problem.dtype].bytes
-    taken = SM90.head_dims(element_bytes)
+    head_dims = SM90.head_dims(element_bytes)
     for name in ("head_dim", "head_dim_v"):
         columns = getattr(problem, name)
-        if columns in taken:
+        if columns in head_dims:
             continue
         more = SM90.next_head_dim(columns, element_bytes)
         fill = f": fill it up with zeros to {more}" if more else ""
         raise ScheduleError(
             f"{name} is {shown(columns)}; in {problem.dtype} it must be a multiple of "
-            f"{taken.step} from {taken[0]} to {taken[-1]}{fill}"
+            f"{head_dims.step} from {head_dims[0]} to {head_dims[-1]}{fill}"
         )
 
 

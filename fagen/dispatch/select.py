@@ -142,16 +142,16 @@ class Rows(NamedTuple):
         query_rows, keys = (
             size if size is None else min(size, MOST) for size in (query_rows, keys)
         )
-        found: list[tuple[int, int, str | None]] = []
+        by_most: list[tuple[int, int, str | None]] = []
         for slug, _, _, rows_to, least, most, _ in self.others:
             fewer = query_rows is None or query_rows <= rows_to
             if fewer and (keys is None or least <= keys <= most):
-                found.append((rows_to, most, slug))
+                by_most.append((rows_to, most, slug))
                 if (query_rows is not None or rows_to == MOST) and (
                     keys is not None or (least, most) == (0, MOST)
                 ):
                     break
-        return tuple(slug for *_, slug in sorted(found, key=lambda one: one[:2]))
+        return tuple(slug for *_, slug in sorted(by_most, key=lambda one: one[:2]))
 
 
 def _first(
@@ -221,19 +221,17 @@ def serve(problem: Problem, sizes: Sizes, card: str) -> Served:
     Raises ScheduleError where there is none, or where a dispatch table is wrong.
     """
     row = row_for(problem, sizes, card)
-    if not row.slug and PASSES[problem.kind].computes:
-        keys = ("dtype", "head_dim", "head_dim_v", "mask")
-        some = kind(problem.kind).schedule.make(
-            **{key: getattr(problem, key) for key in keys}, rows=8, block_n=64
-        )
-        usual = sized(some.slug, sizes)
-        return Served(usual, None, derived=not committed_file(usual.slug).exists())
-    if not row.slug:
-        schedules, derived = buildable(problem)
-        return Served(schedules[0], None, derived)
     if row.for_few_tiles:
         return Served(sized(row.slug, sizes, card), row, derived=False)
-    return Served(buildable(problem, row.slug).schedules[0], row, derived=False)
+    if row.slug:
+        return Served(buildable(problem, row.slug).schedules[0], row, derived=False)
+    if not PASSES[problem.kind].computes:
+        schedules, derived = buildable(problem)
+        return Served(schedules[0], None, derived)
+    keys = {key: getattr(problem, key) for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+    some = kind(problem.kind).schedule.make(**keys, rows=8, block_n=64)
+    usual = sized(some.slug, sizes)
+    return Served(usual, None, derived=not committed_file(usual.slug).exists())
 
 
 def _on(card: str, rows: list[Row], *, or_another: bool = True) -> list[Row]:
@@ -280,10 +278,10 @@ def _by_keys(row: Row) -> bool:
     return not (row.for_few_tiles or row.for_few_rows)
 
 
-def _beside(row: Row, taken: Iterable[Row]) -> Iterator[Row]:
+def _beside(row: Row, others: Iterable[Row]) -> Iterator[Row]:
     """What of a row's keys is left beside rows in rising order that do not overlap."""
     least = row.keys_from
-    for other in taken:
+    for other in others:
         if least < other.keys_from <= row.keys_to:
             yield replace(row, keys_from=least, keys_to=other.keys_from - 1)
         elif least < other.keys_from:
@@ -371,8 +369,8 @@ def sized(slug: str, sizes: Sizes, card: str | None = None) -> Schedule:
     if rule is None:
         return schedule
     usual = rule(schedule, sizes)
-    found = None if card is None else row_for(Problem.searched(usual), sizes, card).slug
-    return from_slug(found) if found else usual
+    own = None if card is None else row_for(Problem.searched(usual), sizes, card).slug
+    return from_slug(own) if own else usual
 
 
 @lru_cache(10_000)

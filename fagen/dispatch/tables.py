@@ -182,8 +182,8 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
 def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleError]) -> None:
     """Refuse what cannot be a key's value, whatever the others say."""
     is_size = key in _SIZES
-    right: bool = type(value) is (int if is_size else str)  # true and false are no numbers
-    if not right:
+    is_of_type: bool = type(value) is (int if is_size else str)  # true and false are no numbers
+    if not is_of_type:
         needed = "a whole number" if is_size else "text"
         raise wrong(key, f"{key} is not {needed}: {shown(value)}")
     least = int(key in _OF)
@@ -250,8 +250,8 @@ def need_room(path: Path) -> None:
     if not _is_there(path):
         return
     table_at(path)
-    said = map(str.strip, comments(read_text(path, WHAT, MAX_BYTES)))
-    if mine := [comment for comment in said if comment not in _COMMENTS]:
+    lines = map(str.strip, comments(read_text(path, WHAT, MAX_BYTES)))
+    if mine := [comment for comment in lines if comment not in _COMMENTS]:
         raise FagenError(
             f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; "
             "nothing was written: take them out, or name another folder"

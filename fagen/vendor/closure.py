@@ -27,23 +27,23 @@ def headers(sources: Iterable[str]) -> dict[str, str]:
     Raises ToolchainError where there is no CUTLASS.
     """
     include, _ = find_cutlass()
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     ahead = [(name, "") for name in needed(sources)]
     while ahead:
         name, folder = ahead.pop()
         for path in (f"{folder}{name}", name):
             if is_inside(path) and (include / path).is_file():
-                if path not in found:
-                    found[path] = (include / path).read_text(encoding="utf-8")
+                if path not in texts:
+                    texts[path] = (include / path).read_text(encoding="utf-8")
                     own = path.rpartition("/")[0] + "/"
-                    ahead += [(other, own) for other in _INCLUDE.findall(found[path])]
+                    ahead += [(other, own) for other in _INCLUDE.findall(texts[path])]
                 break
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
-def license_of(found: dict[str, str]) -> str:
+def license_of(headers: dict[str, str]) -> str:
     """Return CUTLASS's licence as its headers carry it.  Raises ToolchainError where none does."""
-    for text in found.values():
+    for text in headers.values():
         comment = _LICENSE.match(text.lstrip())
         if comment and "Redistribution" in comment[1]:
             lines = (line.strip().removeprefix("*").strip() for line in comment[1].splitlines())

@@ -54,10 +54,10 @@ def asked(
     """Return the manifest of schedules without pinned names.  Raises ScheduleError."""
     if fault := names.fault_of(name):
         raise ScheduleError(f"name = {shown(name)} {fault}")
-    found = {schedule.slug: schedule for schedule in schedules}  # one that is named twice is one
-    if not 0 < len(found) <= MOST_KERNELS:
-        raise ScheduleError(f"{len(found)} schedules; a folder has from 1 to {MOST_KERNELS}")
-    return Manifest(name, tuple(("", one) for one in found.values()), format, with_cutlass)
+    by_slug = {schedule.slug: schedule for schedule in schedules}  # one that is named twice is one
+    if not 0 < len(by_slug) <= MOST_KERNELS:
+        raise ScheduleError(f"{len(by_slug)} schedules; a folder has from 1 to {MOST_KERNELS}")
+    return Manifest(name, tuple(("", one) for one in by_slug.values()), format, with_cutlass)
 
 
 def read(path: Path) -> Manifest:
@@ -71,11 +71,11 @@ def read(path: Path) -> Manifest:
     kernels = dict[str, Schedule]()
     if not isinstance(listed, dict) or len(listed) > MOST_KERNELS:
         listed = {}
-    for name, said in listed.items():
+    for name, value in listed.items():
         if fault := names.fault_of_kernel(name):
             faults.append(f"{origin.at('kernels', name)}: kernels.{dotted((name,))} {fault}")
         try:
-            kernels[name] = _schedule(said, path.parent, origin, name)
+            kernels[name] = _schedule(value, path.parent, origin, name)
         except ScheduleError as error:
             faults.append(str(error))
     faults += _alike(kernels, origin)
@@ -136,19 +136,19 @@ def _alike(kernels: Mapping[str, Schedule], origin: Origin) -> Iterator[str]:
             yield f"{origin.at('kernels', name)}: kernels.{name} is the name of another kernel"
 
 
-def _schedule(said: Any, beside: Path, origin: Origin, name: str) -> Schedule:
+def _schedule(value: Any, beside: Path, origin: Origin, name: str) -> Schedule:
     """Return the schedule that a manifest names: by its slug, or by its file."""
     at = f"{origin.at('kernels', name)}: kernels.{dotted((name,))}"
-    if isinstance(said, str) and len(said) <= 200:
-        if names.NAME.fullmatch(said):
+    if isinstance(value, str) and len(value) <= 200:
+        if names.NAME.fullmatch(value):
             try:
-                own = committed_file(said)
-                return read_schedule(own) if own.exists() else from_slug(said)
+                own = committed_file(value)
+                return read_schedule(own) if own.exists() else from_slug(value)
             except ScheduleError as error:
                 raise ScheduleError(f"{at}: {'; '.join(str(error).splitlines())}") from None
-        if is_inside(said) and said.endswith(".toml"):
-            return read_schedule(beside / said)
+        if is_inside(value) and value.endswith(".toml"):
+            return read_schedule(beside / value)
     raise ScheduleError(
-        f"{at} = {shown(said)} is neither a slug nor the path of a schedule's .toml below "
+        f"{at} = {shown(value)} is neither a slug nor the path of a schedule's .toml below "
         f"{printable(str(beside))}"
     )

@@ -7,7 +7,7 @@ now was edited by a person: it stays, and is reported.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -44,13 +44,13 @@ class Written:
     @property
     def fault(self) -> str:
         """What is wrong with the folder now, or ""."""
-        said = (
+        faults = (
             (self.kept, "edited since they were written", "--force overwrites"),
             (self.foreign, "not written by fagen", "move them away"),
         )
         return "\n".join(
             f"{why}, and left as they are: {', '.join(map(printable, paths))}; {way_out}"
-            for paths, why, way_out in said
+            for paths, why, way_out in faults
             if paths
         )
 
@@ -64,49 +64,42 @@ def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Wri
     is there is not fagen's, before anything is written.
     """
     before = _recorded(folder)
-    paths = sorted({*texts, *before})
-    for path in paths:
+    paths = sorted({*texts, *before} - {MANIFEST})
+    for path in (*paths, MANIFEST):
         _refuse_way(folder, path)
-    found = {path: _hash_of(folder / path) for path in paths}
-    hashes = {path: _hash(text.encode()) for path, text in texts.items() if path != MANIFEST}
-    become: dict[str, list[str]] = {
-        name: [] for name in Written.__annotations__ if name != "folder"
+    hashes = {path: _hash(text.encode()) for path, text in texts.items()}
+    fates = {
+        path: _fate(_hash_of(folder / path), before.get(path), hashes.get(path), force)
+        for path in paths
     }
-    record: dict[str, str] = {}
-    for path in paths:
-        if path == MANIFEST:
-            continue
-        became = _fate(found[path], before.get(path), hashes.get(path), force)
-        if became:
-            become[became].append(path)
-        if became in ("kept", "edited", "foreign"):
-            if path in before:  # it stays an edited one
-                record[path] = before[path]
-        elif path in hashes:
-            record[path] = hashes[path]
-    for path in (*become["new"], *become["updated"]):
-        make_folder((folder / path).parent)
-        write_whole(folder / path, texts[path])
-    for path in become["removed"]:
-        _remove(folder, path)
-    said = json.dumps({**json.loads(texts[MANIFEST]), "files": record}, indent=1) + "\n"
+    for path, fate in fates.items():
+        if fate in ("new", "updated"):
+            make_folder((folder / path).parent)
+            write_whole(folder / path, texts[path])
+        elif fate == "removed":
+            _remove(folder, path)
+    edited = ("kept", "edited", "foreign")  # what stays one of these
+    kept = {path: (before if fate in edited else hashes).get(path) for path, fate in fates.items()}
+    record = {path: known for path, known in kept.items() if known}
+    text = json.dumps({**json.loads(texts[MANIFEST]), "files": record}, indent=1) + "\n"
     make_folder(folder)
-    if found[MANIFEST] != _hash(said.encode()):
-        write_whole(folder / MANIFEST, said)
-    return Written(folder, *(tuple(become[name]) for name in FATES))
+    if _hash_of(folder / MANIFEST) != _hash(text.encode()):
+        write_whole(folder / MANIFEST, text)
+    became = {name: tuple(path for path in paths if fates[path] == name) for name in FATES}
+    return Written(folder, **became)
 
 
-def _fate(found: str, before: str | None, wanted: str | None, force: bool) -> str:
-    """What becomes of a file: hashes of what is there ("" for nothing), was written, is wanted."""
-    if found == wanted:
+def _fate(there: str, before: str | None, new: str | None, force: bool) -> str:
+    """What becomes of a file: hashes of what is there ("" for nothing), was written, will be."""
+    if there == new:
         return "unchanged"
-    if not found:
-        return "new" if wanted else ""
+    if not there:
+        return "new" if new else ""
     if not before:
-        return "foreign" if wanted else ""
-    if found != before and not force:
-        return "edited" if wanted == before else "kept"
-    return "updated" if wanted else "removed"
+        return "foreign" if new else ""
+    if there != before and not force:
+        return "edited" if new == before else "kept"
+    return "updated" if new else "removed"
 
 
 def _recorded(folder: Path) -> dict[str, str]:
@@ -122,9 +115,9 @@ def _recorded(folder: Path) -> dict[str, str]:
     with suppress(ValueError, RecursionError, AttributeError, TypeError, KeyError):
         files = json.loads(path.read_bytes())["files"]
         return {
-            path: said
-            for path, said in files.items()
-            if is_inside(path) and path != MANIFEST and _HASH.fullmatch(said)
+            path: digest
+            for path, digest in files.items()
+            if is_inside(path) and path != MANIFEST and _HASH.fullmatch(digest)
         }
     raise FagenError(
         f"{printable(str(path))} is not one that fagen wrote; nothing was written: name another "
@@ -159,12 +152,6 @@ def _hash(data: bytes) -> str:
 def _remove(folder: Path, path: str) -> None:
     """Remove a file, and the folders that are empty without it."""
     (folder / path).unlink()
-    for place in _above(folder, path):
-        try:
-            place.rmdir()
-        except OSError:  # something else lies there
-            return
-
-
-def _above(folder: Path, path: str) -> Iterable[Path]:
-    return (folder / part for part in PurePosixPath(path).parents if str(part) != ".")
+    with suppress(OSError):  # something else lies there
+        for part in PurePosixPath(path).parents[:-1]:
+            (folder / part).rmdir()

@@ -36,8 +36,8 @@ def _texts(folder: Folder) -> Iterator[tuple[str, str]]:
 def cutlass(folder: Folder) -> Iterator[tuple[str, str]]:
     """Give the headers of CUTLASS that the folder is to have, with their licence."""
     if folder.with_cutlass:
-        found = headers(kernel.source.kernel for kernel in folder.kernels)
-        for path, text in found.items():
+        copied = headers(kernel.source.kernel for kernel in folder.kernels)
+        for path, text in copied.items():
             yield f"{CUTLASS}/include/{path}", text
-        if found:
-            yield f"{CUTLASS}/LICENSE.txt", license_of(found)
+        if copied:
+            yield f"{CUTLASS}/LICENSE.txt", license_of(copied)

@@ -263,17 +263,17 @@ def _distinct(blocks: Sequence[tuple[int, list[Row]]]) -> Iterator[tuple[int, li
             yield block
 
 
-def _distance(schedule: Schedule, rows: int, wanted: Schedule) -> tuple[Any, ...]:
+def _distance(schedule: Schedule, rows: int, ideal: Schedule) -> tuple[Any, ...]:
     """How far a schedule is from the one that so many rows of a group are to have.
 
     The fewest rows and chunks that are enough are the nearest, else the most.
     """
-    own, other = schedule.values(), wanted.values()
+    own, other = schedule.values(), ideal.values()
     few_rows, few_chunks = own["rows"] < rows, own["num_splits"] < other["num_splits"]
     return (
         *(few_rows, -own["rows"] if few_rows else own["rows"]),
         *(few_chunks, -own["num_splits"] if few_chunks else own["num_splits"]),
         own["by"] != other["by"],
-        schedule.slug != wanted.slug,
+        schedule.slug != ideal.slug,
         own["mask"] != other["mask"],
     )

@@ -67,8 +67,8 @@ class Call:
 
 def _extras(groups: tuple[Group, ...]) -> tuple[str, ...]:
     kernels = chain(*(group.kernels for group in groups))
-    taken = dict.fromkeys(tensor.name for one in kernels for tensor in one.signature.inputs)
-    return tuple(name for name in taken if name not in ("q", "k", "v", *_OFFSETS))
+    names = dict.fromkeys(tensor.name for one in kernels for tensor in one.signature.inputs)
+    return tuple(name for name in names if name not in ("q", "k", "v", *_OFFSETS))
 
 
 def _key(problem: Problem, fields: int | None) -> str:
@@ -130,8 +130,8 @@ class Package:
     @property
     def in_16_bits(self) -> tuple[str, ...]:
         """torch's words for the dtypes of calls that torch.autocast may cast to."""
-        taken = dict.fromkeys(chain(*(one.dtypes for one in self.folder.called)))
-        return tuple(name for name in taken if name in _IN_16_BITS)
+        dtypes = dict.fromkeys(chain(*(one.dtypes for one in self.folder.called)))
+        return tuple(name for name in dtypes if name in _IN_16_BITS)
 
     @property
     def attention(self) -> Call | None:
