@@ -24,7 +24,7 @@ from fagen.paths import (
     withheld,
 )
 from fagen.process import run
-from fagen.programs import MissingError, numbers, refuse_to_compile_in, shown
+from fagen.programs import MissingError, numbers, refuse_to_compile_in
 from fagen.toml_lines import printable
 
 INSTALL_CLANG_FORMAT = "python -m pip install clang-format==23.1.5"
@@ -80,7 +80,7 @@ def _finding(name: str, look: Callable[[], str], needed_for: str) -> Finding:
 
 
 def _at(path: Path, version: str) -> str:
-    return f"{version} at {shown(path)}"
+    return f"{version} at {printable(path)}"
 
 
 def _clang_format() -> str:
@@ -108,7 +108,7 @@ def _cache() -> str:
         folder = cache_folder()
     except FagenError as error:
         raise MissingError("there is none", str(error)) from None
-    named = shown(folder)
+    named = printable(folder)
     try:
         refuse_to_compile_in(folder)
         there = next(place for place in (folder, *folder.parents) if place.exists())
@@ -147,14 +147,14 @@ def _config() -> str:
         name = next(filter(environment, ("XDG_CONFIG_HOME", "HOME")), "HOME")
         what = f"{name} ({environment(name)!r}) is none that you may look into"
         raise MissingError(what, "set XDG_CONFIG_HOME to a folder of yours, or do without")
-    return f"yours in {shown(folder)}"
+    return f"yours in {printable(folder)}"
 
 
 def _disassembler() -> str:
     tools = toolchain.find_disassembler()
     if tools is None:
         raise MissingError("nvdisasm or cuobjdump is missing", toolchain.INSTALL_DISASSEMBLER)
-    return f"{shown(tools.nvdisasm)}, {shown(tools.cuobjdump)}"
+    return f"{printable(tools.nvdisasm)}, {printable(tools.cuobjdump)}"
 
 
 def _torch() -> toolchain.Torch:

@@ -7,14 +7,14 @@ somebody else wrote; no symbolic link is followed to where nobody said.
 import hashlib
 import stat
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path, PurePosixPath
 
-from fagen.errors import FagenError
+from fagen.errors import FagenError, ScheduleError
 from fagen.paths import naming, write_whole
-from fagen.toml_lines import printable
+from fagen.toml_lines import comments, printable, shown
 
 MAX_BYTES = 64 << 20  # of a file that may be one that fagen wrote; pages have a few megabytes
 
@@ -30,9 +30,9 @@ def refuse_alike(files: Mapping[str, Path]) -> None:
     """
     for (one, path), (other, beside) in combinations(files.items(), 2):
         if _alike(path, beside):
-            also = "" if str(path) == str(beside) else f", which is {printable(str(beside))},"
+            also = "" if str(path) == str(beside) else f", which is {printable(beside)},"
             raise FagenError(
-                f"{printable(str(path))}{also} is named twice, as {one} and as {other}; nothing "
+                f"{printable(path)}{also} is named twice, as {one} and as {other}; nothing "
                 "was written: name two files"
             )
 
@@ -43,7 +43,7 @@ def refuse_loss(path: Path, own: Own, what: str) -> None:
     An empty file, a terminal or a pipe loses nothing. Raises FagenError, and OSError where what is
     there cannot be looked at.
     """
-    named = printable(str(path))
+    named = printable(path)
     try:
         status = path.lstat()
         mode = path.stat().st_mode if stat.S_ISLNK(status.st_mode) else status.st_mode
@@ -79,10 +79,18 @@ def refuse_way(folder: Path, path: str) -> None:
         if stat.S_ISLNK(mode):
             raise _linked(place)
         if not (stat.S_ISREG(mode) if length == len(parts) else stat.S_ISDIR(mode)):
-            named = printable(str(place))
+            named = printable(place)
             raise FagenError(
                 f"{named} is no file or folder of ours; nothing was written: remove it"
             )
+
+
+def refuse_comments(path: Path, text: str, own: Collection[str], way_out: str) -> None:
+    """Raise ScheduleError where a TOML file that is to be written anew has others' comments."""
+    for comment in map(str.strip, comments(text)):
+        if comment not in own:
+            lost = f"its comments would be lost, such as {shown(comment)}"
+            raise ScheduleError(f"{printable(path)}: {lost}; {way_out}")
 
 
 def write(path: Path, text: str, own: Own, what: str) -> None:
@@ -122,7 +130,7 @@ def nothing(content: bytes) -> bool:
 
 
 def _linked(path: Path) -> FagenError:
-    named = printable(str(path))
+    named = printable(path)
     return FagenError(f"{named} is a symbolic link; nothing was written: remove it")
 
 

@@ -37,7 +37,7 @@ def version_of(program: Path, flag: str) -> str:
     result = answer(program, flag)
     if result.returncode or not numbers(result.stdout):
         why = printable(" ".join(result.stderr.split()))
-        raise ToolchainError(f"{shown(program)} {flag} does not say its version: {why}")
+        raise ToolchainError(f"{printable(program)} {flag} does not say its version: {why}")
     return result.stdout.split()[0]
 
 
@@ -55,22 +55,17 @@ def beginning(file: Path) -> str:
         return opened.read(1 << 20).decode(errors="replace")
 
 
-def shown(path: Path) -> str:
-    """Return a path as it is printed: nothing is left in it that a terminal might obey."""
-    return printable(str(path))
-
-
 def refuse_to_compile_in(folder: Path) -> None:
     """Raise MissingError where nvcc cannot work in a folder, for what its path has in it."""
     if odd := _FOLDER_FOR_A_SHELL.search(str(resolved(folder))):
-        what = f"{shown(folder)} has a {odd[0]} in it, which nvcc gives to a shell"
+        what = f"{printable(folder)} has a {odd[0]} in it, which nvcc gives to a shell"
         raise MissingError(what, "set FAGEN_CACHE to another folder")
 
 
 def refuse_for_a_shell(path: Path) -> None:
     """Refuse a path that nvcc would have a shell work on."""
     if odd := _FOR_A_SHELL.search(str(path)):
-        what = f"{shown(path)} has a {odd[0]} in it, which nvcc gives to a shell"
+        what = f"{printable(path)} has a {odd[0]} in it, which nvcc gives to a shell"
         raise MissingError(what, "name it by another path")
 
 
@@ -83,4 +78,4 @@ def numbers(version: str) -> tuple[int, ...]:
 def too_old(name: str, version: str, path: Path, since: tuple[int, ...]) -> str:
     """Return that something is older than fagen can use."""
     oldest = ".".join(map(str, since))
-    return f"{name} {version} at {shown(path)} is too old, {oldest} is the oldest that will do"
+    return f"{name} {version} at {printable(path)} is too old, {oldest} is the oldest that will do"

@@ -90,7 +90,7 @@ def read_text(path: Path | str, what: str = "schedule", most: int = MAX_BYTES) -
             return text_of(file, str(path), what, most)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ScheduleError(f"{printable(str(path))}: cannot be read: {reason}") from None
+        raise ScheduleError(f"{printable(path)}: cannot be read: {reason}") from None
 
 
 def text_of(file: BinaryIO, where: str, what: str = "schedule", most: int = MAX_BYTES) -> str:
@@ -154,8 +154,9 @@ def _unquoted(text: str, place: re.Match[str] | None) -> str:
 # ---- what comes from outside, in messages and in files -------------------------------------------
 
 
-def printable(text: str) -> str:
-    """Return text from outside, with TOML's escapes for all that a terminal might obey."""
+def printable(outside: str | Path) -> str:
+    """Return text or a path from outside, with TOML's escapes for all a terminal might obey."""
+    text = str(outside)
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 

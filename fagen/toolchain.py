@@ -26,7 +26,6 @@ from fagen.programs import (
     is_file,
     numbers,
     refuse_for_a_shell,
-    shown,
     too_old,
     version_of,
 )
@@ -197,7 +196,7 @@ def find_nvcc() -> Compiler:
             except ToolchainError as error:
                 faults.append(str(error))
         elif home:
-            faults.append(f"CUDA_HOME is {shown(home)}, where there is no bin/nvcc")
+            faults.append(f"CUDA_HOME is {printable(home)}, where there is no bin/nvcc")
     remedy = _instead_of(home) if home else INSTALL_NVCC
     raise MissingError("; ".join(faults) or "nvcc, the CUDA compiler, is missing", remedy)
 
@@ -213,13 +212,13 @@ def _instead_of(home: Path) -> str:
 
     The folder around it is tried too, in case it names the one in which nvcc lies.
     """
-    ways_out = {home.parent / "bin/nvcc": f"set it to {shown(home.parent)}"}
+    ways_out = {home.parent / "bin/nvcc": f"set it to {printable(home.parent)}"}
     ways_out |= dict.fromkeys(_nvccs(), "unset it")
     for nvcc, way_out in ways_out.items():
         if is_file(nvcc):
             with suppress(ToolchainError):
                 version = _inspect(nvcc, nvcc.stat().st_mtime_ns).nvcc_version
-                return f"{way_out}, nvcc {version} at {shown(nvcc)} will do"
+                return f"{way_out}, nvcc {version} at {printable(nvcc)} will do"
     return f"unset it, and {INSTALL_NVCC}"
 
 
@@ -282,7 +281,7 @@ def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, s
             text = answer(path, "--version").stdout
         clang = re.search(r"clang version (\d[\d.]*)", text)
         if clang is None:
-            what = f"{shown(path)} is no g++, nor clang++ ({error})"
+            what = f"{printable(path)} is no g++, nor clang++ ({error})"
             raise MissingError(what, remedy) from None
         name, version = "clang++", clang[1]
     if numbers(version) < HOSTS_SINCE[name]:
@@ -290,7 +289,7 @@ def _judged(path: Path, remedy: str, compiler: Compiler | None) -> tuple[Path, s
     newest = compiler and compiler.newest.get(name)
     if compiler and newest and numbers(version)[0] > newest:
         takes = f"nvcc {compiler.nvcc_version}, which takes {name} {newest} at most"
-        raise MissingError(f"{name} {version} at {shown(path)} is too new for {takes}", remedy)
+        raise MissingError(f"{name} {version} at {printable(path)} is too new for {takes}", remedy)
     return path, version if name == "g++" else f"clang {version}"
 
 
@@ -312,7 +311,7 @@ def find_cutlass() -> tuple[Path, str]:
     """
     if own := _named("FAGEN_CUTLASS"):
         places = [own, own / "include"]  # a checkout has them one folder down
-        where, remedy = f"in FAGEN_CUTLASS ({shown(own)})", "set it to CUTLASS's include folder"
+        where, remedy = f"in FAGEN_CUTLASS ({printable(own)})", "set it to CUTLASS's include folder"
     else:
         where, remedy = "installed", INSTALL_CUTLASS
         try:
@@ -379,7 +378,7 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
     release = re.search(r"release [\d.]+, V([\d.]+)", answer.stdout)
     if answer.returncode or not release:
         why = printable(" ".join(answer.stderr.split()))
-        raise ToolchainError(f"{shown(nvcc)} does not run: {why}")
+        raise ToolchainError(f"{printable(nvcc)} does not run: {why}")
     version = release[1]
     if numbers(version) < NVCC_SINCE:
         raise ToolchainError(too_old("nvcc", version, nvcc, NVCC_SINCE))
@@ -402,14 +401,14 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
         "ptxas (nvcc)": (root / "bin/ptxas").is_file(),
     }
     if missing := [part for part, there in parts.items() if not there]:
-        raise ToolchainError(f"{shown(nvcc)} ({version}) lacks {', '.join(missing)}")
+        raise ToolchainError(f"{printable(nvcc)} ({version}) lacks {', '.join(missing)}")
     assert include is not None
     text = beginning(include / "cuda_runtime_api.h")
     if match := re.search(r"#define CUDART_VERSION\s+(\d{1,9})\b", text):
         headers = (int(match[1]) // 1000, int(match[1]) % 1000 // 10)
         if headers != numbers(version)[:2]:
             raise ToolchainError(
-                f"{shown(nvcc)} is {version} but its headers are of {headers[0]}.{headers[1]}"
+                f"{printable(nvcc)} is {version} but its headers are of {headers[0]}.{headers[1]}"
             )
     newest = {name: _newest(until, version) for name, until in HOSTS_UNTIL.items()}
     refused = beginning(include / "crt/host_config.h")

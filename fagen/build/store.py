@@ -164,7 +164,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{printable(str(error.filename or folder))}: {error.strerror or error}"
+        what = f"{printable(error.filename or folder)}: {error.strerror or error}"
         raise CacheError(
             f"the cache cannot be written ({what})\n"
             "  set FAGEN_CACHE to a folder with room that you may write to, or make room by "

@@ -125,7 +125,7 @@ def _failing(ctx: click.Context) -> Iterator[None]:
     except OSError as error:
         _let_go(sys.stdout)
         where = error.filename or (OUTPUT if error.errno in _NO_ROOM else "")
-        message = ": ".join(filter(None, [printable(str(where)), error.strerror or str(error)]))
+        message = ": ".join(filter(None, [printable(where), error.strerror or str(error)]))
         raise Failure(ctx, error, message, 1) from error
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed: python -m pip install {error.name}"

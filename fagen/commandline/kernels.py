@@ -80,12 +80,12 @@ def generate(
             console.answer([asdict(fault) for fault in faults], lines, error)
         else:
             paths = evidence.note(renderings)
-            console.answer(paths, (printable(str(path)) for path in paths), wrong)
+            console.answer(paths, (printable(path) for path in paths), wrong)
         return
     sources, wrong = console.each("rendering", named, flow.rendered)
     if output:
         paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
-        console.answer(paths, (printable(str(path)) for path in paths), wrong)
+        console.answer(paths, (printable(path) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]
         console.answer([_record(s) for s in sources], map(str.rstrip, texts), wrong)

@@ -36,7 +36,7 @@ def cache_list() -> None:
     from fagen.commandline import report
 
     entries = [report.cached(entry) for entry in build.cache_entries()]
-    console.answer(entries, [printable(str(cache_folder())), *report.columns(entries)])
+    console.answer(entries, [printable(cache_folder()), *report.columns(entries)])
 
 
 @cache.command("prune")

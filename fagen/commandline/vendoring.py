@@ -72,7 +72,7 @@ def vendor(
     lines = [f"{what} {path}" for what, paths in counts.items() for path in paths]
     lines += [f"edited {path}, left as it is" for path in written.edited]
     changed = sum(map(len, counts.values()))
-    lines.append(f"{printable(str(output))}: {changed} files changed, {len(written.unchanged)} not")
+    lines.append(f"{printable(output)}: {changed} files changed, {len(written.unchanged)} not")
     if written.unverified:
         lines.append(
             f"NEVER VERIFIED: {', '.join(written.unverified)}: it is not on record that exactly "

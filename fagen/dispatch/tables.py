@@ -14,12 +14,11 @@ from typing import Any
 
 from fagen import outputs
 from fagen.dispatch.rows import MOST, Row
-from fagen.errors import FagenError, ScheduleError
+from fagen.errors import ScheduleError
 from fagen.paths import config_folder, make_folder
 from fagen.registry import from_slug
 from fagen.toml_lines import (
     Origin,
-    comments,
     dotted,
     nearest_or_all,
     printable,
@@ -250,9 +249,5 @@ def need_room(path: Path) -> None:
     if not _is_there(path):
         return
     table_at(path)
-    lines = map(str.strip, comments(read_text(path, WHAT, MAX_BYTES)))
-    if mine := [comment for comment in lines if comment not in _COMMENTS]:
-        raise FagenError(
-            f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; "
-            "nothing was written: take them out, or name another folder"
-        )
+    way_out = "nothing was written: take them out, or name another folder"
+    outputs.refuse_comments(path, read_text(path, WHAT, MAX_BYTES), _COMMENTS, way_out)

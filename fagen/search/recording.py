@@ -27,7 +27,7 @@ from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
 from fagen.search.files import WHAT as SPACE
 from fagen.search.kinds import space_of
 from fagen.search.shapes import MAX_SEQUENCES, MAX_SIZE
-from fagen.toml_lines import comments, printable, read_text, shown
+from fagen.toml_lines import printable, read_text
 from fagen.vocab import DECODE, DTYPES, FORWARD
 
 MOST_SIZES = 128  # of a problem: each of its kernels is timed at all of them
@@ -90,12 +90,7 @@ def read_recording(path: Path) -> Weights:
         return {}
     text = read_text(path, SPACE, MAX_BYTES)
     spaces = parse_spaces(text, str(path)) if text.strip() else ()
-    remarks = map(str.strip, comments(text))
-    if mine := [comment for comment in remarks if comment not in _COMMENTS]:
-        raise ScheduleError(
-            f"{printable(str(path))}: its comments would be lost, such as {shown(mine[0])}; take "
-            "them out, or name another file"
-        )
+    outputs.refuse_comments(path, text, _COMMENTS, "take them out, or name another file")
     weights: Weights = {}
     for space in spaces:
         targets = space.targets()
