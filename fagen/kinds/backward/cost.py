@@ -17,6 +17,7 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.kinds.backward.formulae import MULTIPLIED_BYTES
 from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
+from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, MASKS
 
@@ -59,7 +60,7 @@ class Step:
     def clocks(self) -> float:
         """Clocks from one step to the next."""
         beside = (self.tensor, self.shared, self.l2, self.ring)
-        return float(sum(part**SHARPNESS for part in beside) ** (1 / SHARPNESS)) + self.alone
+        return norm(beside, SHARPNESS) + self.alone
 
     @property
     def bound(self) -> str:
@@ -185,15 +186,14 @@ def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
 def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
     """Return the same of varlen sequences, which come in their order: the longest may come last."""
     group = sizes.heads // sizes.kv_heads
-    tiles = steps = longest = 0
-    for (queries, keys), count in Counter(sizes.sequences).items():
-        own, lefts = Sizes(1, group, 1, queries, keys), range(0, keys, n)
+
+    def steps_of(own: Sizes) -> list[int]:
+        lefts = range(0, own.seqlen_k, n)
         if MASKS[mask].by_row:
-            found = [group * _steps(m, mask, left, n, own) for left in lefts]
-        else:
-            found = [group * ceil(queries / m)] * len(lefts)
-        tiles, steps = tiles + count * len(found), steps + count * sum(found)
-        longest = max(longest, *found, 0)
+            return [group * _steps(m, mask, left, n, own) for left in lefts]
+        return [group * ceil(own.seqlen_q / m)] * len(lefts)
+
+    tiles, steps, longest = varlen_tiles(sizes, steps_of, group)
     each = tiles * sizes.kv_heads / SM90.sm_count
     return max(steps * sizes.kv_heads / SM90.sm_count + longest / 2, longest, 1), max(each, 1)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.combining import chunk_blocks
+from fagen.kinds.cost import norm
 from fagen.kinds.decode.rules import padded, straddles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
@@ -69,8 +70,7 @@ class Parts:
     @property
     def seconds(self) -> float:
         """All in all."""
-        both = (self.memory**SHARPNESS + self.chain**SHARPNESS) ** (1 / SHARPNESS)
-        return float(self.launches + both + self.merge)
+        return self.launches + norm((self.memory, self.chain), SHARPNESS) + self.merge
 
 
 _DEAL_KEYS = ("rows", "block_n", "num_splits", "by", "blocks")
@@ -125,7 +125,7 @@ def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:
     clocks = SCORES * rows * block_n / SM90.wgmma_m + READ * read
     clocks = clocks * (1 + CROWD * (resident - 1)) + (0 if values["speculate"] else VOTE)
     ring = 2 * FETCH / (values["stages"] - 1)  # K and V of a step
-    return float((clocks**SHARPNESS + ring**SHARPNESS) ** (1 / SHARPNESS))
+    return norm((clocks, ring), SHARPNESS)
 
 
 def parts(values: Mapping[str, Any], sizes: Sizes) -> Parts:

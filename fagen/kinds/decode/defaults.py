@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from fagen.arch import SM90
 from fagen.errors import OverBudget
@@ -122,36 +123,27 @@ def derived(
 
 def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
     """Return the schedule for the rows and KV heads of a call, of the problem of another."""
-    asked, rows = schedule.decode, sizes.seqlen_q * sizes.heads // sizes.kv_heads
-    return derived(
-        dtype=asked.dtype,
-        head_dim=asked.head_dim,
-        head_dim_v=asked.head_dim_v,
-        mask=asked.mask,
-        rows=rows,
-        num_splits=num_splits_for(sizes.kv_heads),
-        by=deal_for(asked.head_dim, rows, sizes.kv_heads, sizes.batch),
-    )[0]
+    asked, rows = _asked(schedule), sizes.seqlen_q * sizes.heads // sizes.kv_heads
+    by = deal_for(asked["head_dim"], rows, sizes.kv_heads, sizes.batch)
+    return derived(**asked, rows=rows, num_splits=num_splits_for(sizes.kv_heads), by=by)[0]
 
 
 def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that `sized` has for the problem of another, by what calls they serve."""
-    asked = schedule.decode
+    asked = _asked(schedule)
     for rows in ROWS:
-        runs_from = _runs_from(asked.head_dim, rows)
+        runs_from = _runs_from(asked["head_dim"], rows)
         dealt = {"stream_k": runs_from, "round_robin": 0} if runs_from else {"round_robin": 0}
         for kv_heads, num_splits in _CUTS:
             for by, tiles in dealt.items():
-                found = derived(
-                    dtype=asked.dtype,
-                    head_dim=asked.head_dim,
-                    head_dim_v=asked.head_dim_v,
-                    mask=asked.mask,
-                    rows=rows,
-                    num_splits=num_splits,
-                    by=by,
-                )
-                yield Step(rows, kv_heads, tiles, found[0])
+                first, *_ = derived(**asked, rows=rows, num_splits=num_splits, by=by)
+                yield Step(rows, kv_heads, tiles, first)
+
+
+def _asked(schedule: Schedule) -> dict[str, Any]:
+    """What is computed."""
+    values = schedule.values()
+    return {key: values[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
 
 
 def _fitting(schedules: Iterator[Schedule]) -> Iterator[Schedule]:

@@ -8,7 +8,6 @@ infinity their maximum.  Whether Q has a second buffer hardly mattered in what w
 left out.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +17,11 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.combining import chunk_blocks
+from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
 
-# Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is said.
+# Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is keys.
 SHARPNESS = 4.25
 INSTRUCTIONS_PER_SCORE = 5.45  # scaling, exponential, sum, conversion, and what goes with them
 INSTRUCTIONS = 72.0  # of a warp in each step, beside those of its scores
@@ -66,7 +66,7 @@ class Step:
     def clocks(self) -> float:
         """Clocks from one step to the next."""
         beside = [clocks for name, clocks in self.parts().items() if name != "alone"]
-        return float(sum([part**SHARPNESS for part in beside]) ** (1 / SHARPNESS)) + self.alone
+        return norm(beside, SHARPNESS) + self.alone
 
     @property
     def bound(self) -> str:
@@ -92,28 +92,15 @@ _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
 _KEYS = ("mask", "order", "output", "num_splits", *_STEP_KEYS)  # all that counts
 
 
-def _step(
-    block_m: int,
-    block_n: int,
-    cluster: int,
-    inter_warpgroup: bool,
-    stages: int,
-    dtype: str,
-    head_dim: int,
-    head_dim_v: int,
-    producer: str,
-    intra_warpgroup: bool,
-    row_sum: str,
-    maximum: str,
-    rescale_threshold: float,
-) -> Step:
-    m, n = block_m, block_n
-    e = DTYPES[dtype].bytes
-    d, d_v = map(DTYPES[dtype].filled_up, (head_dim, head_dim_v))
+def _step(*key: Any) -> Step:
+    keys = dict(zip(_STEP_KEYS, key, strict=True))
+    m, n, dtype = keys["block_m"], keys["block_n"], DTYPES[keys["dtype"]]
+    head_dims, e = (keys["head_dim"], keys["head_dim_v"]), dtype.bytes
+    d, d_v = map(dtype.filled_up, head_dims)
     rows = SM90.wgmma_m
     consumers = m // rows
 
-    ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
+    ones = SM90.wgmma_n_step if keys["sum"] == "tensor" else 0
 
     # QKᵀ reads its rows of Q from shared memory, as long as 64 keys take on tensor cores
     tensor = (
@@ -123,8 +110,10 @@ def _step(
     copied = n * (d + d_v) * e
     shared = (read + copied) / SM90.smem_bytes
 
-    each = maximum == "online"
-    rescaling = 1.0 if each and not rescale_threshold else 0.0  # of O's registers, in every step
+    each = keys["maximum"] == "online"
+    rescaling = (
+        1.0 if each and not keys["rescale_threshold"] else 0.0
+    )  # of O's registers, in every step
     per_warp = (
         n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
@@ -133,20 +122,24 @@ def _step(
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
     exponentials = m * n / SM90.exponentials
-    overlapped = producer == "warp" and intra_warpgroup  # the next tile begins under this one's end
+    overlapped = (
+        keys["producer"] == "warp" and keys["intra_warpgroup"]
+    )  # the next tile begins under this one's end
 
     chain = tensor / consumers + per_warp
-    chain += 0 if intra_warpgroup else WAIT
-    chain += 0 if inter_warpgroup or consumers == 1 else CLASH * tensor * exponentials
+    chain += 0 if keys["intra_warpgroup"] else WAIT
+    chain += 0 if keys["inter_warpgroup"] or consumers == 1 else CLASH * tensor * exponentials
     return Step(
         tensor=tensor,
         exponentials=exponentials,
         shared=shared,
         issue=warps * per_warp / SM90.issued_warps,
-        loads=n * (_row_loads(head_dim, d, e) + _row_loads(head_dim_v, d_v, e)) / cluster,
-        ring=FETCH / (stages - 1),
+        loads=n
+        * (_row_loads(head_dims[0], d, e) + _row_loads(head_dims[1], d_v, e))
+        / keys["cluster"],
+        ring=FETCH / (keys["stages"] - 1),
         chain=chain,
-        alone=0.0 if producer == "warp" else NO_PRODUCER,
+        alone=0.0 if keys["producer"] == "warp" else NO_PRODUCER,
         between=0.0 if overlapped else chain,
     )
 
@@ -250,17 +243,14 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
 
     Where these are few the longest one is the last.
     """
-    tiles = steps = longest = 0
-    for (queries, keys), count in Counter(sizes.sequences).items():
-        own = Sizes(1, 1, 1, queries, keys)
+
+    def steps_of(own: Sizes) -> list[int]:
+        tops, queries = range(0, own.seqlen_q, m), own.seqlen_q
         if MASKS[mask].by_row:
-            found = [
-                _steps(n, mask, top, min(top + m, queries), own) for top in range(0, queries, m)
-            ]
-        else:
-            found = [ceil(keys / n)] * ceil(queries / m)
-        tiles, steps = tiles + count * len(found), steps + count * sum(found)
-        longest = max(longest, *found, 0)
+            return [_steps(n, mask, top, min(top + m, queries), own) for top in tops]
+        return [ceil(own.seqlen_k / n)] * len(tops)
+
+    tiles, steps, longest = varlen_tiles(sizes, steps_of)
     if not tiles:
         return 0, 0
     each = tiles * sizes.heads / SM90.sm_count
