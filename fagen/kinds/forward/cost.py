@@ -17,6 +17,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.combining import chunk_blocks
+from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
@@ -94,9 +95,9 @@ _KEYS = ("mask", "order", "output", "num_splits", *_STEP_KEYS)  # all that count
 
 def _step(*key: Any) -> Step:
     keys = dict(zip(_STEP_KEYS, key, strict=True))
-    m, n, dtype = keys["block_m"], keys["block_n"], DTYPES[keys["dtype"]]
-    head_dims, e = (keys["head_dim"], keys["head_dim_v"]), dtype.bytes
-    d, d_v = map(dtype.filled_up, head_dims)
+    m, n, e = keys["block_m"], keys["block_n"], DTYPES[keys["dtype"]].bytes
+    padded = padded_head_dims(keys)
+    d, d_v = padded
     rows = SM90.wgmma_m
     consumers = m // rows
 
@@ -111,9 +112,8 @@ def _step(*key: Any) -> Step:
     shared = (read + copied) / SM90.smem_bytes
 
     each = keys["maximum"] == "online"
-    rescaling = (
-        1.0 if each and not keys["rescale_threshold"] else 0.0
-    )  # of O's registers, in every step
+    # of O's registers, in every step
+    rescaling = 1.0 if each and not keys["rescale_threshold"] else 0.0
     per_warp = (
         n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
@@ -122,9 +122,11 @@ def _step(*key: Any) -> Step:
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
     exponentials = m * n / SM90.exponentials
-    overlapped = (
-        keys["producer"] == "warp" and keys["intra_warpgroup"]
-    )  # the next tile begins under this one's end
+    # the next tile begins under this one's end
+    overlapped = keys["producer"] == "warp" and keys["intra_warpgroup"]
+
+    head_dims = keys["head_dim"], keys["head_dim_v"]
+    row_loads = sum(_row_loads(*dims, e) for dims in zip(head_dims, padded, strict=True))
 
     chain = tensor / consumers + per_warp
     chain += 0 if keys["intra_warpgroup"] else WAIT
@@ -134,9 +136,7 @@ def _step(*key: Any) -> Step:
         exponentials=exponentials,
         shared=shared,
         issue=warps * per_warp / SM90.issued_warps,
-        loads=n
-        * (_row_loads(head_dims[0], d, e) + _row_loads(head_dims[1], d_v, e))
-        / keys["cluster"],
+        loads=n * row_loads / keys["cluster"],
         ring=FETCH / (keys["stages"] - 1),
         chain=chain,
         alone=0.0 if keys["producer"] == "warp" else NO_PRODUCER,
