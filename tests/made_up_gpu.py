@@ -4,22 +4,23 @@ What a search compiles, checks and times runs on it as it would on one that is t
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from fagen import registry
 from fagen.kind import load_named
+from fagen.measure import cells, peers, rounds
 from fagen.measure import inputs as measure_inputs
-from fagen.measure import peers, rounds
 from fagen.measure.card import Card
 from fagen.measure.rounds import Kernel
-from fagen.measure.timing import Call
+from fagen.measure.timing import Call, Timing
 from fagen.registry import plan_of
 from fagen.runtime import c_interface
 from fagen.search import tasks
@@ -34,6 +35,25 @@ Spoil = Callable[[dict[str, Any]], None]  # what a wrong kernel does to its tens
 def kernel(slug: str) -> Kernel:
     """A built kernel, as a search has it."""
     return Kernel(slug, Path(f"{slug}.so"))
+
+
+def race_on_a_cpu(
+    patch: pytest.MonkeyPatch,
+    kernel: Callable[..., Any] | None = None,
+    seconds: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """Have cells raced here: each call takes so many seconds by its label, else a millisecond.
+
+    `kernel(plan, *arguments)` stands in for built kernels.
+    """
+
+    def time_calls(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Timing]:
+        return {label: Timing(seconds.get(label, 1e-3), 0.01, 1_500) for label in calls}
+
+    patch.setattr(cells, "time_calls", time_calls)
+    patch.setattr(cells, "inputs", partial(measure_inputs.inputs, device="cpu"))
+    if kernel:
+        patch.setattr(peers.op, "load", lambda binary: partial(kernel, binary.plan))
 
 
 class MadeUpGpu:

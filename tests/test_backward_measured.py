@@ -1,7 +1,6 @@
 """Gradients measured without a GPU: peers by torch's own ops, kernels by what emulates them."""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,12 @@ from fagen.measure import cells, peers
 from fagen.measure.gradients import attended, output_gradient
 from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.rows import DETERMINISTIC
-from fagen.measure.timing import BURST, Call, Timing
+from fagen.measure.timing import BURST, Call
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import plan_of
 from fagen.vocab import MASKS
 from tests.aten import passes_on_a_cpu
+from tests.made_up_gpu import race_on_a_cpu
 
 SLUG = "bwd_fp16_d64_{}_m128n128"
 SCALE = 0.125
@@ -101,25 +101,13 @@ def test_what_a_backend_says_of_its_op_is_a_refusal_too(monkeypatch):
 
 @pytest.fixture
 def raced(monkeypatch, torch_on_a_cpu):
-    """A race on a CPU in which fagen takes a second and cuDNN two; `off` spoils a gradient."""
+    """A race on a CPU in which fagen takes a millisecond and cuDNN two; `off` spoils a gradient."""
     made = SimpleNamespace(off={}, called=torch_on_a_cpu)
 
-    def load(binary):
-        def run(*given):
-            found = compute(plan_of(binary.slug), *given)
-            return tuple(x * made.off.get(i, 1) for i, x in enumerate(found))
+    def kernel(plan, *given):
+        return tuple(x * made.off.get(i, 1) for i, x in enumerate(compute(plan, *given)))
 
-        return run
-
-    monkeypatch.setattr(peers.op, "load", load)
-    monkeypatch.setattr(cells, "inputs", partial(inputs, device="cpu"))
-    monkeypatch.setattr(
-        cells,
-        "time_calls",
-        lambda calls, regime, **_: {
-            name: Timing(1.0 + (name == "cudnn"), 0.0, 1_500) for name in calls
-        },
-    )
+    race_on_a_cpu(monkeypatch, kernel, {"cudnn": 2e-3})
 
     def run(case: Cell, *names: str):
         ours = peers.ours(binary_of(SLUG.format(case.problem.mask)))
@@ -138,7 +126,7 @@ def test_a_race_of_gradients_compares_all_three_and_counts_five_products(raced, 
     assert {row.pass_ for row in rows} == {"backward"} and {row.cell for row in rows} == {case}
     assert rows[0].schedule == SLUG.format(mask) and rows[1].schedule is None
     forward = Cell(Problem("fp16", 64, 64, mask), case.sizes)
-    assert rows[0].tflops == pytest.approx(2.5 * forward.flops / 1e12)
+    assert rows[0].tflops == pytest.approx(2.5 * forward.flops / 1e9)
     assert rows[0].tflops == pytest.approx(2 * rows[1].tflops)
 
 

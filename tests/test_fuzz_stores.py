@@ -355,10 +355,8 @@ def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_pa
     assert judge(path, tmp_path / "out")
 
 
-@cases(few=120)
-def test_a_store_is_read_or_refused_in_a_line(whole, tmp_path, cases):
-    hold(cases, changes, lambda wanted: run(whole, tmp_path, wanted))
-
-
-def test_so_is_one_of_packed_sequences(packed, tmp_path):
-    hold(60, changes, lambda wanted: run(packed, tmp_path, wanted))
+@cases(few=80)
+@pytest.mark.parametrize("store", ["whole", "packed"])
+def test_a_store_is_read_or_refused_in_a_line(store, tmp_path, cases, request):
+    content = request.getfixturevalue(store)
+    hold(cases, changes, lambda wanted: run(content, tmp_path, wanted))

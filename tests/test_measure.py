@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.shapes import verification_sizes
 from fagen.kinds.forward.verify.dense import shape_error, torch_math
-from fagen.measure import cells, rotating
+from fagen.measure import rotating
 from fagen.measure.card import Clock, hopper
 from fagen.measure.cells import race, speeds
 from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
@@ -28,6 +27,7 @@ from fagen.measure.verification import machine_code
 from fagen.problem import Cell, Problem, Sizes
 from fagen.registry import parse as parse_schedule
 from fagen.vocab import MASKS, Mask
+from tests.made_up_gpu import race_on_a_cpu
 
 
 def planned(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
@@ -259,15 +259,8 @@ def test_cudnn_has_no_causal_mask_of_the_bottom_right_and_fa2_has(monkeypatch):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Time calls by running them once; inputs on the CPU."""
-
-    def fake(calls, regime, *, clock=None, seed=0):
-        for call in calls.values():
-            call.once()
-        return {name: Timing(1e-3, 0.0, None) for name in calls}
-
-    monkeypatch.setattr(cells, "time_calls", fake)
-    monkeypatch.setattr(cells, "inputs", partial(inputs, device="cpu"))
+    """Race on a CPU."""
+    race_on_a_cpu(monkeypatch)
 
 
 def exact_implementation(name, schedule=None, off=0.0):

@@ -13,7 +13,7 @@ from fagen.kinds.forward.operands import alike, arguments, operands, outputs, re
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.verify.fp8 import fp8_error
-from fagen.measure import cells, peers
+from fagen.measure import peers
 from fagen.measure.cells import race
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
 from fagen.measure.numerics import rms
@@ -25,9 +25,10 @@ from fagen.measure.rows import (
     geomeans,
     problems,
 )
-from fagen.measure.timing import SUSTAINED, Call, Timing
+from fagen.measure.timing import SUSTAINED, Call
 from fagen.problem import Cell, Problem, Sizes, flops
 from tests.gpu.steep import coarseness, levels, slopes
+from tests.made_up_gpu import race_on_a_cpu
 
 SIZES = Sizes(2, 4, 2, 70, 90)
 SLUGS = (
@@ -221,22 +222,10 @@ def clocks(monkeypatch):
     """Made-up seconds by label; kernels and quantisers are emulated."""
     seconds = {}
 
-    def time_calls(calls, regime, *, clock, seed):
-        return {label: Timing(seconds.get(label, 1e-3), 0.01, 1500) for label in calls}
+    def kernel(of, q, k, v, scale, *descales):
+        return emulator.emulate_fp8(of, q, k, v, scale, *descales, hopper_sums=False)
 
-    def load(binary):
-        of = worked(binary.slug)
-
-        def kernel(q, k, v, scale, *descales):
-            return emulator.emulate_fp8(of, q, k, v, scale, *descales, hopper_sums=False)
-
-        return kernel
-
-    monkeypatch.setattr(cells, "time_calls", time_calls)
-    monkeypatch.setattr(
-        cells, "inputs", lambda case, seed, **more: inputs(case, device="cpu", seed=seed)
-    )
-    monkeypatch.setattr(peers.op, "load", load)
+    race_on_a_cpu(monkeypatch, kernel, seconds)
     return seconds
 
 
