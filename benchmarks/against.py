@@ -127,12 +127,12 @@ def _workspace(device: torch.device) -> torch.Tensor:
 def call_before(
     library: Path,
     cell: Cell,
-    given: tuple[Any, ...],
+    operands: tuple[Any, ...],
     into: tuple[torch.Tensor, torch.Tensor],
     stream: int,
 ) -> Callable[[], None]:
     """The kernel behind the adapter, on these tensors; V (B, Hk, Dv, Sk to 16) where transposed."""
-    q, k, v, scale, *descales = given[:7]  # older kernels know no means
+    q, k, v, scale, *descales = operands[:7]  # older kernels know no means
     out, lse = into
     rows = (0, 1, 2)  # batch, seq, head
     order = (0, 2, 1) if cell.problem.v_layout == "columns" else rows
@@ -239,13 +239,13 @@ def time_pair(
     pair: Pair, plan: Any, library: Path, before: Path, repeat: int, regime: Regime, ulps: int
 ) -> None:
     """Add one repeat.  Raises VerificationError where outputs differ by more `ulps` than may be."""
-    given = arguments(plan, *inputs(pair.cell))
-    mine, theirs = outputs(plan, given[0]), outputs(plan, given[0])
+    operands = arguments(plan, *inputs(pair.cell))
+    mine, theirs = outputs(plan, operands[0]), outputs(plan, operands[0])
     laid_out = dataclasses.replace(pair.cell, problem=Problem.of(plan.schedule))
     stream = torch.cuda.current_stream().cuda_stream
     calls = {
-        "new": Call(launch(plan, library, given, mine)),
-        "old": Call(call_before(before, laid_out, given, theirs, stream)),
+        "new": Call(launch(plan, library, operands, mine)),
+        "old": Call(call_before(before, laid_out, operands, theirs, stream)),
     }
     for call in calls.values():
         call.once()

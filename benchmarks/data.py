@@ -145,14 +145,14 @@ def time_cell(
 ) -> list[dict[str, Any]]:
     """Rows of a cell: each kernel at each family, in turn, and cuDNN where there are figures."""
     q, k, v = inputs(cell)
-    given = {name: scored(name, q, k, v) for name in families}
+    tensors = {name: scored(name, q, k, v) for name in families}
     calls: dict[tuple[str, str], Call] = {}
     for slug in slugs:
         kernel = op.load(kernels[slug][1])
         for name in families:
-            calls[slug, name] = _bound(kernel, given[name])
+            calls[slug, name] = _bound(kernel, tensors[name])
     for name in families:
-        judge = _fa2(cell, *given[name])
+        judge = _fa2(cell, *tensors[name])
         for slug in slugs:
             worst, allowed = disagreement(cell, calls[slug, name].once(), judge)
             if not worst <= allowed:
@@ -188,8 +188,8 @@ def time_cell(
     ]
 
 
-def _bound(kernel: op.Op, given: Given) -> Call:
-    return Call(lambda: kernel(*given)[0])
+def _bound(kernel: op.Op, tensors: Given) -> Call:
+    return Call(lambda: kernel(*tensors)[0])
 
 
 def _fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -177,8 +177,8 @@ def compiled(names: Sequence[str]) -> dict[str, tuple[Path | None, str]]:
 def _compiled(name: str) -> tuple[Path | None, str]:
     tools = find_toolchain()
     source, header = SOURCES / f"{name}.cu", SOURCES / "micro.cuh"
-    told = [tools.nvcc_version, tools.cutlass_version, *FLAGS]
-    content = "\n".join(told).encode() + source.read_bytes() + header.read_bytes()
+    versions = [tools.nvcc_version, tools.cutlass_version, *FLAGS]
+    content = "\n".join(versions).encode() + source.read_bytes() + header.read_bytes()
     folder = cache_folder() / "decode_micro" / hashlib.sha256(content).hexdigest()[:16]
     binary, remark = folder / name, folder / "remark"
     if not binary.exists():

@@ -174,9 +174,9 @@ def emulated(part: Part) -> Attend:
             return emulator.emulate(of, q, k, v, scale)[0]
         how = dict(rotated=part.rotated, centered=part.centered)
         scales = dict(scales=part.scales, v_scales=part.v_scales)
-        given = operands(of, q, k, v, **how, **scales)
+        inputs = operands(of, q, k, v, **how, **scales)
         sums = dict(hopper_sums=part.hopper_sums)
-        return emulator.emulate_fp8(of, *given[:3], scale, *given[3:], **sums)[0]
+        return emulator.emulate_fp8(of, *inputs[:3], scale, *inputs[3:], **sums)[0]
 
     return attend
 
@@ -189,8 +189,8 @@ def ran(part: Part, binary: Binary) -> Attend:
         scale = q.shape[-1] ** -0.5
         if not has_descales(of):
             return kernel(q, k, v, scale)[0]
-        given = quantised(part, q, k, v)
-        return kernel(*given[:3], scale, *given[3:])[0]
+        inputs = quantised(part, q, k, v)
+        return kernel(*inputs[:3], scale, *inputs[3:])[0]
 
     return attend
 

@@ -75,32 +75,32 @@ class Door:
     call: Answer
 
 
-def _as_attention_fp8(given: Operands, scale: float, causal: bool) -> Tensor:
-    named = given._replace(v=by_columns(given.v))._asdict()
+def _as_attention_fp8(inputs: Operands, scale: float, causal: bool) -> Tensor:
+    named = inputs._replace(v=by_columns(inputs.v))._asdict()
     how = dict(v_layout="columns", scale_rows=SCALE_ROWS)
     return fagen.attention(**named, **how, scale=scale, causal=causal)
 
 
-def _attention(given: Operands, scale: float, causal: bool) -> Tensor:
-    return fagen.attention(**given._asdict(), scale_rows=0, scale=scale, causal=causal)
+def _attention(inputs: Operands, scale: float, causal: bool) -> Tensor:
+    return fagen.attention(**inputs._asdict(), scale_rows=0, scale=scale, causal=causal)
 
 
-def _flash(given: Operands, scale: float, causal: bool) -> Tensor:
-    named = dict(softmax_scale=scale, causal=causal, **_of_heads(given))
-    return flash_attn_interface.flash_attn_func(*given[:3], **named)
+def _flash(inputs: Operands, scale: float, causal: bool) -> Tensor:
+    named = dict(softmax_scale=scale, causal=causal, **_of_heads(inputs))
+    return flash_attn_interface.flash_attn_func(*inputs[:3], **named)
 
 
-def _flash_varlen(given: Operands, scale: float, causal: bool) -> Tensor:
-    device, lengths = given.q.device, (given.q.shape[1], given.k.shape[1])
+def _flash_varlen(inputs: Operands, scale: float, causal: bool) -> Tensor:
+    device, lengths = inputs.q.device, (inputs.q.shape[1], inputs.k.shape[1])
     at = [torch.tensor([0, length], dtype=torch.int32, device=device) for length in lengths]
-    named = dict(softmax_scale=scale, causal=causal, **_of_heads(given))
-    tensors = (x[0] for x in given[:3])
+    named = dict(softmax_scale=scale, causal=causal, **_of_heads(inputs))
+    tensors = (x[0] for x in inputs[:3])
     return flash_attn_interface.flash_attn_varlen_func(*tensors, *at, *lengths, **named)[None]
 
 
-def _of_heads(given: Operands) -> dict[str, Tensor]:
+def _of_heads(inputs: Operands) -> dict[str, Tensor]:
     """Descales (B, Hk), as FlashAttention-3 takes them; there is a query head for each here."""
-    return {f"{name}_descale": getattr(given, f"{name}_descale")[..., 0] for name in "qkv"}
+    return {f"{name}_descale": getattr(inputs, f"{name}_descale")[..., 0] for name in "qkv"}
 
 
 DEFAULT = "attention_fp8"
@@ -264,12 +264,12 @@ def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
     draw = Draw(min(keys, QUERIES), keys, of.head_dim, device)
     FAMILIES[family](draw)
     by_rows = dataclasses.replace(of, v_rows=True)
-    given = operands(by_rows, *draw.tensors, **DOORS[door].how)
+    inputs = operands(by_rows, *draw.tensors, **DOORS[door].how)
     scale, causal = of.head_dim**-0.5, of.mask.causal
-    truth, _ = reference(*real(by_rows, given), mask=of.mask.name, scale=scale)
-    out = DOORS[door].call(given, scale, causal)
+    truth, _ = reference(*real(by_rows, inputs), mask=of.mask.name, scale=scale)
+    out = DOORS[door].call(inputs, scale, causal)
     ours = out.double() - truth
-    theirs = textbook(by_rows, given, scale).to(out.dtype).double() - truth
+    theirs = textbook(by_rows, inputs, scale).to(out.dtype).double() - truth
     figures = [measured(x) for x in (ours, theirs, truth) for measured in (rms, largest)]
     rmse, most, textbook_rmse, textbook_most, size, top = (float(f"{x:.4g}") for x in figures)
     about = of.mask.name, of.head_dim, keys, of.slug
@@ -294,10 +294,10 @@ def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
     shape = sizes.batch, keys, heads, of.head_dim
     generator = torch.Generator(device="cuda").manual_seed(0)
     draws = [torch.randn(shape, generator=generator, device="cuda").half() for _ in range(3)]
-    given = operands(of, *draws)
-    into, scale = outputs(of, given.q), of.head_dim**-0.5
+    inputs = operands(of, *draws)
+    into, scale = outputs(of, inputs.q), of.head_dim**-0.5
     calls = {
-        one.slug: Call(launch(one, libraries[one.slug], (*given[:3], scale, *given[3:]), into))
+        one.slug: Call(launch(one, libraries[one.slug], (*inputs[:3], scale, *inputs[3:]), into))
         for one in (of, plan(plain(of)))
     }
     work = flops(Problem.of(of.schedule), sizes) / 1e12

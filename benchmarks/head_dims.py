@@ -172,16 +172,16 @@ def time_cell(
     Where one of them is wrong, the kernel that serves is tried by itself.
     """
     others = []
-    given = inputs(cell)
+    tensors = inputs(cell)
     for name in peers:
         try:
-            peer(name).bind(cell, *given)
+            peer(name).bind(cell, *tensors)
         except DeviceError as refusal:
             run.note(f"{title(name)} left out ({refusal})", cell)
         else:
             others.append(peer(name))
             break
-    del given
+    del tensors
     shared: dict[Hashable, tuple[Any, ...]] = {}
     mine = [
         called(*kernel, CANDIDATE if number else "fagen", shared)

@@ -125,8 +125,8 @@ def work(run: Run, asked: Asked) -> None:
 def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     """TFLOP/s of torch's matrix product of two random size x size matrices, per regime."""
     fp8, kind = DTYPES[dtype].fp8, getattr(torch, DTYPES[dtype].torch)
-    made = torch.float16 if fp8 else kind
-    a, b = (torch.randn(size, size, device="cuda", dtype=made).to(kind) for _ in range(2))
+    drawn_in = torch.float16 if fp8 else kind
+    a, b = (torch.randn(size, size, device="cuda", dtype=drawn_in).to(kind) for _ in range(2))
     one = torch.ones((), device="cuda")
 
     def product() -> torch.Tensor:

@@ -133,10 +133,12 @@ def by_scales(rows: Sequence[Row]) -> str:
             for row in rows
             if row.implementation == name and row.schedule and DTYPES[row.dtype].fp8
         ]
-        found = [ratios(renamed, regime, of="block", over="head").values() for regime in regimes]
-        if any(found):
-            means = [f"{geomean(values):.3f}" if values else "–" for values in found]
-            body.append([title(name), str(max(map(len, found))), *means])
+        quotients = [
+            ratios(renamed, regime, of="block", over="head").values() for regime in regimes
+        ]
+        if any(quotients):
+            means = [f"{geomean(values):.3f}" if values else "–" for values in quotients]
+            body.append([title(name), str(max(map(len, quotients))), *means])
     if not body:
         return ""
     about = "TFLOP/s with scales by block of rows ÷ with one per head, geomeans:\n\n"

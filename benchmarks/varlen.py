@@ -144,9 +144,9 @@ def time_list(
         )[0]
         return out
 
-    given = taken(problem, q, k, v)
+    operands = taken(problem, q, k, v)
     calls = {
-        "fagen": Call(lambda: op.alone(kernel)(*given[:3], at, at, scale, None, *given[3:])),
+        "fagen": Call(lambda: op.alone(kernel)(*operands[:3], at, at, scale, None, *operands[3:])),
         "fa2": Call(fa2),
     }
     judge = calls["fa2"].once().float()
