@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from fagen.evidence import FLAGS, Evidence, ShapeError, Speed
+from fagen.evidence import FLAGS, Evidence
 from fagen.paths import locate
+from fagen.records import ShapeError, Speed
 
 FORM = "fwd_fp16_d128_causal_m128n128"  # which is committed as text
 SLUG = "fwd_fp16_d128_full_m128n128"  # which is not

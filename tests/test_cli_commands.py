@@ -13,6 +13,7 @@ from fagen.errors import VerificationError
 from fagen.evidence.store import slugs_in_ledgers
 from fagen.paths import locate
 from fagen.problem import Sizes
+from fagen.records import Bandwidth, RoundingError
 from tests.cli_helpers import ALL, COMMITTED, QUANTIZER, SLUG, fagen
 from tests.evidence_helpers import evidence_of, stand_in
 
@@ -70,8 +71,8 @@ def test_a_quantiser_is_listed_and_not_timed_beside_cudnn(without_gpu, monkeypat
 
 
 def test_what_a_quantisers_verification_found_is_said(with_gpu, monkeypatch, tmp_path):
-    error = evidence.RoundingError(1, 128, 2, False, 2e-5, 1e-3, 0, 1e-7, 1e-5)
-    speed = evidence.Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0)
+    error = RoundingError(1, 128, 2, False, 2e-5, 1e-3, 0, 1e-7, 1e-5)
+    speed = Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0)
     verified = evidence_of(QUANTIZER, yardstick="a copy", errors=(error,), speeds=(speed,))
     monkeypatch.setattr(measure, "verify", lambda *_, **__: verified)
     output = fagen("verify", QUANTIZER, "-o", tmp_path).output

@@ -9,10 +9,8 @@ import pytest
 
 from fagen.errors import FagenError, VerificationError
 from fagen.evidence import (
-    Bandwidth,
     Line,
     Rendering,
-    RoundingError,
     drop,
     faults,
     is_current,
@@ -29,6 +27,7 @@ from fagen.evidence import (
 from fagen.evidence.record import encoded, in_columns, in_rows, laid_out
 from fagen.evidence.store import editing
 from fagen.problem import Problem
+from fagen.records import Bandwidth, RoundingError
 from fagen.registry import kind_of_slug
 from fagen.render import Hashes
 from fagen.vocab import yardstick
@@ -236,23 +235,20 @@ def renewed(slug: str = SLUG, machine_code: str = "b" * 64, launchers=(), **hash
     )
 
 
-def test_same_machine_code_renews_evidence_and_other_does_not():
+def test_same_machine_code_renews_evidence_under_any_name_and_other_does_not():
     new = renewed()
     assert (new.device, new.cutlass, new.compiler) == ("f", "4.2.1", "13.0.90")
     assert (new.card, new.date) == (EVIDENCE.card, EVIDENCE.date)
-    for off, said in (
+    assert renewed("fwd_new") == dataclasses.replace(new, slug="fwd_new")
+    for off, why in (
         (dict(machine_code="c"), "other machine code"),
         (dict(launcher="0"), "launcher is not one that ran"),
         (dict(constants="0"), "other numbers"),
     ):
-        with pytest.raises(VerificationError, match=f"{said}.*: run `fagen verify {SLUG}`"):
+        with pytest.raises(VerificationError, match=f"{why}.*: run `fagen verify {SLUG}`"):
             renewed(**off)
-
-
-def test_evidence_of_a_kernel_that_was_renamed_is_the_same_under_its_new_name():
-    assert renewed("fwd_new") == dataclasses.replace(renewed(), slug="fwd_new")
-    with pytest.raises(VerificationError, match=f"^fwd_new: .* as {SLUG}: run .* fwd_new"):
-        renewed("fwd_new", launcher="0")
+        with pytest.raises(VerificationError, match=f"^fwd_new: .* as {SLUG}.*: run .* fwd_new"):
+            renewed("fwd_new", **off)
 
 
 def test_a_schedule_that_has_another_slug_and_the_same_source_has_its_evidence(generated):
@@ -388,8 +384,7 @@ def test_a_ratio_names_its_yardstick_and_in_which_dtype_that_is():
         ("comb_fp32_d128", "fp32", "a copy"),
     ):
         assert yardstick(kind_of_slug(slug).speeds.beside, dtype) == peer
-        said = evidence_of(slug, yardstick=peer).speeds_in_words()[0]
-        assert f" of {peer}, at" in said
+        assert f" of {peer}, at" in evidence_of(slug, yardstick=peer).speeds_in_words()[0]
     e4m3 = Problem("e4m3", 128, 128, "full")
     assert (e4m3.peer.name, e4m3.peer.title) == ("cudnn", "cuDNN fp16")
     assert dataclasses.replace(e4m3, lengths="varlen").peer.title == "FlashAttention-2 fp16"

@@ -51,21 +51,17 @@ def assemble(folder: Path, name: str = "kernel", factor: int = 7, comment: str =
     return cubin
 
 
-def test_the_roles_of_a_small_kernel_are_told_apart(tmp_path):
+def test_roles_are_told_apart_and_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path):
     code = machine_code(assemble(tmp_path))
     assert code.kernel == "kernel"
     assert (code.lowered_to, code.raised_to) == ((24,), (240,))
     assert code.count("STG") == 1 and code.count("USETMAXREG") == 2
     assert code.producer_registers is not None and code.consumer_registers is not None
     assert 0 < code.producer_registers < code.consumer_registers == code.registers <= 24
-
-
-def test_the_hash_is_of_the_code_and_not_of_names_or_comments(tmp_path):
-    first = machine_code(assemble(tmp_path))
     renamed = machine_code(assemble(tmp_path, name="another_name", comment="b"))
     changed = machine_code(assemble(tmp_path, name="changed", factor=9))
-    assert renamed.hash == first.hash != changed.hash
-    assert replace(renamed, kernel="kernel") == first
+    assert renamed.hash == code.hash != changed.hash
+    assert replace(renamed, kernel="kernel") == code
 
 
 def test_what_holds_no_kernel_is_refused(tmp_path):

@@ -4,11 +4,10 @@ A line of a ledger for each committed schedule goes in and out, or a file in a u
 `faults` checks generated/ against fresh renderings. Needs neither torch nor a GPU.
 """
 
-from fagen.evidence.audit import FLAGS, Fault, faults, is_current, of_source, renew, staleness
+from fagen.evidence.audit import FLAGS, faults, is_current, of_source, renew, staleness
 from fagen.evidence.record import Evidence
 from fagen.evidence.store import (
     UNVERIFIED,
-    Excuse,
     Line,
     Rendering,
     drop,
@@ -22,20 +21,13 @@ from fagen.evidence.store import (
     read_line,
     write,
 )
-from fagen.records import Bandwidth, RoundingError, ShapeError, Speed
 
 __all__ = [
     "FLAGS",
     "UNVERIFIED",
-    "Bandwidth",
     "Evidence",
-    "Excuse",
-    "Fault",
     "Line",
     "Rendering",
-    "RoundingError",
-    "ShapeError",
-    "Speed",
     "drop",
     "faults",
     "forms",
