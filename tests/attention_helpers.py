@@ -56,8 +56,8 @@ def picked(
     key = key_of(placed(device), dtype_of(dtype), *columns, causal, None, *more)
     table = ATTENTION.rows(key)
     assert table is not None and key.problem is not None
-    found: Schedule = buildable(key.problem, table.slugs(rows, seqlen)[-1]).schedules[0]
-    return found
+    schedule: Schedule = buildable(key.problem, table.slugs(rows, seqlen)[-1]).schedules[0]
+    return schedule
 
 
 def computed(slug: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -64,10 +64,10 @@ def mask_from(registered: dict[str, Any]) -> Callable[..., Mask]:
             "allow_is_bidirectional_skip": both_ways,
         }
         sizes = dict(batch_size=2, q_length=4, kv_length=4, q_offset=0, kv_offset=0)
-        found: Mask = registered["mask fagen"](
+        mask: Mask = registered["mask fagen"](
             mask_function=function, **sizes | skips | beside | given
         )
-        return found
+        return mask
 
     return call
 

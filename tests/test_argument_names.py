@@ -32,7 +32,7 @@ def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("softmax_scale", 0.1, "fagen calls it scale"),
         ("sm_scale", 0.1, "fagen calls it scale"),
@@ -54,9 +54,9 @@ def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
     ],
 )
 @pytest.mark.parametrize("function", [*GIVEN][:4], ids=lambda function: function.__name__)
-def test_a_name_of_another_library_is_answered_with_fagens(function, name, value, said):
+def test_a_name_of_another_library_is_answered_with_fagens(function, name, value, message):
     words = refused(function, *GIVEN[function], **{name: value})
-    assert words.startswith(f"{function.__name__}() takes no {name}: {said}")
+    assert words.startswith(f"{function.__name__}() takes no {name}: {message}")
 
 
 def test_what_another_call_takes_is_answered_with_that_call():

@@ -58,10 +58,12 @@ def refused(call: str, kind: type[Exception] = TypeError, **changes: Any) -> str
 def test_what_is_no_tensor_is_named(call, name):
     function, given = CALLS[call]
     for other in (given[name].tolist(), "cuda", object()):
-        said = refused(call, **{name: other})
-        assert said.startswith(f"{function.__name__}: {name} is of type {type(other).__name__}; it")
-        assert "a torch.Tensor" in said
-        assert ("torch.as_tensor(" in said) == isinstance(other, list)
+        message = refused(call, **{name: other})
+        assert message.startswith(
+            f"{function.__name__}: {name} is of type {type(other).__name__}; it"
+        )
+        assert "a torch.Tensor" in message
+        assert ("torch.as_tensor(" in message) == isinstance(other, list)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     call, error, monkeypatch
 ):
     function, given = CALLS[call]
-    wanted = function(**given)  # readied
+    expected = function(**given)  # readied
 
     class Full:
         """In the place of what an emulation begins with."""
@@ -126,7 +128,7 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     first, tensor = next(iter(given.items()))
     much = "more memory than there is" if error else f"{1 << 50:,} bytes at once"
     assert f"emulated, which took {much} for {first} {tuple(tensor.shape)}" in str(refusal.value)
-    torch.testing.assert_close(function(**given), wanted)
+    torch.testing.assert_close(function(**given), expected)
 
 
 # ---- scales -------------------------------------------------------------------------------------
@@ -229,9 +231,9 @@ def test_a_reference_is_finite_or_minus_infinity():
     usual = fagen.reference_for(lse, 9)
     broken = lse.clone()
     broken[0, 1], broken[1, 2, 0], broken[:, 3] = math.nan, math.inf, -math.inf
-    found = fagen.reference_for(broken, 9)
-    assert found[0] == usual[0] and found[1] == fagen.reference_for(lse[1:], 9)[1]
-    assert found[2].isfinite() and found[3] == -math.inf
+    results = fagen.reference_for(broken, 9)
+    assert results[0] == usual[0] and results[1] == fagen.reference_for(lse[1:], 9)[1]
+    assert results[2].isfinite() and results[3] == -math.inf
     assert (fagen.reference_for(lse, 0) == -math.inf).all()
     assert fagen.reference_for(lse[:, :, :0], 9).tolist() == [-math.inf] * 4
     with pytest.raises(ValueError, match=r"lse has shape \(2, 4, 5\) in .* and keys \(3,\)"):

@@ -127,8 +127,10 @@ def test_what_an_argument_is_not_is_refused_by_its_name(call, name):
 def test_true_and_false_are_so_however_they_are_written(call, name):
     function, given = EVERY[call]
     for said, meant in FLAGS:
-        found, wanted = (function(**given | {name: x}) for x in (said, meant))
-        pairs = zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, wanted)), strict=True)
+        results, expected = (function(**given | {name: x}) for x in (said, meant))
+        pairs = zip(
+            *((x if isinstance(x, tuple) else (x,)) for x in (results, expected)), strict=True
+        )
         assert all(torch.equal(one, other) for one, other in pairs), said
 
 

@@ -86,19 +86,19 @@ def test_a_schedule_may_be_a_path_a_slug_or_itself(tmp_path):
     [*((d, d) for d in range(16, 257, 8)), (64, 256), (192, 128), (256, 128), (16, 256), (24, 200)],
 )
 def test_every_supported_problem_has_a_schedule_that_fits(dtype, causal, head_dim, head_dim_v):
-    found = picked(
+    results = picked(
         dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, causal=causal, seqlen=1_000
     )
     mask = "causal" if causal else "full"
-    assert Problem.of(found).answered_by(Problem(dtype, head_dim, head_dim_v, mask, dtype, "", 0))
-    assert plan(found).registers.fits
+    assert Problem.of(results).answered_by(Problem(dtype, head_dim, head_dim_v, mask, dtype, "", 0))
+    assert plan(results).registers.fits
 
 
 def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one():
     q, k, v = qkv(torch.bfloat16, 40, 24)
-    with pytest.warns(fagen.UntunedWarning) as said:
+    with pytest.warns(fagen.UntunedWarning) as message:
         out = fagen.attention(q, k, v, causal=True)
-    (warning,) = said
+    (warning,) = message
     assert warning.filename == __file__
     words = str(warning.message)
     assert words.startswith("no schedule was tuned for bfloat16, head_dim 40 and 24 (V), causal: ")

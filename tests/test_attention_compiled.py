@@ -33,23 +33,6 @@ def test_prepared_it_compiles_into_one_graph(fresh_dynamo, dynamic, choice):
         assert torch.equal(compiled(*given), twice(*given, schedule=taken))
 
 
-def test_prepared_it_exports():
-    class Model(torch.nn.Module):
-        def forward(self, q, k, v):
-            return fagen.attention(q, k, v, causal=True)
-
-    fagen.prepare(dtype="fp16", head_dim=64, causal=True)
-    queries, keys = torch.export.Dim("queries"), torch.export.Dim("keys")
-    exported = torch.export.export(
-        Model(), qkv(), dynamic_shapes=({1: queries}, {1: keys}, {1: keys})
-    )
-    q, k, v = qkv()
-    assert torch.equal(
-        exported.module()(q[:, :7], k[:, :50], v[:, :50]),
-        fagen.attention(q[:, :7], k[:, :50], v[:, :50], causal=True),
-    )
-
-
 class Attention(torch.nn.Module):
     """fagen.attention, as torch.export wants it."""
 
@@ -146,8 +129,8 @@ def test_exported_keys_left_open_stay_open(fresh_dynamo, by_keys, strict, least,
     exported = torch.export.export(
         Attention(), (q, k, v), dynamic_shapes=(None, {1: keys}, {1: keys}), strict=strict
     )
-    (found,) = exported.range_constraints.values()
-    assert (found.lower, found.upper) == (least or 0, int_oo if most is None else most)
+    (results,) = exported.range_constraints.values()
+    assert (results.lower, results.upper) == (least or 0, int_oo if most is None else most)
     calls = [str(n.target) for n in exported.graph.nodes if "fagen" in str(n.target)]
     assert calls == [f"fagen.{slug}_emulated.default"]
     if slug is not LONG:

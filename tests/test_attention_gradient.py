@@ -70,11 +70,11 @@ def of(request):
     return request.param()
 
 
-def near(found, fine):
-    assert found is not None and found.is_contiguous()
-    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[found.dtype]
+def near(results, fine):
+    assert results is not None and results.is_contiguous()
+    close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[results.dtype]
     largest = float(fine.abs().max()) if fine.numel() else 0
-    return bool(((found.double() - fine).abs() <= close * (1 + largest)).all())
+    return bool(((results.double() - fine).abs() <= close * (1 + largest)).all())
 
 
 # ---- what they are ------------------------------------------------------------------------------
@@ -126,9 +126,9 @@ def test_what_kernels_cannot_read_in_whole_pieces_is_copied():
     storage = torch.zeros(2 * 3 * 4 * 16 + 8, dtype=torch.bfloat16)
     for offset, step, taken in ((0, 1, True), (8, 1, True), (1, 1, False), (0, 2, False)):
         laid = storage[offset:].as_strided((2, 3, 4, 16 // step), (192, 64, 16, step), offset)
-        found = backward._laid_out(laid)
-        assert (found is laid) == taken and torch.equal(found, laid)
-        assert found.storage_offset() % 8 == 0 and found.stride(-1) == 1
+        results = backward._laid_out(laid)
+        assert (results is laid) == taken and torch.equal(results, laid)
+        assert results.storage_offset() % 8 == 0 and results.stride(-1) == 1
 
 
 def test_the_log_sum_exp_alone_has_some(of):
@@ -204,7 +204,7 @@ def test_an_exported_program_trains_as_its_module_does(fresh_dynamo, strict):
     torch.export.save(exported, file)
     file.seek(0)
     programs = exported.module(), torch.export.load(file).module()
-    found = []
+    results = []
     for module in (eager, *programs):
         (weight,) = module.parameters()
         optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -213,9 +213,9 @@ def test_an_exported_program_trains_as_its_module_does(fresh_dynamo, strict):
             module(x).square().sum().backward()
             optimizer.step()
         assert weight.grad is not None and not torch.equal(weight, before)
-        found.append((weight.grad, weight.detach()))
-    for gradient, weight in found[1:]:
-        assert torch.equal(gradient, found[0][0]) and torch.equal(weight, found[0][1])
+        results.append((weight.grad, weight.detach()))
+    for gradient, weight in results[1:]:
+        assert torch.equal(gradient, results[0][0]) and torch.equal(weight, results[0][1])
 
 
 def test_an_activation_may_be_computed_again(of):
@@ -236,8 +236,8 @@ def test_a_tensor_that_was_changed_meanwhile_is_noticed(of):
 
 def test_a_layer_trains_under_ddp_and_autocast(tmp_path):
     with process_group("gloo", tmp_path):
-        found = losses(torch.nn.parallel.DistributedDataParallel, 64, "cpu")
-    assert found[-1] < 0.85 * found[0]
+        results = losses(torch.nn.parallel.DistributedDataParallel, 64, "cpu")
+    assert results[-1] < 0.85 * results[0]
 
 
 def test_opcheck_of_dense_tensors():
@@ -275,8 +275,8 @@ def test_what_gradients_of_gradients_are_referred_to_has_them():
     q, k, v = dense().leaves
     with sdpa_kernel(SDPBackend.MATH):
         out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
-    (found,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    assert torch.autograd.grad(found.float().square().sum(), q)[0].isfinite().all()
+    (results,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    assert torch.autograd.grad(results.float().square().sum(), q)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("make", [dense, sequences])
@@ -357,6 +357,6 @@ def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that():
 )
 def test_the_usual_tile_comes_first(head_dim, more, slug, derived):
     problem = Problem("bf16", head_dim, head_dim, "causal", "bf16", "", 0, "backward", *more)
-    found = buildable(problem)
-    assert (found.schedules[0].slug, found.derived) == (slug, derived)
-    assert head_dim != 40 or len(found.schedules) > 1
+    results = buildable(problem)
+    assert (results.schedules[0].slug, results.derived) == (slug, derived)
+    assert head_dim != 40 or len(results.schedules) > 1

@@ -50,16 +50,16 @@ def right(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: str) 
 @pytest.fixture
 def taken(monkeypatch):
     """The slugs of all kernels that calls ready from now on."""
-    found = []
+    results = []
     ready = op.ready
 
     def noted(*given, **named):
         kernel = ready(*given, **named)
-        found.append(kernel.slug)
+        results.append(kernel.slug)
         return kernel
 
     monkeypatch.setattr(op, "ready", noted)
-    return found
+    return results
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16(
     call = dict(dtype="fp16", head_dim=128, causal=True, heads=32, kv_heads=8)
 
     def num_splits(queries, batch):
-        found = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
-        return int(registry.from_slug(found.slug).values()["num_splits"])
+        results = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
+        return int(registry.from_slug(results.slug).values()["num_splits"])
 
     assert [num_splits(128, batch) for batch in (1, 8)] == [4, 1]
     assert {num_splits(queries, batch) for queries in (1, 4, 16) for batch in (1, 8, 64)} == {16}
@@ -151,10 +151,10 @@ def test_gradients_flow_through_either(own_table, queries, keys):
     leaves = [x.requires_grad_() for x in qkv(queries, keys)]
     out, lse = fagen.attention(*leaves, causal=True, return_lse=True)
     dout, dlse = normal(*out.shape, seed=7, dtype=torch.float16), torch.ones_like(lse)
-    found = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+    results = torch.autograd.grad((out, lse), leaves, (dout, dlse))
     given = (x.detach() for x in (dout, *leaves))
-    wanted = gradients(*given, mask=MASKS["causal"], scale=64**-0.5, dlse=dlse)[2:]
-    for one, fine in zip(found, wanted, strict=True):
+    expected = gradients(*given, mask=MASKS["causal"], scale=64**-0.5, dlse=dlse)[2:]
+    for one, fine in zip(results, expected, strict=True):
         assert (one.double() - fine).abs().max() < 0.02 * fine.abs().max()
 
 
@@ -168,10 +168,10 @@ def test_compiled_it_is_one_graph_with_the_kernel_of_the_call(
         return fagen.attention(q * 2, k, v, causal=True)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    found = compiled(*given)
+    results = compiled(*given)
     ((kernel,),) = (ready.kernels.values() for ready in calls._ready.values())
     assert slug in kernel.slug
-    assert torch.equal(found, call(*given))
+    assert torch.equal(results, call(*given))
 
 
 def test_sizes_that_are_left_open_are_one_graph(own_table, fresh_dynamo):
@@ -212,8 +212,8 @@ def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path):
     path = tmp_path / "dispatch.toml"
     dispatch_table.update(path, ROWS)
     dispatch_table.table_at.cache_clear()
-    found = dispatch_table.table_at(path)
-    assert set(found) == set(ROWS) and [row.slug for row in found] == [DECODING, SPLIT, PLAIN]
+    results = dispatch_table.table_at(path)
+    assert set(results) == set(ROWS) and [row.slug for row in results] == [DECODING, SPLIT, PLAIN]
     with pytest.raises(ScheduleError, match="are both for 500 keys to 2000"):
         dispatch_table.update(path, [*ROWS[1:], Row("NVIDIA H200", SPLIT, 500, tiles_to=8)])
     usual = dispatch_table.written(ROWS[1:2])

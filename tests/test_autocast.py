@@ -137,15 +137,15 @@ def test_gradients_come_back_in_the_dtypes_of_their_tensors(call, dtypes):
     tensors = [x.requires_grad_() for x in qkv(*dtypes)]
     with torch.autocast("cpu", BF16):
         call(*tensors, causal=True).float().square().sum().backward()
-    wanted = [x.detach().to(BF16).requires_grad_() for x in tensors]
-    call(*wanted, causal=True).float().square().sum().backward()
-    for x, fine in zip(tensors, wanted, strict=True):
-        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
-        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+    expected = [x.detach().to(BF16).requires_grad_() for x in tensors]
+    call(*expected, causal=True).float().square().sum().backward()
+    for x, exact in zip(tensors, expected, strict=True):
+        assert x.grad is not None and exact.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, exact.grad.to(x.dtype))
 
 
 def test_a_projection_learns_through_it_as_through_torchs_own():
-    x, found = normal(2, 9, 64), []
+    x, results = normal(2, 9, 64), []
     for attend in (fagen.attention, sdpa):
         torch.manual_seed(0)
         layer = torch.nn.Linear(64, 3 * 64)
@@ -155,8 +155,8 @@ def test_a_projection_learns_through_it_as_through_torchs_own():
             out = attend(q, k, v)
         out.float().square().sum().backward()
         assert layer.weight.grad is not None and layer.weight.grad.dtype == FP32
-        found.append(layer.weight.grad)
-    assert torch.allclose(*found, rtol=0.05, atol=0.02 * float(found[1].abs().max()))
+        results.append(layer.weight.grad)
+    assert torch.allclose(*results, rtol=0.05, atol=0.02 * float(results[1].abs().max()))
 
 
 def test_a_model_of_transformers_may_compute_in_fp32_around_it():
@@ -205,9 +205,9 @@ def test_compiled_it_is_one_graph(fresh_dynamo, call, dtypes, inside):
         compiled(*ours).backward()
     theirs = [x.detach().to(BF16).requires_grad_() for x in ours]
     call(*theirs, causal=True).float().square().sum().backward()
-    for x, fine in zip(ours, theirs, strict=True):
-        assert x.grad is not None and fine.grad is not None and x.grad.dtype == x.dtype
-        assert torch.equal(x.grad, fine.grad.to(x.dtype))
+    for x, exact in zip(ours, theirs, strict=True):
+        assert x.grad is not None and exact.grad is not None and x.grad.dtype == x.dtype
+        assert torch.equal(x.grad, exact.grad.to(x.dtype))
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo, call, dyna
             backend="aot_eager",
         )
         with torch.autocast("cpu", BF16):
-            found, wanted = compiled(*tensors), call(*tensors, causal=True, **more)
-        pairs = zip(found, wanted, strict=True) if more else [(found, wanted)]
+            results, expected = compiled(*tensors), call(*tensors, causal=True, **more)
+        pairs = zip(results, expected, strict=True) if more else [(results, expected)]
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -266,9 +266,9 @@ def test_three_of_one_dtype_of_16_bits_are_taken_as_they_are(call):
 
 def test_outside_of_it_fp32_is_refused_and_it_is_named(call):
     tensors = qkv(FP32, FP32, FP32)
-    said = "converts? it, and so does torch.autocast around the call$"
+    message = "converts? it, and so does torch.autocast around the call$"
     for elsewhere in (torch.autocast("cpu", BF16, enabled=False), of_a_gpu(BF16)):
-        with elsewhere, pytest.raises(ValueError, match=rf"q is (torch\.)?float32; .*{said}"):
+        with elsewhere, pytest.raises(ValueError, match=rf"q is (torch\.)?float32; .*{message}"):
             call(*tensors, causal=True)
     with pytest.raises(ValueError, match=r"k[is ]* .*converts it"):
         call(*qkv(BF16, FP32, BF16), causal=True)
@@ -284,13 +284,13 @@ def test_what_it_does_not_cast_is_refused_as_ever(call):
 def test_what_else_is_wrong_is_refused_in_its_own_words():
     q, k, v = qkv(FP32, FP32, FP32)
     with torch.autocast("cpu", BF16):
-        for wrong, said in (
+        for wrong, message in (
             ({"v": v[:, :3]}, "v has shape (2, 3, 2, 32); it must be"),
             ({"scale": -1.0}, "scale is -1; it must be finite and above 0"),
             ({"q_descale": torch.ones(())}, "descales, means, v_layout, scale_rows and out_dtype"),
             ({"q": q.flatten(0, 1)}, "q has 3 dimensions"),
         ):
-            with pytest.raises(ValueError, match=re.escape(said)):
+            with pytest.raises(ValueError, match=re.escape(message)):
                 fagen.attention(**{"q": q, "k": k, "v": v} | wrong)
 
 

@@ -170,8 +170,8 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     assert fagen.prepare_decode(**of) == slug
     monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
-    found = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
-    assert torch.equal(found, fagen.attention_decode(q, k, v, **how))
+    results = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
+    assert torch.equal(results, fagen.attention_decode(q, k, v, **how))
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
@@ -266,27 +266,27 @@ def test_a_kernel_that_needs_more_than_a_call_gives_is_no_choice(users_table):
 def test_attention_takes_the_same_kernels_for_few_queries(users_table):
     usual, sizes = "dec_fp16_d64_causal_r8n128", Sizes(1, 8, 8, 1, 5_000)
     assert sized(usual, sizes, "NVIDIA H200").slug == usual
-    found = "dec_fp16_d64_causal_r8n128_s4"
-    tables.update(users_table, [Row("NVIDIA H200", found, group_rows=8)])
-    assert sized(usual, sizes, "NVIDIA H200").slug == found
+    results = "dec_fp16_d64_causal_r8n128_s4"
+    tables.update(users_table, [Row("NVIDIA H200", results, group_rows=8)])
+    assert sized(usual, sizes, "NVIDIA H200").slug == results
     assert sized(usual, Sizes(1, 8, 1, 1, 5_000), "NVIDIA H200").slug == f"{usual}_c64"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("group_rows = 8", "group_rows = 8\nkeys_from = 5"), "group_rows goes without keys_from"),
         (("group_rows = 8", "group_rows = 0"), "group_rows is 0; it must be 1 or more rows"),
         (("dec_fp16_d64_causal_r8n128", "fwd_fp16_d64_causal_m64n64"), "group_rows is for kernels"),
     ],
 )
-def test_a_wrong_row_is_refused(users_table, change, said):
+def test_a_wrong_row_is_refused(users_table, change, message):
     row = Row("NVIDIA H200", "dec_fp16_d64_causal_r8n128", group_rows=8)
     tables.update(users_table, [row])
     assert tables.table_at(users_table) == (row,) and row.problem.kind == "decode"
     users_table.write_text(users_table.read_text().replace(*change))
     tables.table_at.cache_clear()
-    with pytest.raises(ScheduleError, match=said):
+    with pytest.raises(ScheduleError, match=message):
         tables.table_at(users_table)
 
 

@@ -40,8 +40,8 @@ def judged_fp8():
         return emulate_fp8(of, *given[:3], scale, *given[3:])
 
     cell = Cell(Problem.of(of.schedule), Sizes(2, 4, 2, 20, 40))
-    found = fp8_error(of, cell, kernel, *HALVES)
-    errors = found.error, found.torch_error, found.lse_error
+    results = fp8_error(of, cell, kernel, *HALVES)
+    errors = results.error, results.torch_error, results.lse_error
     return torch.tensor(errors, dtype=torch.float64, device="cpu")
 
 
@@ -86,11 +86,11 @@ def test_a_call_computes_the_same_bits_whatever_torchs_defaults_are(call, defaul
             torch.set_default_dtype(default)
         else:
             torch.set_default_device(default)
-        found = [x for x in flat(CALLS[call]()) if x is not None]
+        results = [x for x in flat(CALLS[call]()) if x is not None]
     finally:
         torch.set_default_dtype(before)
         torch.set_default_device(None)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(results, expected, strict=True):
         assert one.dtype == other.dtype and one.device == other.device
         both = (x.view(torch.uint8) if x.dtype == E4M3 else x for x in (one, other))
         assert torch.equal(*both)

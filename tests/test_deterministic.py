@@ -35,7 +35,7 @@ PREPARED: dict[str, Any] = dict(dtype="fp16", head_dim=64, causal=True, device="
 def asked(monkeypatch):
     """Of each backward pass so far, whether its kernel is deterministic."""
     monkeypatch.setattr(backward, "_has_an_order", lambda device: False)
-    found = []
+    results = []
     ready = op.ready
 
     def noted(*given, **named):
@@ -43,7 +43,7 @@ def asked(monkeypatch):
 
         def noting(of):
             def call(*tensors):
-                found.append("_det" in kernel.slug)
+                results.append("_det" in kernel.slug)
                 return of(*tensors)
 
             return call
@@ -53,7 +53,7 @@ def asked(monkeypatch):
         return replace(kernel, op=noting(kernel.op), below=noting(kernel.below))
 
     monkeypatch.setattr(op, "ready", noted)
-    return found
+    return results
 
 
 @contextmanager
@@ -94,8 +94,8 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 @every_call
 def test_a_call_asks_for_itself(call, asked):
-    for wanted in (False, True, False):
-        call(deterministic=wanted).sum().backward()
+    for expected in (False, True, False):
+        call(deterministic=expected).sum().backward()
     call().sum().backward()
     assert asked == [False, True, False, False]
 
@@ -119,12 +119,12 @@ def test_both_kernels_have_the_same_bits_on_a_cpu(asked):
         (fagen.attention, qkv(queries=20, keys=40)),
         (fagen.attention_varlen, packed()),
     ):
-        found = []
-        for wanted in (False, True):
+        results = []
+        for expected in (False, True):
             tensors = leaves(*given[:3])
-            out = call(*tensors, *given[3:], deterministic=wanted)
-            found.append(torch.autograd.grad(out.sum(), tensors))
-        assert all(map(torch.equal, *found))
+            out = call(*tensors, *given[3:], deterministic=expected)
+            results.append(torch.autograd.grad(out.sum(), tensors))
+        assert all(map(torch.equal, *results))
     assert asked == [False, True] * 2
 
 
@@ -166,8 +166,8 @@ def test_its_kernel_is_ready_before_the_backward_pass(asked):
 
 
 def test_of_packed_sequences_it_is_derived_and_said_to_be(asked):
-    said = r"deterministic, varlen: bwd_fp16_d64_causal_.*_varlen_det is derived"
-    with pytest.warns(UntunedWarning, match=said):
+    message = r"deterministic, varlen: bwd_fp16_d64_causal_.*_varlen_det is derived"
+    with pytest.warns(UntunedWarning, match=message):
         of_sequences(fagen.attention_varlen, deterministic=True)
 
 
@@ -182,16 +182,16 @@ def test_prepared_it_need_not_be_readied(asked):
 # ---- torch's own ways ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dynamic", "wanted"), [(False, False), (False, True), (True, True)])
-def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, wanted):
-    fagen.prepare(**PREPARED, deterministic=wanted)
-    fagen.prepare_varlen(**PREPARED, deterministic=wanted)
+@pytest.mark.parametrize(("dynamic", "expected"), [(False, False), (False, True), (True, True)])
+def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, expected):
+    fagen.prepare(**PREPARED, deterministic=expected)
+    fagen.prepare_varlen(**PREPARED, deterministic=expected)
 
     def loss(*given):
         q, k, v, *at = given
-        dense = flash_attn_func(q, k, v, causal=True, deterministic=wanted)
+        dense = flash_attn_func(q, k, v, causal=True, deterministic=expected)
         flat = (x.flatten(0, 1) for x in (q, k, v))
-        apart = fagen.attention_varlen(*flat, *at, causal=True, deterministic=wanted)
+        apart = fagen.attention_varlen(*flat, *at, causal=True, deterministic=expected)
         return dense.float().sum() + apart.float().sum()
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -200,7 +200,7 @@ def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, wa
         at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
         ours, theirs = leaves(q, k, v), leaves(q, k, v)
         compiled(*ours, *at).backward()
-        assert asked and set(asked) == {wanted}
+        assert asked and set(asked) == {expected}
         loss(*theirs, *at).backward()
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
@@ -244,5 +244,5 @@ def test_opcheck(asked):
     fagen.attention(*tensors, deterministic=True)
     slug = picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
     op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
-    found = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
-    assert set(found.values()) == {"SUCCESS"} and set(asked) == {True}
+    results = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
+    assert set(results.values()) == {"SUCCESS"} and set(asked) == {True}

@@ -50,8 +50,8 @@ def nothing_is_ready(monkeypatch):
         yield
 
 
-def same(found: list[Any], wanted: list[Any]) -> bool:
-    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+def same(results: list[Any], expected: list[Any]) -> bool:
+    return len(results) == len(expected) and all(map(torch.equal, results, expected))
 
 
 class Recording:
@@ -79,8 +79,8 @@ def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(name, fresh_dynam
     door, backend = DOORS[name], Recording()
     compiled = torch.compile(door.call, fullgraph=True, backend=backend)
     given = door.made()
-    found = door.results(given, compiled)
-    assert same(found, door.results(given))
+    results = door.results(given, compiled)
+    assert same(results, door.results(given))
     called = backend.called()
     assert len(called) == OPS.get(name, 1), called
     assert all(one.startswith("fagen.") and one.endswith(".default") for one in called), called
@@ -101,8 +101,8 @@ def test_a_first_call_with_open_sizes_serves_others_too(name, fresh_dynamo):
             *first[3:],
         )
     with torch.compiler.set_stance("fail_on_recompile"):
-        found = door.results(others, compiled)
-    for one, other in zip(found, door.results(others), strict=True):  # by another tile, perhaps
+        results = door.results(others, compiled)
+    for one, other in zip(results, door.results(others), strict=True):  # by another tile, perhaps
         assert (one.float() - other.float()).abs().max() < 0.05
 
 
@@ -136,12 +136,12 @@ def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo):
 
 def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(fresh_dynamo):
     given = [x.double() for x in DOORS["attention"].made()]
-    said = "q is float64; use fp16 or bf16"
+    message = "q is float64; use fp16 or bf16"
     with pytest.raises(Unsupported, match="Observed exception") as refused:
         torch.compile(fagen.attention, fullgraph=True, backend="eager")(*given)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     torch._dynamo.reset()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         torch.compile(fagen.attention, backend="eager")(*given)
 
 
@@ -179,9 +179,9 @@ def test_first_calls_of_all_doors_from_eight_threads():
             order = [*range(len(doors))]
         return {i: doors[i].results(given[doors[i].call]) for i in order}
 
-    for found in at_once(work):
+    for results in at_once(work):
         for i, door in enumerate(doors):
-            assert same(found[i], door.results(given[door.call]))
+            assert same(results[i], door.results(given[door.call]))
 
 
 def test_what_many_threads_want_is_made_once_and_other_things_meanwhile():

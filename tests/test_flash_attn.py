@@ -247,13 +247,13 @@ def test_a_descale_that_all_heads_share_is_not_copied(monkeypatch):
     assert found["q_descale"].data_ptr() == shared.data_ptr()
 
 
-def near(found, wanted, dtype=HALF):
+def near(found, expected, dtype=HALF):
     close = {HALF: 4e-3, BF16: 3e-2, E4M3: 0.12}[dtype]
-    torch.testing.assert_close(found.detach().double(), wanted.double(), rtol=close, atol=close)
+    torch.testing.assert_close(found.detach().double(), expected.double(), rtol=close, atol=close)
 
 
-def near_lse(found, wanted):
-    torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-3, atol=1e-3)
+def near_lse(found, expected):
+    torch.testing.assert_close(found.detach().double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
@@ -261,18 +261,18 @@ def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
         normal(2, 30, heads, 64, seed=i, dtype=BF16).to(E4M3) for i, heads in enumerate((6, 2, 2))
     ]
     descales = {name: torch.rand(2, 2) * 2 + 0.01 for name in SIZES}
-    wanted = flash_attn_func(*tensors, causal=True, return_attn_probs=True, **descales)
+    expected = flash_attn_func(*tensors, causal=True, return_attn_probs=True, **descales)
     leaves = [x.detach().requires_grad_() for x in tensors]
     found = flash_attn_func(*leaves, causal=True, return_attn_probs=True, **descales)
     message = ": e4m3 tensors have no grad"
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other) and one.requires_grad
         with pytest.raises(NotImplementedError, match=f"^flash_attn_func{message}"):
             one.float().sum().backward(retain_graph=True)
     rows = [x.flatten(0, 1).detach().requires_grad_() for x in leaves]
     at = (ints(0, 30, 60), ints(0, 30, 60), 30, 30)
     out = flash_attn_varlen_func(*rows, *at, ints(30, 12), None, causal=True, **descales)
-    assert torch.equal(out[:30], wanted[0][0]) and not out[42:].any()
+    assert torch.equal(out[:30], expected[0][0]) and not out[42:].any()
     with pytest.raises(NotImplementedError, match=f"^flash_attn_varlen_func{message}"):
         out.float().sum().backward()
     with torch.no_grad():
@@ -313,14 +313,14 @@ def test_of_one_length_is_what_has_no_offsets(dense, gradient):
     more = dict(seqused_q=ints(20, 11, 0), seqused_k=ints(50, 13, 8))
     more |= dict(causal=True, return_attn_probs=True)
     out, lse = flash_attn_varlen_func(*given, 20, 50, **more)
-    wanted, wanted_lse = flash_attn_varlen_func(*packed, at_q, at_k, 20, 50, **more)
+    expected, wanted_lse = flash_attn_varlen_func(*packed, at_q, at_k, 20, 50, **more)
     if dense != "k":
         assert out.shape == (3, 20, 4, 64) and lse.shape == (3, 4, 20) and lse.is_contiguous()
         wanted_lse = wanted_lse.unflatten(1, (3, 20)).transpose(0, 1)
-    assert torch.equal(out.reshape(wanted.shape), wanted) and torch.equal(lse, wanted_lse)
+    assert torch.equal(out.reshape(expected.shape), expected) and torch.equal(lse, wanted_lse)
     if gradient:
         found = torch.autograd.grad(out.sum(), given[:3])
-        right = torch.autograd.grad(wanted.sum(), packed)
+        right = torch.autograd.grad(expected.sum(), packed)
         assert all(torch.equal(x.reshape(y.shape), y) for x, y in zip(found, right, strict=True))
 
 
@@ -342,8 +342,8 @@ def test_head_dims_that_no_kernel_has(varlen, head_dim, head_dim_v):
     dout = normal(30, 4, head_dim_v, seed=3, dtype=HALF)
     made = torch.autograd.grad(out, leaves, dout)
     dense = (x.detach()[None] for x in (dout, *leaves))
-    wanted, wanted_lse, *right = gradients(*dense, mask=MASKS["causal"], scale=head_dim**-0.5)
-    near(out, wanted[0])
+    expected, wanted_lse, *right = gradients(*dense, mask=MASKS["causal"], scale=head_dim**-0.5)
+    near(out, expected[0])
     near_lse(lse, wanted_lse[0])
     for one, other in zip(made, right, strict=True):
         near(one / 8, other[0] / 8)
@@ -361,9 +361,9 @@ def test_three_tensors_in_one_are_the_three(grouped):
     (made,) = torch.autograd.grad(out.sum() + lse.sum(), qkv)
     parts = qkv.detach().split((4, 2, 2), 2) if grouped else qkv.detach().unbind(2)
     leaves = [x.clone().requires_grad_() for x in parts]
-    wanted, wanted_lse = flash_attn_func(*leaves, 0.1, True, return_attn_probs=True)
-    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
-    right = torch.autograd.grad(wanted.sum() + wanted_lse.sum(), leaves)
+    expected, wanted_lse = flash_attn_func(*leaves, 0.1, True, return_attn_probs=True)
+    assert torch.equal(out, expected) and torch.equal(lse, wanted_lse)
+    right = torch.autograd.grad(expected.sum() + wanted_lse.sum(), leaves)
     assert torch.equal(made, torch.cat(right, 2) if grouped else torch.stack(right, 2))
 
 
@@ -375,12 +375,12 @@ def test_three_tensors_in_one_are_the_three(grouped):
 def test_the_two_passes_by_themselves_are_those_of_the_call(older, deterministic):
     leaves = [x.requires_grad_() for x in qkv(BF16, queries=20, keys=50)]
     q, k, v = (x.detach() for x in leaves)
-    wanted, wanted_lse = flash_attn_func(*leaves, causal=True, return_attn_probs=True)
+    expected, wanted_lse = flash_attn_func(*leaves, causal=True, return_attn_probs=True)
     dout = normal(2, 20, 4, 64, seed=5, dtype=BF16)
-    right = torch.autograd.grad(wanted, leaves, dout)
+    right = torch.autograd.grad(expected, leaves, dout)
     bounds = {"window_size": (-1, -1)} if older else {}
     out, lse, *rest = _flash_attn_forward(q, k, v, softmax_scale=0.125, causal=True, **bounds)
-    assert torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+    assert torch.equal(out, expected) and torch.equal(lse, wanted_lse)
     assert [x.numel() for x in rest] == [0, 0]
     into = [torch.empty_like(x) for x in (q, k, v)]
     given = (dout, q, k, v, out, lse, *(None,) * 6, *into, 0.125, True)
@@ -399,16 +399,16 @@ def test_the_two_passes_by_themselves_are_those_of_the_call(older, deterministic
 def test_the_passes_of_used_lengths_are_those_of_the_call(causal):
     leaves = sequences()
     of = USED | dict(causal=causal)
-    wanted, wanted_lse = flash_attn_varlen_func(
+    expected, wanted_lse = flash_attn_varlen_func(
         *leaves, AT_Q, AT_K, 40, 100, return_attn_probs=True, **of
     )
     dout = normal(130, 6, 64, seed=5, dtype=HALF)
-    right = torch.autograd.grad(wanted, leaves, dout)
+    right = torch.autograd.grad(expected, leaves, dout)
     q, k, v = (x.detach() for x in leaves)
     at = dict(cu_seqlens_q=AT_Q, cu_seqlens_k=AT_K, max_seqlen_q=40, max_seqlen_k=100)
-    target = torch.empty_like(wanted)
+    target = torch.empty_like(expected)
     out, lse, *_ = _flash_attn_forward(q, k, v, out_=target, **at, **of)
-    assert out is target and torch.equal(out, wanted) and torch.equal(lse, wanted_lse)
+    assert out is target and torch.equal(out, expected) and torch.equal(lse, wanted_lse)
     into = [torch.empty_like(x) for x in (q, k, v)]
     lengths = (AT_Q, AT_K, USED_Q, USED_K, 40, 100)
     _flash_attn_backward(dout, q, k, v, out, lse, *lengths, *into, None, causal)

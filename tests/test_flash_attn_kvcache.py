@@ -48,10 +48,10 @@ def exact(q, k, v, which, causal):
     return attend(q, k, v, mask=mask, scale=scale, seqused_k=used, leftpad_k=PADS.get(which))
 
 
-def near(found, wanted):
+def near(results, expected):
     """Hold that out and the log-sum-exp are right."""
-    for one, right, close in zip(found, wanted, (2e-3, 1e-3)[: len(found)], strict=True):
-        rtol = close if right is wanted[0] else 0
+    for one, right, close in zip(results, expected, (2e-3, 1e-3)[: len(results)], strict=True):
+        rtol = close if right is expected[0] else 0
         torch.testing.assert_close(one.double(), right, rtol=rtol, atol=close)
 
 
@@ -85,10 +85,10 @@ def test_it_is_attention_over_each_sequences_keys(queries, which, causal, called
     k, v = hidden(k, which), hidden(v, which)
     how = dict(causal=causal, return_softmax_lse=True)
     out, lse = flash_attn_with_kvcache(q, k, v, **lengths_of(which), **how)
-    wanted = exact(q, k, v, which, causal)
+    expected = exact(q, k, v, which, causal)
     assert (out.dtype, out.shape) == (HALF, (3, queries, 8, 64)) and out.is_contiguous()
     assert (lse.dtype, lse.shape) == (torch.float32, (3, 8, queries)) and lse.is_contiguous()
-    near((out, lse), wanted)
+    near((out, lse), expected)
     many = "attention" if which == "none" else "attention_varlen"
     assert called == [many if queries == 70 else "attention_decode"]
 
@@ -108,14 +108,14 @@ LAYOUTS = {
 @pytest.mark.parametrize("queries", [3, 70])
 def test_caches_may_lie_anyhow(layout, queries):
     q, k, v = caches(queries)
-    usual, found = (
+    usual, results = (
         flash_attn_with_kvcache(q, laid(k), laid(v), causal=True, **lengths_of("both"))
         for laid in (lambda x: x, LAYOUTS[layout])
     )
-    near((found,), exact(q, k, v, "both", True)[:1])
+    near((results,), exact(q, k, v, "both", True)[:1])
     # what no packed tensor can be is decoded, which adds up in another order
     if queries == 3 or layout != "sequences first in no order":
-        assert torch.equal(found, usual)
+        assert torch.equal(results, usual)
 
 
 def test_one_sequence_and_head_dims_of_its_own():
@@ -132,9 +132,9 @@ def test_of_little_there_is_little(batch, room, queries):
     for used in (None, ints(1, 5, -3)[:batch]):
         pads = None if used is None else ints(0, 0, 0)[:batch]
         given = dict(cache_seqlens=used, cache_leftpad=pads, causal=True)
-        found = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **given)
+        results = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **given)
         near(
-            found,
+            results,
             attend(q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads),
         )
 
@@ -150,8 +150,8 @@ def test_queries_may_be_packed(which, causal, called):
     out, lse = flash_attn_with_kvcache(q, *laid, **lengths_of(which), **how)
     assert out.shape == (73, 8, 64) and lse.shape == (8, 73) and called == ["attention_varlen"]
     for i, (top, bottom) in enumerate(pairwise(starts.tolist())):
-        wanted = exact(q[None, top:bottom].expand(3, -1, -1, -1), k, v, which, causal)
-        near((out[top:bottom], lse[:, top:bottom]), [x[i] for x in wanted])
+        expected = exact(q[None, top:bottom].expand(3, -1, -1, -1), k, v, which, causal)
+        near((out[top:bottom], lse[:, top:bottom]), [x[i] for x in expected])
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 1), (2, 0), (0, 5)], ids=str)
@@ -159,12 +159,12 @@ def test_a_cache_of_one_row_or_of_none_is_read_for_packed_queries_too(shape):
     batch, room = shape
     wide = normal(batch, max(room, 3), 2, 64, dtype=HALF)[:, :room]  # what follows is no key
     q, starts = normal(batch * 4, 4, 64, dtype=HALF), ints(*range(0, batch * 4 + 1, 4))
-    found = flash_attn_with_kvcache(
+    results = flash_attn_with_kvcache(
         q, wide, wide, cu_seqlens_q=starts, cache_seqlens=9, return_softmax_lse=True
     )
     dense = q.unflatten(0, (batch, 4)) if batch else q.reshape(0, 4, 4, 64)
     right, right_lse = attend(dense, wide, wide, mask=MASKS["full"], scale=64**-0.5)
-    near(found, (right.flatten(0, 1), right_lse.transpose(0, 1).flatten(1)))
+    near(results, (right.flatten(0, 1), right_lse.transpose(0, 1).flatten(1)))
 
 
 def test_hints_and_what_is_not_read_change_no_bit():
@@ -191,13 +191,13 @@ def test_hints_and_what_is_not_read_change_no_bit():
 def test_one_number_for_all_lengths_is_as_that_many_keys(queries, length):
     q, k, v = caches(queries)
     for more in ({}, {"cache_leftpad": ints(0, 5, 31)}):
-        found, wanted = (
+        results, expected = (
             flash_attn_with_kvcache(
                 q, k, v, cache_seqlens=given, causal=True, return_softmax_lse=True, **more
             )
             for given in (length, ints(*[length] * 3))
         )
-        for one, other in zip(found, wanted, strict=True):
+        for one, other in zip(results, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
@@ -237,13 +237,13 @@ def test_splits_are_combined_to_what_all_keys_give(batches):
     ]
     outs = torch.stack([out for out, _ in splits]).float()
     lses = torch.stack([lse for _, lse in splits]).transpose(-1, -2)  # (splits, B, Sq, H)
-    wanted, wanted_lse = exact(q, k, v, "none", False)
+    expected, wanted_lse = exact(q, k, v, "none", False)
     wanted_lse = wanted_lse.transpose(1, 2)
     if not batches:
-        outs, lses, wanted, wanted_lse = outs[:, 1], lses[:, 1], wanted[1], wanted_lse[1]
+        outs, lses, expected, wanted_lse = outs[:, 1], lses[:, 1], expected[1], wanted_lse[1]
     out, lse = flash_attn_combine(outs, lses)
-    assert out.dtype == torch.float32 and out.shape == wanted.shape
-    near((out, lse), (wanted, wanted_lse))
+    assert out.dtype == torch.float32 and out.shape == expected.shape
+    near((out, lse), (expected, wanted_lse))
     half, _ = flash_attn_combine(outs, lses.contiguous(), out_dtype=HALF)
     assert torch.equal(half, out.half())
     into = torch.empty_like(half)
@@ -257,9 +257,9 @@ def test_splits_of_any_head_dim_are_combined(columns):
     lses[2:, :1] = -math.inf
     out, lse = flash_attn_combine(outs, lses, out_dtype=torch.bfloat16)
     right = lses.logsumexp(0)
-    wanted = ((lses - right).exp()[..., None] * outs).sum(0)
+    expected = ((lses - right).exp()[..., None] * outs).sum(0)
     assert out.shape == (5, 3, 16, columns) and lse.shape == (5, 3, 16)
-    torch.testing.assert_close(out.float(), wanted, rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(out.float(), expected, rtol=3e-2, atol=3e-2)
     torch.testing.assert_close(lse, right, atol=1e-5, rtol=1e-5)
     into = torch.empty(5, 3, 16, columns, dtype=torch.bfloat16)
     assert flash_attn_combine(outs, lses, into)[0] is into and torch.equal(into, out)
@@ -274,15 +274,15 @@ def test_a_gradient_is_refused_by_the_backward_pass_alone(queries, which, leaf, 
     given = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": LENGTHS[which]}
     if packed:
         given |= {"q": q.flatten(0, 1), "cu_seqlens_q": ints(*range(0, 3 * queries + 1, queries))}
-    wanted = flash_attn_with_kvcache(**given)
+    expected = flash_attn_with_kvcache(**given)
     computed, given[leaf] = called.copy(), given[leaf].requires_grad_()
     out, lse = flash_attn_with_kvcache(**given, return_softmax_lse=True)
-    assert torch.equal(out, wanted) and called == computed * 2
+    assert torch.equal(out, expected) and called == computed * 2
     words = "q, k_cache or v_cache requires a gradient, and over a cache there are none: fagen.att"
-    for found in (out, lse):
-        assert found.requires_grad
+    for results in (out, lse):
+        assert results.requires_grad
         with pytest.raises(NotImplementedError, match=words):
-            found.sum().backward()
+            results.sum().backward()
     with torch.no_grad():
-        found = flash_attn_with_kvcache(**given)
-    assert torch.equal(found, wanted) and not found.requires_grad
+        results = flash_attn_with_kvcache(**given)
+    assert torch.equal(results, expected) and not results.requires_grad

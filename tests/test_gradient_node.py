@@ -95,11 +95,11 @@ def varlen_in_part(q: Tensor, k: Tensor, v: Tensor) -> Any:
 @pytest.mark.parametrize("call", [dense, varlen, varlen_in_part])
 def test_it_is_the_same(node: list[int], call: Any, use: str, of: Any) -> None:
     given = qkv() if call is dense else packed()[:3]
-    found = gradients(call, given, USES[use], of)
+    results = gradients(call, given, USES[use], of)
     asked = len(node)
     with by_python():
         expected = gradients(call, given, USES[use], of)
-    assert len(node) == asked == 1 and all(map(torch.equal, found, expected))
+    assert len(node) == asked == 1 and all(map(torch.equal, results, expected))
 
 
 def test_torch_has_its_own_ways_with_what_it_keeps(node: list[int]) -> None:

@@ -54,12 +54,12 @@ def test_both_functions_are_registered_and_twice_is_as_once(registered):
 def test_a_transformers_that_is_too_old_is_refused(registered, monkeypatch):
     masks = sys.modules["transformers.masking_utils"]
     monkeypatch.setattr(masks, "sdpa_mask", lambda batch_size, cache_position: None)
-    said = r"5\.23\.0, and fagen needs 5\.4 or later.*--upgrade"
-    with pytest.raises(ToolchainError, match=said):
+    message = r"5\.23\.0, and fagen needs 5\.4 or later.*--upgrade"
+    with pytest.raises(ToolchainError, match=message):
         huggingface.register()
     monkeypatch.delattr(sys.modules["transformers"], "masking_utils")
     monkeypatch.delitem(sys.modules, "transformers.masking_utils")
-    with pytest.raises(ToolchainError, match=said):
+    with pytest.raises(ToolchainError, match=message):
         huggingface.register()
 
 
@@ -149,7 +149,7 @@ def test_only_prompts_are_read_on_the_host(mask_of, monkeypatch):
     assert token.first.tolist() == [0, 0] and token.end is None
     assert room.flatten(1).tolist() == later.flatten(1).tolist() == [[0, 0], [4, 4]]
     # on a device that cannot be read, as a GPU's while a graph is captured
-    monkeypatch.setattr(masks, "_hold", lambda conditions, said: None)
+    monkeypatch.setattr(masks, "_hold", lambda conditions, message: None)
     with torch.no_grad(), torch.device("meta"):
         ones = torch.ones(2, 4, dtype=torch.bool)
         for more in (dict(q_length=1, q_offset=3), dict(kv_length=9)):
@@ -169,12 +169,12 @@ def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(mask_of):
 
 def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of):
     mask = mask_of(windowed(8), local_size=8, q_length=5, kv_length=9, q_offset=4)
-    said = "no more than 8 keys back or in a chunk, and there are 9"
-    assert said in refusal(lambda: attend(Layer(True), *tensors(), mask))
+    message = "no more than 8 keys back or in a chunk, and there are 9"
+    assert message in refusal(lambda: attend(Layer(True), *tensors(), mask))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (dict(attention_mask=torch.tensor([[0, 1, 0, 1], [1, 1, 1, 1]])), "hides keys between"),
         (
@@ -197,9 +197,9 @@ def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of
         (dict(local_size=9, allow_is_bidirectional_skip=True), "a mask of its own"),
     ],
 )  # fmt: skip
-def test_a_mask_that_no_kernel_has_is_refused(mask_of, given, said):
+def test_a_mask_that_no_kernel_has_is_refused(mask_of, given, message):
     words = refusal(lambda: mask_of(**given))
-    assert said in words
+    assert message in words
     assert "attn_implementation" in words or "use the dynamic cache" in words
 
 

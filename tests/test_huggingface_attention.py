@@ -176,7 +176,7 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (dict(dropout=0.1), r"dropout of 0\.1.*model\.eval\(\)"),
         (dict(attention_mask=torch.zeros(2, 1, 5, 9)), r"shape \(2, 1, 5, 9\).*masks of your own"),
@@ -203,9 +203,9 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
         (dict(novelty=0), "novelty: fagen does not know what it changes"),
     ],
 )
-def test_what_no_kernel_computes_is_refused(given, said):
+def test_what_no_kernel_computes_is_refused(given, message):
     given = {"attention_mask": Mask(True, 5, 9)} | given
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         attend(Layer(True), *tensors(), **given)
 
 

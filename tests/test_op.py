@@ -13,21 +13,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fagen.build import Binary
 from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
-from fagen.kinds.forward.oracle import reference
-from fagen.kinds.forward.verify.fp8 import LSE_TOLERANCE
 from fagen.runtime import c_interface, op
 from fagen.runtime.c_interface import KernelInfo, kernel_info
 from fagen.runtime.checks import checked
 from tests.gpu import c_caller
 from tests.op_helpers import (
     COLUMNS,
-    DESCALES,
     PACKED8,
     ROWS,
     SLUG,
     arguments,
     qkv,
-    quantised,
 )
 from tests.stubs import HASH, fields_of
 
@@ -89,19 +85,6 @@ def test_what_is_no_kernel_gives_its_first_output_alone():
     assert op.alone(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2
 
 
-def test_what_it_computes_is_attention_of_what_the_bytes_stand_for(fp8):
-    of = fp8.plan
-    given = arguments(of)
-    out, lse = fp8.op(**given)
-    q, k, v = quantised(of, 2, 70, 100)
-    keys = k.real(of.scale_rows) + given["k_mean"][:, None]
-    values = v.values.float() * v.descale[:, None] + given["v_mean"][:, None]
-    exact, exact_lse = reference(q.real(of.scale_rows), keys, values, mask=of.mask.name, scale=0.1)
-    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=LSE_TOLERANCE)
-    error = (out.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
-    assert error < 0.03  # P's rounding to three bits of mantissa
-
-
 def test_without_descales_a_number_is_its_byte(rows):
     q, k, v, *_ = arguments(rows.plan).values()
     one = torch.ones(1, 1, 1)
@@ -142,16 +125,6 @@ def test_torch_knows_the_kernels_by_their_keys(stub):
     assert stub.alone is getattr(torch.ops.fagen, f"{SLUG}_without_lse").default
 
 
-def test_the_ops_have_the_signatures_that_their_bindings_call(fp8):
-    descales = "".join(f", Tensor? {name}=None" for name in DESCALES)
-    for end, outputs in (("", "(Tensor out, Tensor lse)"), ("_without_lse", "Tensor out")):
-        for name in (f"{fp8.slug}{end}", f"{fp8.slug}{end}_no_grad"):
-            schema = str(getattr(torch.ops.fagen, name).default._schema)
-            assert schema == (
-                f"fagen::{name}(Tensor q, Tensor k, Tensor v, float scale{descales}) -> {outputs}"
-            )
-
-
 @pytest.mark.usefixtures("comparable")
 @pytest.mark.parametrize("slug", [SLUG, COLUMNS, ROWS, PACKED8])
 def test_opcheck_finds_nothing(stub_op, slug):
@@ -176,29 +149,6 @@ def test_every_grad_mode_gives_the_same_and_nothing_to_differentiate(stub, mode)
         out, lse = stub.op(*qkv(), 0.1)
     assert not out.requires_grad and not lse.requires_grad
     assert torch.equal(out, stub.op(*qkv(), 0.1)[0])
-
-
-@pytest.mark.parametrize(
-    ("slug", "name"),
-    [
-        *((SLUG, name) for name in "qkv"),  # of others signature/test_refused.py says so
-        *((ROWS, name) for name in ("v", "v_descale", "v_mean")),
-    ],
-)
-def test_a_call_that_needs_a_gradient_is_refused(stub_op, slug, name):
-    of = stub_op(slug)
-    leaf = arguments(of.plan)
-    leaf[name].requires_grad_()
-    inner = leaf | {name: leaf[name] * 1} if slug == SLUG else leaf
-    names = "q, k or v" if slug == SLUG else ".*, v_mean or k_mean"
-    for given in (leaf, inner):
-        for call in (of.op, of.alone):
-            with pytest.raises(ValueError, match=f"{slug}: {names} requires a gradient, and th"):
-                call(**given)
-            with torch.no_grad():
-                out = call(**given)
-            assert not (out if call is of.alone else out[0]).requires_grad
-    of.op(**leaf | {name: leaf[name].detach()})
 
 
 def test_a_functional_gradient_is_refused_too(stub):

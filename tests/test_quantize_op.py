@@ -131,7 +131,7 @@ def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
         angles_stride=70 * of.angles + 4,
     )
     for case in wrong.cases(WRONG):
-        name, change, _, said = case.values
+        name, change, _, message = case.values
         if name == "x" or name == ("block" if of.by_block else "descale"):
             given = good | wrong.changed(change, good | {"descale": given_for(of)})
         elif name == "rotary" and of.rotary:
@@ -140,7 +140,7 @@ def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
             continue
         if name == "x":
             given = good | {"x": given["x"]}
-        assert refused_everywhere(of, kernel, given).startswith(said.format(**words))
+        assert refused_everywhere(of, kernel, given).startswith(message.format(**words))
     if of.rotary:
         with pytest.raises(ValueError, match=f"^fagen::{of.slug}: cos is missing$"):
             checked(of, dict(x=x, sin=good["sin"]))
@@ -213,13 +213,13 @@ def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):
     named |= dict(values=values, found_descale=descale)
     with pytest.raises(DeviceError, match="x is on cpu"):
         c_interface.bind(of, binary.library, **named)
-    for change, said in (
+    for change, message in (
         (dict(x=x[0]), "x has shape"),
         (dict(values=None), "values is missing"),
         (dict(found_descale=None), "found_descale is missing"),
         (dict(values=values.float()), "values is not float8_e4m3fn"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             c_interface.bind(of, binary.library, **named | change)
     ask = library_at(binary.library)[f"fagen_{of.slug}_message"]
     ask.restype = ctypes.c_char_p

@@ -51,8 +51,8 @@ def out_of(of, **more):
     return fagen.attention_varlen(*of.tensors, **of.named | more)
 
 
-def same(found, wanted):
-    return all(map(torch.equal, found, wanted))
+def same(results, expected):
+    return all(map(torch.equal, results, expected))
 
 
 # ---- what it computes ---------------------------------------------------------------------------
@@ -65,8 +65,8 @@ def test_each_sequence_attends_to_itself(dtype, causal):
     out, lse = called(of, causal=causal)
     assert (out.dtype, out.shape) == (dtype, (119, 4, 64))
     assert (lse.dtype, lse.shape) == (torch.float32, (4, 119))
-    wanted, wanted_lse = of.exact(causal=causal)
-    torch.testing.assert_close(out.double(), wanted, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    expected, wanted_lse = of.exact(causal=causal)
+    torch.testing.assert_close(out.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
     assert torch.equal(out, out_of(of, causal=causal))
 
@@ -113,8 +113,8 @@ def test_it_is_what_the_committed_schedule_computes_of_each_sequence_alone(make)
 
 def test_without_offsets_of_keys_there_are_as_many_as_queries():
     q, k, v, at_q, _ = packed([(length, length) for length in (9, 0, 33)])
-    wanted = fagen.attention_varlen(q, k, v, at_q, at_q, causal=True)
-    assert torch.equal(fagen.attention_varlen(q, k, v, at_q, causal=True), wanted)
+    expected = fagen.attention_varlen(q, k, v, at_q, at_q, causal=True)
+    assert torch.equal(fagen.attention_varlen(q, k, v, at_q, causal=True), expected)
 
 
 def test_scale_is_that_of_the_scores():
@@ -190,12 +190,12 @@ def test_many_sequences_are_one_as_well_as_another():
 
 def test_offsets_that_lead_out_of_the_tensors_are_cut_off():
     of = packed16(((9, 20), (11, 30)))
-    wanted = called(of)
+    expected = called(of)
     *_, at_q, at_k = of.tensors
     at_q[2] = 2_000
     for first, last in ((-5, 1 << 30), (-(2**31), 2**31 - 1)):
         at_k[0], at_k[2] = first, last
-        assert same(called(of), wanted)
+        assert same(called(of), expected)
 
 
 def test_layouts_are_free_and_hints_of_the_longest_change_nothing():
@@ -222,11 +222,11 @@ def test_rows_behind_the_used_queries_are_nobodys(causal, keys):
     how = dict(seqused_q=ints(*used), seqused_k=None if keys is None else ints(*keys))
     out, lse = fagen.attention_varlen(*leaves, *at, causal=causal, return_lse=True, **how)
     dout, dlse = normal(60, 4, 32, seed=3, dtype=torch.float16), (lse > -math.inf).float()
-    found = out, lse, *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse)))
-    wanted = exact_passes(leaves, at, dout, dlse, causal=causal, used_q=used, used_k=keys)
-    for one, right in zip(found, wanted, strict=True):
+    results = out, lse, *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse)))
+    expected = exact_passes(leaves, at, dout, dlse, causal=causal, used_q=used, used_k=keys)
+    for one, right in zip(results, expected, strict=True):
         torch.testing.assert_close(one.double(), right, rtol=4e-3, atol=4e-3)
-    assert not out[(wanted[0] == 0).all(2).all(1)].any()
+    assert not out[(expected[0] == 0).all(2).all(1)].any()
 
 
 # ---- in e4m3 ------------------------------------------------------------------------------------
@@ -343,8 +343,8 @@ def test_a_row_of_a_table_says_which_kernel_serves(table):
         slug = fagen.prepare_varlen(dtype="e4m3", head_dim=64, out_dtype=out_dtype, device="cpu")
         assert slug.startswith("fwd_e4m3_d64_full_m64n64_varlen")
         assert slug.endswith("_ofp16") == (out_dtype == "fp16")
-    found = fagen.pick(**asked, causal=True, lengths="varlen")
-    assert found.slug == OTHER and found.why.endswith("for any number of keys on NVIDIA H200")
+    results = fagen.pick(**asked, causal=True, lengths="varlen")
+    assert results.slug == OTHER and results.why.endswith("for any number of keys on NVIDIA H200")
 
 
 def test_a_row_of_a_table_says_which_kernel_computes_gradients(table):
@@ -383,7 +383,7 @@ def test_what_a_schedule_cannot_have_is_said(keys, words):
 
 def test_the_committed_ones_in_e4m3_are_of_three_head_dims_and_both_masks():
     slugs = [path.stem for path in registry.schedules("forward") if "_varlen" in path.stem]
-    found = [registry.from_slug(slug) for slug in slugs if "e4m3" in slug]
-    asked = {(one.attention.head_dim, one.attention.mask) for one in found}
-    assert len(found) == len(asked) == 6
-    assert {one.fp8.v_layout for one in found} == {"rows"}
+    results = [registry.from_slug(slug) for slug in slugs if "e4m3" in slug]
+    asked = {(one.attention.head_dim, one.attention.mask) for one in results}
+    assert len(results) == len(asked) == 6
+    assert {one.fp8.v_layout for one in results} == {"rows"}

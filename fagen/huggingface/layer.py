@@ -215,7 +215,7 @@ def _meant(
                 f"attention_mask is a tensor of shape {tuple(mask.shape)}: kernels have no masks "
                 f"of your own. Leave the mask out or give it as (batch, positions); or {SDPA}"
             )
-        found = True, mask[0].flatten(), mask[1].flatten()
+        meant = True, mask[0].flatten(), mask[1].flatten()
     else:
         if mask.refused and not hides_nothing:
             raise ValueError(mask.refused)
@@ -224,13 +224,13 @@ def _meant(
                 f"the mask is for {mask.queries} queries and {mask.keys} keys, and {layer} has "
                 f"{queries} and {keys}; {DYNAMIC}"
             )
-        found = mask.causal, mask.first, mask.end
-    if is_causal is not None and is_causal != found[0] and queries != 1:
+        meant = mask.causal, mask.first, mask.end
+    if is_causal is not None and is_causal != meant[0] and queries != 1:
         raise ValueError(
-            f"the mask is {'causal' if found[0] else 'full'}, and {layer} says is_causal = "
+            f"the mask is {'causal' if meant[0] else 'full'}, and {layer} says is_causal = "
             f"{is_causal}; which is meant is open; {EAGER}"
         )
-    return found
+    return meant
 
 
 def _refuse_arguments(others: dict[str, object]) -> None:

@@ -205,13 +205,13 @@ def _ends(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first, end, kept.sum(1) == (end - first).clamp(min=0)
 
 
-def _hold(conditions: Tensor, said: str) -> None:
+def _hold(conditions: Tensor, message: str) -> None:
     """Raise ValueError unless all hold: on a GPU and traced an assertion of the device instead."""
     if conditions.device.type == "cpu" and not is_compiling():
         if not conditions.all():
-            raise ValueError(said)
+            raise ValueError(message)
     else:
-        torch._assert_async(conditions.all(), said)
+        torch._assert_async(conditions.all(), message)
 
 
 def capturing(x: Tensor) -> bool:

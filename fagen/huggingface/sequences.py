@@ -77,9 +77,9 @@ def told_by_offsets(
         return None
     for name, at in (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k)):
         if not isinstance(at, Tensor) or at.ndim != 1 or at.is_floating_point():
-            found = "missing" if at is None else "none"
+            state = "missing" if at is None else "none"
             raise ValueError(
-                f"{name} is {found}: it must be a tensor of whole numbers, where each sequence "
+                f"{name} is {state}: it must be a tensor of whole numbers, where each sequence "
                 "begins and the end of the last, and cu_seq_lens_q and cu_seq_lens_k go together"
             )
     assert isinstance(cu_seq_lens_q, Tensor) and isinstance(cu_seq_lens_k, Tensor)

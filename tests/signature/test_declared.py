@@ -34,7 +34,7 @@ VARLEN = ("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardV
 
 
 @pytest.mark.parametrize(
-    ("extent", "said", "at_70"),
+    ("extent", "message", "at_70"),
     [
         (Extent(number=64), "64", 64),
         (Extent("rows"), "rows", 70),
@@ -46,10 +46,10 @@ VARLEN = ("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardV
         (Extent("rows", per=32, plus=1), "ceil(rows / 32) + 1", 4),
     ],
 )
-def test_an_extent_says_what_it_is(extent: Extent, said: str, at_70: int) -> None:
-    assert str(extent) == said
+def test_an_extent_says_what_it_is(extent: Extent, message: str, at_70: int) -> None:
+    assert str(extent) == message
     assert extent.at({"rows": 70}) == at_70
-    assert extent.plain == (said == "rows")
+    assert extent.plain == (message == "rows")
 
 
 def test_random_words_are_splitmix64s_numbers_lower_half_first() -> None:
@@ -93,8 +93,8 @@ def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committe
     kinds = set()
     for one in committed.plans.values():
         fields = struct_of(one.signature)._fields_  # type: ignore[misc]
-        said = [(name, getattr(of, "_length_", of)) for name, of in fields]
-        assert said == structs.setdefault(one.signature.struct, said), one.slug
+        message = [(name, getattr(of, "_length_", of)) for name, of in fields]
+        assert message == structs.setdefault(one.signature.struct, message), one.slug
         kinds.add(one.kind)
     assert kinds == registry.ENTRIES.keys() - {"toy"}
     assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), *VARLEN}
@@ -180,9 +180,9 @@ def test_structs_of_two_versions_do_not_meet_in_one_program(tmp_path: Path) -> N
         text = "#include <cstdint>\n" + rendered(first, header) + rendered(second, header)
         (tmp_path / "two.cpp").write_text(text)
         gxx, _ = find_gxx()
-        said = process.run([gxx, "-fsyntax-only", *WARNINGS, "two.cpp"], cwd=tmp_path)
-        assert (said.returncode == 0) == fits
-        assert fits or "kernels of kind toy of two versions of fagen" in said.stderr
+        message = process.run([gxx, "-fsyntax-only", *WARNINGS, "two.cpp"], cwd=tmp_path)
+        assert (message.returncode == 0) == fits
+        assert fits or "kernels of kind toy of two versions of fagen" in message.stderr
 
 
 def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_path: Path) -> None:
@@ -213,5 +213,5 @@ def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_
     libraries = [f"-L{folder}" for folder in tools.library_dirs]
     link = [flag for flag in LINK_FLAGS if flag != "-shared"]
     compile_cpp("all.o", *libraries, *link, "-o", "all", folder=tmp_path)
-    said = process.run([tmp_path / "all"]).stdout.splitlines()
-    assert said == [f"{slug} {registry.plan_of(slug).threads}" for slug in slugs]
+    message = process.run([tmp_path / "all"]).stdout.splitlines()
+    assert message == [f"{slug} {registry.plan_of(slug).threads}" for slug in slugs]
