@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-from fagen import registry
+from fagen import registry, simulator
 from fagen.build import Binary, build, prune
 from fagen.kind import Plan
 from fagen.render import Source, render
@@ -23,6 +23,7 @@ from fagen.toolchain import Toolchain
 from tests import rings
 from tests.committed import Committed
 from tests.often import some
+from tests.precompiled import headers
 from tests.scripted_compilers import scripted
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ def kernel_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
         prune(older_than=7 * DAY)
         yield folder
         os.umask(umask)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_headers(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[None]:
+    """Where tests simulate kernels, the simulator's headers are compiled once for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if any(hasattr(item.module, "simulator") for item in request.session.items):  # type: ignore[attr-defined]
+            patch.setattr(simulator, "_HEADERS", headers(kernel_cache.with_name("headers")))
+        yield
 
 
 @pytest.fixture(scope="session")

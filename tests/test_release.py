@@ -42,7 +42,7 @@ class Builder:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        install("install", "--quiet", "--target", place, "hatchling>=1.24")
+        install("install", "--quiet", "--no-compile", "--target", place, "hatchling>=1.24")
 
     def build(self, tree: Path, into: Path, *targets: str) -> None:
         words = [sys.executable, "-m", "hatchling", "build", "-d", str(into)]
@@ -114,7 +114,7 @@ def test_the_sdist_builds_the_same_wheel(dist, wheel, builder, tmp_path):
 def test_the_wheel_works_from_the_root_in_an_environment_without_torch(wheel, tmp_path):
     place = tmp_path / "venv"
     assert run([sys.executable, "-m", "venv", "--without-pip", str(place)]).returncode == 0
-    install("--python", place / "bin/python", "install", "--quiet", wheel)
+    install("--python", place / "bin/python", "install", "--quiet", "--no-compile", wheel)
 
     def told(*words: object) -> str:
         env = {"PYTHONPATH": "", "XDG_CONFIG_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
