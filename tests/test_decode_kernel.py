@@ -33,7 +33,11 @@ def built(plan: Plan) -> Path:
     return simulator.build(render(plan).kernel)
 
 
-@pytest.mark.parametrize("mask", [WINDOW, FUTURE], ids=lambda mask: str(mask.name))
+@pytest.mark.parametrize(
+    "mask",
+    [WINDOW, pytest.param(FUTURE, marks=pytest.mark.long)],
+    ids=lambda mask: str(mask.name),
+)
 def test_a_mask_is_a_row_of_a_table(mask):
     plan = planned("dec_fp16_d64_causal_r8n64_c2")
     plan = replace(plan, slug=plan.slug.replace("causal", mask.name), mask=mask)
@@ -64,39 +68,39 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
             assert all(torch.equal(found[name], first[name]) for name in first), (slug, seed)
 
 
+def assert_dealt_alike(case: Case, chunks: str = "") -> None:
+    """Tiles dealt as runs have the bits that they have in turns."""
+    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{chunks}{by}") for by in ("_streamk", ""))
+    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 3, 5, 11, 12])
 def test_any_number_of_tiles_goes_through_a_run_abreast(kv_heads):
     """Of 8 thread blocks 8, 6, 5, 8 and 6 have a run, in groups of 1, 3, 5, 1 and 6."""
     case = Case(Sizes(3, 2 * kv_heads, kv_heads, 1, 64 * 17), (64 * 17, 70, 300))
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_streamk", ""))
-    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_dealt_alike(case)
 
 
 @pytest.mark.parametrize("lengths", [None, (64 * 17,) * 4, (64 * 17, 70, 64 * 17, 64 * 17)])
 def test_alike_tiles_stay_whole(lengths):
     """Two for each of 4 runs. Where the host knows of no lengths nothing is to be merged."""
     case = Case(Sizes(8, 4, 2, 1, 64 * 17), lengths and 2 * lengths)
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{by}") for by in ("_streamk", ""))
-    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_dealt_alike(case)
 
 
 @pytest.mark.parametrize("lengths", [(1_024, 1_024, 70, 70), (70, 1_024, 0, 1_000)])
 def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""
     case = Case(Sizes(4, 3, 1, 1, 1_024), lengths)
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c4{by}") for by in ("_streamk", ""))
-    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_dealt_alike(case, "_c4")
 
 
+@pytest.mark.long
 def test_so_are_the_tiles_of_chunks_in_several_groups():
     """Of 11 KV heads each is a group: 27 steps of a run, of which the longest chunk has 17."""
     case = Case(Sizes(2, 11, 11, 1, 1_024), (1_024, 70))
-    runs, turns = (planned(f"dec_fp16_d64_causal_r8n64_c1{by}") for by in ("_streamk", ""))
-    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_dealt_alike(case, "_c1")
 
 
 def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused():
