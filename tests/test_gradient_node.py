@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 import fagen
@@ -116,6 +117,16 @@ def test_torch_has_its_own_ways_with_what_it_keeps(node: list[int]) -> None:
     keys.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("call", [dense, varlen_in_part])
+def test_compiled_autograd_traces_it_as_one_call(node: list[int], call: Any) -> None:
+    leaves = [x.requires_grad_() for x in (qkv() if call is dense else packed()[:3])]
+    out, lse = call(*leaves)
+    usual = torch.autograd.grad(out.sum() + lse.sum(), leaves[:2], retain_graph=True)
+    with compiled_autograd._enable(lambda graph: graph):
+        torch.autograd.backward(out.sum() + lse.sum(), inputs=leaves[:2])
+    assert all(torch.equal(x.grad, y) for x, y in zip(leaves, usual, strict=False))  # type: ignore[arg-type]
 
 
 def test_python_is_asked_where_torch_wants_another_order_by_then(
