@@ -63,6 +63,9 @@ def test_a_dispatch_table_tells_e4m3_kernels_apart_by_layout_scales_and_keys(
     assert fagen.prepare(dtype="e4m3", head_dim=64, v_layout="columns", device="cpu") == many
     other = dict(v_layout="columns", out_dtype="fp16", device="cpu")
     assert fagen.prepare(dtype="e4m3", head_dim=64, **other) == f"{many}_ofp16"  # type: ignore[arg-type]
+    path = schedules_folder / dispatch_table.NAME
+    dispatch_table.update(path, [row(many, 0)])  # in place of both for columns
+    assert {*dispatch_table.table_at(path)} == {row(many, 0), *table[2:]}
 
 
 def test_e4m3_calls_of_few_query_rows_have_their_own_kernel(schedules_folder: Path) -> None:

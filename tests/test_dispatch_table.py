@@ -188,29 +188,6 @@ def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(
     assert select(replace(packed, mask="causal"), CARD).only is None
 
 
-def test_e4m3_kernels_are_told_apart_by_the_layout_of_v_and_their_scales(folders):
-    fp8 = [
-        Row(CARD, "fwd_e4m3_d64_full_m64n32", 0, 999),
-        Row(CARD, "fwd_e4m3_d64_full_m64n64", 1_000),
-        Row(CARD, "fwd_e4m3_d64_full_m64n64_vrows"),
-        Row(CARD, "fwd_e4m3_d64_full_m64n64_sblock_sr32"),
-    ]
-    update(folders[0], fp8)
-    assert set(table_at(folders[0])) == set(fp8)
-
-    def rows_of(v_layout="", scale_rows=0):
-        """What serves a call, whose O is in either type."""
-        asked = Problem("e4m3", 64, 64, "full", "bf16", v_layout, scale_rows)
-        other = [row.slug for row in rows_for(replace(asked, out_dtype="fp16"))]
-        assert [slug.replace("_ofp16", "") for slug in other] == [r.slug for r in rows_for(asked)]
-        return rows_for(asked)
-
-    assert rows_of("columns") == fp8[:2] and rows_of("rows") == fp8[2:3]
-    assert rows_of("columns", 32) == fp8[3:] and rows_of("columns", 64) == rows_of() == []
-    update(folders[0], [Row(CARD, fp8[1].slug)])  # in place of both for columns
-    assert set(table_at(folders[0])) == {*fp8[2:], Row(CARD, fp8[1].slug)}
-
-
 # ---- what is hard to read and to write -----------------------------------------------------------
 
 
