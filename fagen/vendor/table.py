@@ -6,7 +6,9 @@ problem, of which the first row that fits is taken.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from fagen.dispatch.rows import BOUNDS, MOST, TILE, Bound, Row, without_repeats
 from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
@@ -35,36 +37,27 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 # What chooses among kernels of varlen sequences in C is called so, after the folder's name.
 VARLEN = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
 
-_SHARED = ("kind", "deterministic", "lengths")  # by all problems of a table
 
-
-@dataclass(frozen=True)
-class Field:
-    """A field of a problem in C, and its words with their numbers; none where it is a number."""
+class Field(NamedTuple):
+    """A field of a problem, and its words with their numbers in C; none where it is a number."""
 
     name: str
-    words: tuple[tuple[str, int], ...]
+    upper: str  # as constants have it
+    constants: tuple[tuple[str, int], ...]
+    names: tuple[tuple[str, int], ...]  # in Python: dtypes as array libraries call them
 
-    @property
-    def upper(self) -> str:
-        """The name as constants have it."""
-        return self.name.upper()
-
-    @property
-    def constants(self) -> tuple[tuple[str, int], ...]:
-        """The words as constants have them."""
-        return tuple((word.upper(), number) for word, number in self.words)
-
-    @property
-    def names(self) -> tuple[tuple[str, int], ...]:
-        """The words as Python has them, dtypes as array libraries call them."""
-        return tuple((DTYPES[w].torch if w in DTYPES else w, n) for w, n in self.words)
+    @classmethod
+    def of(cls, name: str) -> "Field":
+        """The field of that name."""
+        words = [*enumerate(WORDS.get(name, ()), 1)]
+        names = ((DTYPES[word].torch if word in DTYPES else word, n) for n, word in words)
+        return cls(name, name.upper(), tuple((w.upper(), n) for n, w in words), tuple(names))
 
 
 FIELDS = tuple(
-    Field(field.name, tuple((word, n) for n, word in enumerate(WORDS.get(field.name, ()), 1)))
+    Field.of(field.name)
     for field in fields(Problem)
-    if field.name not in _SHARED
+    if field.name not in ("kind", "deterministic", "lengths")  # which all of a table share
 )
 
 
@@ -77,27 +70,14 @@ def in_c(problem: Problem) -> dict[str, int]:
     }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row for calls of a problem.
-
-    `kernel` is the place of its slug among the folder's kernels of the table; -1 where none of them
-    may serve such calls.
-    """
+class Entry(NamedTuple):
+    """A row for calls of a problem."""
 
     problem: Problem
     row: Row
-    kernel: int
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The problem's fields, as C has them."""
-        return tuple(in_c(self.problem).values())
-
-    @property
-    def usual(self) -> int:
-        """1 where O is in the dtype that a call has if it does not say."""
-        return int(self.problem.out_dtype == DTYPES[self.problem.dtype].out)
+    kernel: int  # the place of its slug among the folder's; -1 where none may serve such calls
+    numbers: tuple[int, ...]  # the problem's fields, as C has them
+    usual: int  # 1 where O is in the dtype that a call has if it does not say
 
 
 @dataclass(frozen=True)
@@ -170,17 +150,19 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
             for problem, own in by_problem.items()
         }
     places = {schedule.slug: place for place, schedule in enumerate(schedules)}
-    entries = tuple(
-        Entry(problem, row, places.get(row.slug, -1))
-        for problem, listed in rows.items()
-        for row in listed
-    )
+    entries = []
+    for problem, listed in rows.items():
+        usual_out = int(problem.out_dtype == DTYPES[problem.dtype].out)
+        numbers = tuple(in_c(problem).values())
+        entries += [Entry(problem, r, places.get(r.slug, -1), numbers, usual_out) for r in listed]
     words = [kind] * (kind != FORWARD) + form.split()
     name = "_".join(words)
     assert not form or name in VARLEN, name
     if not words:
-        return Table(kind, entries)
-    return Table(name, entries, f"pick_{name}", f"{name.title().replace('_', '')}Kernel", tile)
+        return Table(kind, tuple(entries))
+    return Table(
+        name, tuple(entries), f"pick_{name}", f"{name.title().replace('_', '')}Kernel", tile
+    )
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -235,11 +217,17 @@ def _by_steps(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     blocks: list[tuple[int, list[Row]]] = []
     for rows in sorted({*(s.rows for s in steps), *(s.values()["rows"] for s in schedules)}):
         group = min((step.rows for step in steps if step.rows >= rows), default=most)
-        by_heads: dict[int, list[Row]] = {}
-        for step in (step for step in steps if step.rows == group):
-            by_heads.setdefault(step.kv_heads, []).extend(_of_step(rows, step, schedules, measured))
-        own = _distinct([(heads, without_repeats(rows)) for heads, rows in by_heads.items()])
-        blocks.append((rows, [replace(row, kv_heads_from=h) for h, rows in own for row in rows]))
+        by_heads = [
+            (
+                heads,
+                without_repeats([r for s in own for r in _of_step(rows, s, schedules, measured)]),
+            )
+            for heads, own in groupby(
+                (step for step in steps if step.rows == group), attrgetter("kv_heads")
+            )
+        ]
+        block = [replace(r, kv_heads_from=h) for h, listed in _distinct(by_heads) for r in listed]
+        blocks.append((rows, block))
     blocks[-1] = MOST, blocks[-1][1]
     return [replace(row, group_to=end) for end, rows in _distinct(blocks) for row in rows]
 
