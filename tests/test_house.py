@@ -77,8 +77,7 @@ HARDWARE = {SM90.registers_per_sm} | {
     if isinstance(number, int | float) and number > 400 and not log2(number).is_integer()
 }
 
-FILES = [*sorted(PACKAGE.rglob("*.py")), locate("cli.py")]
-TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
+FILES = dict.fromkeys([*sorted(PACKAGE.rglob("*.py")), locate("cli.py")])
 
 
 # ---- modules and their layers -------------------------------------------------------------------
@@ -95,22 +94,22 @@ def file_of(dotted: str) -> Path | None:
     for length in range(len(parts), 1, -1):
         place = PACKAGE.joinpath(*parts[1:length])
         for path in (place.with_suffix(".py"), place / "__init__.py"):
-            if path in TREES:
+            if path in FILES:
                 return path
     return None
 
 
 @cache
-def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """Return the nodes of a tree, which all tests look at."""
-    return tuple(ast.walk(tree))
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file, its module first, which all tests look at."""
+    return tuple(ast.walk(ast.parse(path.read_text(), str(path))))
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports, at its top or inside a function."""
     names: set[str] = set()
-    for node in nodes(TREES[path]):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -166,7 +165,7 @@ MODULES = [path for path in FILES if LAYERS[path] not in ("__init__", "__main__"
 
 def walk(path: Path, *types: type[ast.AST]) -> Iterator[ast.AST]:
     """Yield the nodes of a file that are of these types."""
-    return (node for node in nodes(TREES[path]) if isinstance(node, types))
+    return (node for node in nodes(path) if isinstance(node, types))
 
 
 def test_every_module_has_its_place():
@@ -273,9 +272,8 @@ def test_nothing_outside_kinds_asks_which_kind_it_has():
     ],
 )
 def test_a_question_for_the_kind_is_found(text, monkeypatch):
-    path = PACKAGE / "flow.py"
-    monkeypatch.setitem(TREES, path, ast.parse(text))
-    assert list(asks_for_a_kind(path))
+    monkeypatch.setitem(globals(), "nodes", lambda path: tuple(ast.walk(ast.parse(text))))
+    assert list(asks_for_a_kind(PACKAGE / "flow.py"))
 
 
 @pytest.mark.parametrize("name", registry.ENTRIES)
@@ -445,7 +443,7 @@ def test_only_arch_holds_hardware_numbers():
 def test_a_module_says_in_one_sentence_what_it_does_and_stays_short():
     for path in FILES:
         text = path.read_text()
-        docstring = ast.get_docstring(TREES[path])
+        docstring = ast.get_docstring(nodes(path)[0])
         assert docstring and docstring.splitlines()[0].endswith((".", ";")), path
         assert len(text.splitlines()) <= 500, f"{path}: time for a package of that name"
 
