@@ -11,6 +11,7 @@ import torch
 
 from fagen import registry
 from fagen.dispatch.tables import NAME, table_at
+from fagen.errors import FagenError, VerificationError
 from fagen.measure.rows import Row, geomean, ratios, read_rows, regimes_of
 from fagen.paths import locate
 from fagen.problem import Cell, Problem, Sizes
@@ -230,6 +231,33 @@ def test_scores_are_as_their_family_is_told(script, family):
     else:
         slope = place if family == "rising" else 1 - place
         assert float((by_key - 16 * slope).abs().max()) < 0.5
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [dict, Row])
+def test_a_run_is_read_back_as_it_was_saved_and_says_by_its_code_what_was_wrong(
+    script, row, tmp_path
+):
+    record = script("record")
+    about = {"card": "NVIDIA H200", "date": "2026-11-27", "notes": {}}
+    run = record.Run(tmp_path / "out", "a-run", about, row)
+    timed = {"µs": 1.5} if row is dict else read_rows(RESULTS / "nvidia-h200-2026-11-22.json")[0]
+
+    def step(number: int) -> None:
+        if number == 1:
+            raise VerificationError("one is off")
+        run.rows.append(timed)
+
+    run.each(range(3), step)
+    again = record.Run.read(run.folder / "a-run.json", row)
+    assert (again.rows, again.about, again.stem) == ([timed] * 2, run.about, "a-run")
+    assert again.about["notes"] == {"wrong, and not timed": ["one is off"]}
+    assert again.finish() == VerificationError.exit_code == 6
+    assert again.write_page("Times", "", "all").endswith("H200, 2026-11-27\n\nall\n")
+    with pytest.raises(FagenError, match="nothing could be timed"):
+        record.Run(tmp_path, "b-run", about, row).each([], step)
 
 
 # ---- programs of their own -----------------------------------------------------------------------

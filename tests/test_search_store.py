@@ -26,7 +26,7 @@ from fagen.search.store import Store
 from fagen.search.tasks import GOOD, Compiled, Time
 from fagen.search.workers import ChildDied, Workers
 from tests.process_helpers import is_running, pid_said, wait_until
-from tests.recordings import SPACE, record, space
+from tests.recordings import SPACE, record, space, toml
 
 TARGET = Problem("fp16", 128, 128, "full")
 CARD = ("NVIDIA H200", "580.1")
@@ -271,7 +271,8 @@ if __name__ == "__main__":
 def program(tmp_path, recorded):
     """How to start a search of its own over the recording: (store, pace, log) → words."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "space.toml").write_text(SPACE.replace('["full", "causal"]', '"full"'))
+    text = SPACE.replace('["full", "causal"]', '"full"') + toml(search={"compile": 30})
+    (tmp_path / "space.toml").write_text(text)
 
     def start(store, pace, log):
         files = [tmp_path / "program.py", tmp_path / "space.toml", store, recorded]
