@@ -71,11 +71,11 @@ def test_one_that_fails_is_named_and_the_others_are_built(started, capfd):
     assert str(failed["dies"]).startswith("dies: the process that was to build it gave no answer")
     out, err = capfd.readouterr()
     assert out == ""
-    said = err.splitlines()
-    assert [line.partition("/")[0] for line in said if line.startswith("[")] == [
+    progress = err.splitlines()
+    assert [line.partition("/")[0] for line in progress if line.startswith("[")] == [
         f"[{number}" for number in range(1, 7)
     ]
-    assert "fails_BuildError is wrong" in said and "and more lines" not in err
+    assert "fails_BuildError is wrong" in progress and "and more lines" not in err
     assert "child.py" not in err, "no command is shown"
 
 
@@ -101,11 +101,11 @@ def test_what_is_in_the_cache_is_taken_and_only_the_rest_built(built, tmp_path, 
     monkeypatch.setattr(flow, "build_together", failing)
     words = ["build", "--no-binding", "--json", others[0], SLUG, tmp_path / "none.toml", others[1]]
     answer = fagen(*words)
-    told = json.loads(answer.stdout)
+    record = json.loads(answer.stdout)
     assert asked == [(others, False)]
-    assert [made["library"] for made in told["answer"]] == [str(binary.library)]
-    assert told["answer"][0]["cached"] is True
-    assert [one["schedule"] for one in told["failed"]] == [
+    assert [kernel["library"] for kernel in record["answer"]] == [str(binary.library)]
+    assert record["answer"][0]["cached"] is True
+    assert [one["schedule"] for one in record["failed"]] == [
         *(others[0], str(tmp_path / "none.toml"), others[1])
     ]
     assert answer.exit_code == 4
@@ -116,6 +116,6 @@ def test_several_kernels_are_built_from_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path))
     slugs = [QUANTIZER, "comb_fp32_d128"]
     for cached in (False, True):
-        told = json.loads(fagen("build", "--no-binding", "--json", *slugs).stdout)
-        assert [made["slug"] for made in told] == slugs
-        assert [made["cached"] for made in told] == [cached, cached]
+        kernels = json.loads(fagen("build", "--no-binding", "--json", *slugs).stdout)
+        assert [kernel["slug"] for kernel in kernels] == slugs
+        assert [kernel["cached"] for kernel in kernels] == [cached, cached]

@@ -66,9 +66,9 @@ def test_evidence_reads_back_as_it_was_written_to_four_digits(generated, to):
         errors=(RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5),),
         speeds=(Bandwidth(4, 16_384, 16, True, 3_600.0, 4_000.0),),
     )
-    for made in (exact, quantizer, evidence_of(errors=(), speeds=())):
-        write(made, folder)
-        assert read(made.slug, folder) == (EVIDENCE if made is exact else made)
+    for evidence in (exact, quantizer, evidence_of(errors=(), speeds=())):
+        write(evidence, folder)
+        assert read(evidence.slug, folder) == (EVIDENCE if evidence is exact else evidence)
     assert quantizer.speeds[0].ratio == 0.9
     write(dataclasses.replace(EVIDENCE, date="2026-12-01"), folder)
     assert read(SLUG, folder).date == "2026-12-01"
@@ -118,19 +118,19 @@ def test_processes_that_write_at_once_lose_no_line_of_each_other(generated):
 
 
 def test_errors_are_judged_by_the_bounds_of_their_kind_and_none_is_no_evidence(generated):
-    fine = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
+    rounding = RoundingError(1, 128, 2, False, 1e-4, 1e-3, 0, 1e-7, 1e-5)
     nan, inf = float("nan"), float("inf")
     for good, off in (
         *((GOOD, dict(error=error)) for error in (1.2e-3, nan, inf)),
         *((GOOD, dict(lse_error=error)) for error in (1.2e-3, nan, inf)),
-        *((fine, dict(neighbours=share)) for share in (2e-3, nan)),
-        *((fine, dict(wrong=1)), (fine, dict(descale_error=1e-4))),
+        *((rounding, dict(neighbours=share)) for share in (2e-3, nan)),
+        *((rounding, dict(wrong=1)), (rounding, dict(descale_error=1e-4))),
     ):
         assert good.ok and not dataclasses.replace(good, **off).ok
     for errors in ((GOOD, dataclasses.replace(GOOD, error=1.0)), ()):
         write(dataclasses.replace(EVIDENCE, errors=errors))
         assert kinds() == ["failed"]
-    write(evidence_of(QUANTIZER, errors=(dataclasses.replace(fine, wrong=1),), speeds=()))
+    write(evidence_of(QUANTIZER, errors=(dataclasses.replace(rounding, wrong=1),), speeds=()))
     quantizer = dataclasses.replace(RENDERING, slug=QUANTIZER)
     assert [fault.slug for fault in faults([RENDERING, quantizer])] == [SLUG, QUANTIZER]
 

@@ -46,11 +46,11 @@ from tests.fuzz import (
 def shortest(kind: str) -> Iterator[Evidence]:
     """Evidence of a committed kernel of a kind at one shape; of a new kind there is none."""
     of_kind = (read(path.stem) for path in schedules(kind))
-    for found in islice(filter(None, of_kind), 1):
-        yield replace(found, errors=found.errors[:1], speeds=found.speeds[:1])
+    for evidence in islice(filter(None, of_kind), 1):
+        yield replace(evidence, errors=evidence.errors[:1], speeds=evidence.speeds[:1])
 
 
-WHOLE = {found.slug: found for kind in ENTRIES for found in shortest(kind)}
+WHOLE = {one.slug: one for kind in ENTRIES for one in shortest(kind)}
 HASHES = Hashes("a" * 64, "b" * 64, "c" * 64)
 EXCUSES = (
     '[fwd_fp16_d64_full_m64n64]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n',
@@ -98,9 +98,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fault_lines(*slugs: str) -> Counter[str]:
     """Take all that is wrong there; return how often each kind of it is."""
-    told = faults([Rendering(slug, HASHES, "int x;\n") for slug in slugs], cutlass="4.2.0")
-    in_lines([str(fault) for fault in told])
-    return Counter(fault.kind for fault in told)
+    wrong = faults([Rendering(slug, HASHES, "int x;\n") for slug in slugs], cutlass="4.2.0")
+    in_lines([str(fault) for fault in wrong])
+    return Counter(fault.kind for fault in wrong)
 
 
 def in_lines(lines: Iterable[str]) -> None:
@@ -122,20 +122,20 @@ def judge(folder: Path, slug: str, in_ledger: bool, content: bytes) -> None:
     in_lines(map(str, report.listed(from_slug(slug)).values()))
     in_lines(launchers(slug, place))
     try:
-        found = read(slug, place)
+        evidence = read(slug, place)
     except VerificationError as error:
         in_lines([str(error)])
         assert path.name in str(error) and kinds["unreadable"] == in_ledger
         return
     assert not kinds["unreadable"]
-    if not found:  # a line of another, or of a schedule that never ran
+    if not evidence:  # a line of another, or of a schedule that never ran
         assert in_ledger and kinds["missing"]
         return
-    in_lines(report.proved(found).split("\n"))
-    for speed in found.speeds:
+    in_lines(report.proved(evidence).split("\n"))
+    for speed in evidence.speeds:
         assert speed.ratio is None or speed.ratio >= 0 or math.isnan(speed.ratio)
         in_lines([speed.figure])
-    kept = write(found, place).read_bytes()
+    kept = write(evidence, place).read_bytes()
     assert write(read(slug, place), place).read_bytes() == kept
 
 

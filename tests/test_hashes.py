@@ -97,8 +97,8 @@ def test_what_runs_is_in_the_hash_of_where_it_runs(kernel, old, new, hashed):
 
 
 def test_kernels_that_differ_in_numbers_alone_share_their_launcher():
-    of = {slug: hashes(plan(from_slug(slug))) for slug in (SLUG, f"{SLUG[:-4]}n64_s3")}
-    one, other = of.values()
+    by_slug = {slug: hashes(plan(from_slug(slug))) for slug in (SLUG, f"{SLUG[:-4]}n64_s3")}
+    one, other = by_slug.values()
     assert one.launcher == other.launcher
     assert one.device != other.device and one.constants != other.constants
     # the type of a tensor map is in the launcher's text

@@ -67,8 +67,8 @@ def dist(builder, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist) -> Path:
-    (found,) = dist.glob("*.whl")
-    return found
+    (built,) = dist.glob("*.whl")
+    return built
 
 
 def contents(wheel: Path) -> dict[str, int]:
@@ -79,17 +79,17 @@ def contents(wheel: Path) -> dict[str, int]:
 
 def test_the_wheel_has_all_that_fagen_reads_and_no_tests(wheel):
     assert wheel.name == f"fagen-{fagen.__version__}-py3-none-any.whl"
-    found = contents(wheel)
-    wanted = {f"fagen/{path.relative_to(ROOT / 'fagen').as_posix()}" for path in modules()}
+    shipped = contents(wheel)
+    expected = {f"fagen/{path.relative_to(ROOT / 'fagen').as_posix()}" for path in modules()}
     for folder in ("templates", "schedules"):
         files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
-        wanted |= {f"fagen/{path.relative_to(ROOT).as_posix()}" for path in files}
-    wanted |= {"fagen/cli.py", "fagen/LICENSE", f"{SHIPPED}/unverified.toml"}
+        expected |= {f"fagen/{path.relative_to(ROOT).as_posix()}" for path in files}
+    expected |= {"fagen/cli.py", "fagen/LICENSE", f"{SHIPPED}/unverified.toml"}
     ledgers = (ROOT / "generated" / "ledger").glob("*.jsonl")
-    wanted |= {f"{SHIPPED}/ledger/{path.name}" for path in ledgers}
+    expected |= {f"{SHIPPED}/ledger/{path.name}" for path in ledgers}
     about = f"fagen-{fagen.__version__}.dist-info/"
-    assert {name for name in found if not name.startswith(about)} == wanted
-    assert {"fagen/schedules/dispatch.toml", "fagen/templates/vendor/dispatch.c.j2"} <= wanted
+    assert {name for name in shipped if not name.startswith(about)} == expected
+    assert {"fagen/schedules/dispatch.toml", "fagen/templates/vendor/dispatch.c.j2"} <= expected
     with ZipFile(wheel) as archive:
         metadata = archive.read(about + "METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==).*$", metadata, re.M)

@@ -85,8 +85,8 @@ def test_cuda_home_alone_counts_where_it_is_set(bare, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(make_cuda(tmp_path / "own", "13.1", "13010")))
     assert toolchain.find_nvcc().nvcc_version == "13.1.88"
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
-    said = refusal(toolchain.find_nvcc)
-    assert re.match(r"CUDA_HOME is .*nowhere, where there is no bin/nvcc", said)
+    message = refusal(toolchain.find_nvcc)
+    assert re.match(r"CUDA_HOME is .*nowhere, where there is no bin/nvcc", message)
 
 
 def test_where_cuda_home_is_wrong_the_advice_is_what_helps(bare, tmp_path, monkeypatch):
@@ -303,8 +303,8 @@ def test_nvcc_ccbin_and_then_cxx_name_the_host_compiler(bare, tmp_path, nvcc, mo
 
 def make_clang(path: Path, version: str) -> Path:
     """It has no -dumpfullversion."""
-    told = f'[ "$1" = --version ] && echo "Some clang version {version}+1" && exit 0; exit 1'
-    return make_program(path, f"#!/bin/sh\n{told}\n")
+    answer = f'[ "$1" = --version ] && echo "Some clang version {version}+1" && exit 0; exit 1'
+    return make_program(path, f"#!/bin/sh\n{answer}\n")
 
 
 def test_a_host_compiler_may_be_clang(bare, tmp_path, nvcc, monkeypatch):
@@ -378,10 +378,10 @@ def test_what_is_installed_by_the_extra_is_what_is_tested_and_told():
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     cuda = extras["optional-dependencies"]["cuda"]
     assert cuda[0] == "cuda-toolkit[nvcc,crt,nvvm,cudart,cccl]==13.0.*"  # all five, or they drift
-    told = f"{toolchain.INSTALL_NVCC} {toolchain.INSTALL_DISASSEMBLER}".replace('"', "")
-    assert set(cuda) <= set(told.split())
-    made = (root / "Makefile").read_text()
-    assert all(one in made for one in cuda)
+    advice = f"{toolchain.INSTALL_NVCC} {toolchain.INSTALL_DISASSEMBLER}".replace('"', "")
+    assert set(cuda) <= set(advice.split())
+    makefile = (root / "Makefile").read_text()
+    assert all(one in makefile for one in cuda)
 
 
 def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile():
