@@ -43,7 +43,6 @@ class Arch:
     warp_threads: int = _of(32, _GUIDE)
     warpgroup_threads: int = _of(128, f"{_PTX}, wgmma: four warps")
     max_threads_per_block: int = _of(1_024, _GUIDE)
-    named_barriers: int = _of(16, f"{_PTX}, bar: 0 to 15 per block")
     sm_count: int = _of(132, "H100 SXM and H200 data sheets")
     l2_line_bytes: int = _of(128, "measured: additions that begin within one take longer")
 
@@ -70,7 +69,6 @@ class Arch:
     launch_seconds: float = _of(3e-6, "measured: from the launch of an empty kernel to its end")
 
     # the tensor memory accelerator
-    tma_box_max: int = _of(256, f"{_DRIVER}: elements of a box in one dimension")
     tma_alignment: int = _of(16, f"{_DRIVER}: bytes, of addresses and strides")
 
     def source(self, name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from fagen.errors import ScheduleError
 from fagen.schedule import Schedule
 from fagen.toml_lines import shown
-from fagen.vocab import DTYPES, FORWARD, FP32, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
+from fagen.vocab import DTYPES, FORWARD, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -382,22 +382,6 @@ def flops(problem: Problem, sizes: Sizes) -> float:
     if sizes.varlen:
         return 2.0 * sizes.heads * columns * sum(pairs(*one) for one in sizes.sequences)
     return 2.0 * sizes.batch * sizes.heads * columns * pairs(sizes.seqlen_q, sizes.seqlen_k)
-
-
-def moved_bytes(problem: Problem, sizes: Sizes) -> int:
-    """The least that is read and written: Q, K and V once, O and its log-sum-exps once.
-
-    Of gradients dO and O are read too, and dQ, dK and dV written. Descales, some bytes for a block
-    of rows, are not counted.
-    """
-    dtype = DTYPES[problem.dtype]
-    out = DTYPES[problem.out_dtype or dtype.out]
-    queries, keys = sizes.heads * sizes.total_q, sizes.kv_heads * sizes.total_k
-    read = queries * problem.head_dim + keys * (problem.head_dim + problem.head_dim_v)
-    of_row = problem.head_dim_v * out.bytes + FP32.bytes
-    if not PASSES[problem.kind].gradients:
-        return read * dtype.bytes + queries * of_row
-    return 2 * read * dtype.bytes + queries * (problem.head_dim_v * out.bytes + of_row)
 
 
 def sequences(

@@ -1,13 +1,6 @@
-"""Plans of decoding, and what their emulation does as a kernel would."""
-
-from functools import partial
-from typing import Any
-
-from torch import Tensor
+"""Plans of decoding."""
 
 from fagen import registry
-from fagen.kinds.decode.emulate import compute
-from fagen.kinds.decode.plan import Plan
 
 planned = registry.plan_of
 
@@ -25,13 +18,3 @@ SPREAD = (
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d128_causal_r64n64",
 )
-
-
-def emulated(plan: Plan) -> Any:
-    """What runs a call as a kernel does: inputs and outputs by name."""
-    return partial(_emulate, plan)
-
-
-def _emulate(plan: Plan, *, out: Tensor, lse: Tensor, **given: Any) -> None:
-    for into, made in zip((out, lse), compute(plan, **given), strict=True):
-        into.copy_(made)

@@ -12,8 +12,9 @@ from fagen.kinds.decode.oracle import attend, spans
 from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, verification_cases
 from fagen.measure.verification import check
 from fagen.problem import Sizes
-from tests.decode_helpers import SPREAD, emulated, planned
+from tests.decode_helpers import SPREAD, planned
 from tests.often import some
+from tests.varlen_helpers import emulated
 
 FIRST = planned(SPREAD[0])
 

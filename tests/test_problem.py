@@ -1,7 +1,6 @@
 """One Problem and one Sizes: what they say, FLOPs by counting, and a new mask found by dispatch."""
 
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,16 +16,7 @@ from fagen.dispatch.tables import NAME, update
 from fagen.errors import ScheduleError
 from fagen.kinds.forward.keys import Attention, Schedule
 from fagen.paths import locate
-from fagen.problem import (
-    Cell,
-    Problem,
-    Sizes,
-    flops,
-    in_order,
-    moved_bytes,
-    solves,
-    standard_sizes,
-)
+from fagen.problem import Cell, Problem, Sizes, flops, in_order, solves, standard_sizes
 from fagen.process import run
 from fagen.registry import from_slug
 from fagen.vocab import MASKS
@@ -146,27 +136,6 @@ def test_flops_of_causal_attention_are_those_but_for_half_the_diagonal(
     assert flops(problem, sizes) == whole - diagonal * sum(head_dims)
     if lengths[0] == lengths[1]:
         assert flops(problem, sizes) == flops(replace(problem, mask="full"), sizes) / 2
-
-
-@pytest.mark.parametrize(
-    ("problem", "bytes_of_o"),
-    [
-        (Problem("fp16", 64, 64, "full"), 2),
-        (Problem("bf16", 192, 128, "causal", "bf16", "", 0), 2),
-        (Problem("e4m3", 128, 128, "full"), 2),
-        (Problem("e4m3", 128, 64, "full", "fp16", "rows", 64), 2),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_moved_bytes_are_those_of_the_tensors(problem: Problem, bytes_of_o: int) -> None:
-    sizes = Sizes(3, 8, 2, 100, 300)
-    element = 1 if problem.dtype == "e4m3" else 2
-    q = (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim, element)
-    k = (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim, element)
-    v = (sizes.batch, sizes.seqlen_k, sizes.kv_heads, problem.head_dim_v, element)
-    out = (sizes.batch, sizes.seqlen_q, sizes.heads, problem.head_dim_v, bytes_of_o)
-    lse = (sizes.batch, sizes.heads, sizes.seqlen_q, 4)
-    assert moved_bytes(problem, sizes) == sum(map(math.prod, (q, k, v, out, lse)))
 
 
 # ---- without torch ------------------------------------------------------------------------------
