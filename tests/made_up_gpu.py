@@ -16,7 +16,7 @@ import pytest
 
 from fagen import registry
 from fagen.kind import load_named
-from fagen.measure import cells, peers, rounds
+from fagen.measure import cells, peers, rotating, rounds
 from fagen.measure import inputs as measure_inputs
 from fagen.measure.card import Card
 from fagen.measure.rounds import Kernel
@@ -135,10 +135,11 @@ def plugged_in(
         return call
 
     monkeypatch.setattr(rounds, "time_round", time_round)
-    monkeypatch.setattr(rounds, "captured", captured)
+    for module in (rounds, rotating):
+        monkeypatch.setattr(module, "captured", captured)
+        monkeypatch.setattr(module, "inputs", partial(measure_inputs.inputs, device="cpu"))
     monkeypatch.setattr(rounds, "estimate", lambda call: each)
-    monkeypatch.setattr(rounds, "buffers_for", lambda problem, sizes: 3)
-    monkeypatch.setattr(rounds, "inputs", partial(measure_inputs.inputs, device="cpu"))
+    monkeypatch.setattr(rotating, "buffers_for", lambda problem, sizes: 3)
     monkeypatch.setattr(rounds, "_known", {})
     monkeypatch.setattr(rounds, "Clock", lambda: None)
     kept = [one for one in vars(rounds).values() if hasattr(one, "cache_clear")]

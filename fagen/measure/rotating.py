@@ -10,15 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fagen.kind import Plan
-from fagen.measure.inputs import softmax_scale
+from fagen.measure.inputs import inputs, softmax_scale
 from fagen.measure.timing import Call, Regime, captured, time_calls
-from fagen.problem import Problem, Sizes
+from fagen.problem import Cell, Problem, Sizes
 from fagen.runtime.c_interface import bind, workspace_for
 from fagen.vocab import DTYPES
 
@@ -67,17 +66,8 @@ def rotated(
     refuses them is left out. With `eager` the host launches each call, else a CUDA graph all.
     """
     problem = Problem.of(next(iter(kernels.values()))[0].schedule)
-    dtype = getattr(torch, DTYPES[problem.dtype].torch)
-    shape = sizes.batch, sizes.seqlen_k, sizes.kv_heads
-    each, buffers = cache_bytes(problem, sizes), buffers_for(problem, sizes)
-    rows = sizes.batch, sizes.seqlen_q, sizes.heads
-    normal = partial(torch.randn, device="cuda", dtype=dtype)
-    q = normal(*rows, problem.head_dim)
-    pairs = [
-        (normal(*shape, problem.head_dim), normal(*shape, problem.head_dim_v))
-        for _ in range(buffers)
-    ]
-    out = torch.empty(*rows, problem.head_dim_v, device="cuda", dtype=dtype)
+    q, pairs = turns(Cell(problem, sizes))
+    out = q.new_empty(*q.shape[:3], problem.head_dim_v)
     scale = softmax_scale(problem.head_dim)
     calls = {}
     for slug, (plan, library) in kernels.items():
@@ -85,21 +75,28 @@ def rotated(
         # as an allocator does, which peers call and fagen's ops: calls in turn take the same memory
         workspace = workspace_for(plan, library, k=pairs[0][0], v=pairs[0][1], **arguments)
         bound = (bind(plan, library, workspace=workspace, k=k, v=v, **arguments) for k, v in pairs)
-        calls[slug] = _rotating(bound, eager)
+        calls[slug] = in_turns(bound, eager=eager)
     for name, backend in peers.items():
         if call := _peer(backend, q, pairs, eager):
             calls[name] = call
     times = time_calls(calls, regime)
     return Rotated(
-        {name: timing.seconds / buffers * 1e6 for name, timing in times.items()},
+        {name: timing.seconds / len(pairs) * 1e6 for name, timing in times.items()},
         {name: timing.spread for name, timing in times.items()},
-        each / 1e6,
+        cache_bytes(problem, sizes) / 1e6,
     )
 
 
-def _rotating(
+def turns(cell: Cell) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+    """One Q, and so many K and V that none is left in the L2 cache when its turn comes again."""
+    first, *others = (inputs(cell, seed=n) for n in range(buffers_for(cell.problem, cell.sizes)))
+    return first[0], (first[1:], *(one[1:] for one in others))
+
+
+def in_turns(
     enqueues: Iterable[Enqueue],
-    eager: bool,
+    *,
+    eager: bool = False,
     within: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Call:
     """All of them as one call, or one graph, which keeps what they use."""
@@ -130,7 +127,7 @@ def _peer(
 
     try:
         calls = (partial(attend, k, v) for k, v in pairs)
-        call = _rotating(calls, eager, partial(sdpa_kernel, backend))
+        call = in_turns(calls, eager=eager, within=partial(sdpa_kernel, backend))
         call.once()  # a refusal comes here
     except RuntimeError:
         return None

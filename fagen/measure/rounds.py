@@ -22,7 +22,7 @@ from fagen.measure.cells import compared
 from fagen.measure.inputs import inputs
 from fagen.measure.numerics import disagreement
 from fagen.measure.peers import peer
-from fagen.measure.rotating import buffers_for
+from fagen.measure.rotating import in_turns, turns
 from fagen.measure.timing import Call, Regime, captured, estimate, time_round
 from fagen.measure.verification import contender_of
 from fagen.problem import Cell, Sizes
@@ -217,10 +217,8 @@ def _unmasked(cell: Cell) -> Cell:
 
 @lru_cache(maxsize=12)
 def _turns(cell: Cell) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
-    """One Q, and so many K and V that none is left in the L2 cache when its turn comes again."""
-    each = [inputs(cell, seed=number) for number in range(buffers_for(cell.problem, cell.sizes))]
-    q = each[0][0]
-    return tuple((q, k, v) for _, k, v in each)
+    q, pairs = turns(cell)
+    return tuple((q, k, v) for k, v in pairs)
 
 
 @lru_cache(maxsize=12)
@@ -228,13 +226,7 @@ def _cudnn_in_turns(cell: Cell) -> Call | None:
     """CuDNN on each K and V, as one graph; None where it refuses."""
     try:
         each = [peer(CUDNN).bind(cell, *one) for one in _turns(cell)]
-
-        def run() -> Any:
-            for one in each:
-                one.run()
-            return each  # which the graph uses, and does not keep
-
-        return captured(Call(run, each[0].within), 1)
+        return in_turns((one.run for one in each), within=each[0].within)
     except (DeviceError, RuntimeError):
         return None
 
