@@ -8,8 +8,8 @@ What broke a promise of its Plan is remembered with its report, and not compiled
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -128,13 +128,9 @@ def build(
 
     bound = _bound(slot, source, tools, torch) if torch else None
     if bound and torch:
-        make = _binding_maker(bound, source, tools, torch)
-        what = f"the torch binding with g++ {tools.gxx_version}"
-        of_binding, was_bound = bound.filled(
-            lambda making, kept: _timed(source.slug, what, say, lambda: make(making, kept))
-        )
+        record, was_bound = bound.filled(_binding_maker(bound, source, tools, torch, say))
         cached = cached and was_bound
-        cost += of_binding.cpu_seconds
+        cost += record.cpu_seconds
         made_with = {**made_with, "torch": torch.version}
     return Binary(
         slug=source.slug,
@@ -177,13 +173,13 @@ def _torch_for(binding: bool | None) -> Torch | None:
 # ---- The two steps -------------------------------------------------------------------------------
 
 
-def _timed(slug: str, what: str, say: Callable[[str], None], make: Callable[[], Record]) -> Record:
+@contextmanager
+def _timed(slug: str, what: str, compiler: str, say: Callable[[str], None]) -> Iterator[None]:
     """Say what is compiled with what, and for how long it was."""
     began = time.monotonic()
-    say(f"{slug}: compiling {what}")
-    record = make()
-    say(f"{slug}: compiled {what.partition(' with ')[0]} in {time.monotonic() - began:.1f} s")
-    return record
+    say(f"{slug}: compiling {what} with {compiler}")
+    yield
+    say(f"{slug}: compiled {what} in {time.monotonic() - began:.1f} s")
 
 
 def _make_kernel(
@@ -197,8 +193,7 @@ def _make_kernel(
     refuse_to_compile_in(making)
     slug, kernels = source.slug, len(plan.launches.kernels)
     compile_it, link_it = _kernel_commands(slug, tools)
-
-    def make() -> Record:
+    with _timed(slug, "the kernel", f"nvcc {tools.nvcc_version}", say):
         record = compiled(
             making,
             kept,
@@ -211,14 +206,10 @@ def _make_kernel(
         report = read_log((making / LOG).read_text(encoding="utf-8"), kernels)
         report = with_machine_code(report, making / f"{slug}.so", tools.disassembler, kernels)
         record = replace(record, report=report)
-        if broken_promises(report, plan):
-            write_record(
-                making, record
-            )  # of a failed build: that of a compiler that failed has none
+        if broken_promises(report, plan):  # a compiler that failed leaves no record
+            write_record(making, record)
         _refuse_broken(report, plan, kept, compile_it)
-        return record
-
-    return _timed(slug, f"the kernel with nvcc {tools.nvcc_version}", say, make)
+    return record
 
 
 def _refuse_broken(report: CompilerReport, plan: Plan, folder: Path, command: Command) -> None:
@@ -274,10 +265,10 @@ def _bound(slot: Slot, source: Source, tools: Toolchain, torch: Torch) -> Slot:
 
 
 def _binding_maker(
-    bound: Slot, source: Source, tools: Toolchain, torch: Torch
+    bound: Slot, source: Source, tools: Toolchain, torch: Torch, say: Callable[[str], None]
 ) -> Callable[[Path, Path], Record]:
     kernel = f"-L{bound.folder.parent}", f"-l:{source.slug}.so"
-    return torch_library(
+    bind = torch_library(
         f"{source.slug}_torch",
         source.binding,
         tools,
@@ -285,3 +276,9 @@ def _binding_maker(
         compile_flags=(*BINDING_FLAGS, "-isystem", torch.include, "-isystem", tools.cuda_include),
         link_flags=(*kernel, f"-L{torch.library_dir}", *BINDING_LINK_FLAGS),
     )
+
+    def make(making: Path, kept: Path) -> Record:
+        with _timed(source.slug, "the torch binding", f"g++ {tools.gxx_version}", say):
+            return bind(making, kept)
+
+    return make
