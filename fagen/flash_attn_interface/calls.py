@@ -73,8 +73,7 @@ def flash_attn_func(
     """
     q_shape, v_shape = q.shape, v.shape
     if not len(q_shape) == len(v_shape) == k.dim() == 4:
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            refuse_rank(name, tensor)
+        refuse_rank(q=q, k=k, v=v)
     refuse_others("flash_attn_func", qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
     if window_size is not NO_WINDOW:
         causal = mask_of("flash_attn_func", window_size, q_shape[1], k.shape[1], causal=causal)
@@ -192,11 +191,11 @@ def flash_attn_varlen_func(
     dense = None  # batch and queries, of one length
     if cu_seqlens_q is None or cu_seqlens_k is None:
         if cu_seqlens_q is None:
-            refuse_rank("q", q)
+            refuse_rank(q=q)
             dense = q.shape[0], q.shape[1]
             max_seqlen_q = dense[1]
         if cu_seqlens_k is None:
-            refuse_rank("k", k)
+            refuse_rank(k=k)
             max_seqlen_k = k.shape[1]
         packed = as_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k)
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k = packed

@@ -122,13 +122,14 @@ def flash_attn_with_kvcache(
     if rotary_interleaved is not True:
         flag("rotary_interleaved", rotary_interleaved)
     varlen = cu_seqlens_q is not None
-    if varlen and q.dim() != 3:
+    if not varlen:
+        refuse_rank(q=q)
+    elif q.dim() != 3:
         raise ValueError(
             f"q has {q.dim()} dimensions; with cu_seqlens_q it must have 3: (total, heads, "
             "head_dim)"
         )
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))[varlen:]:
-        refuse_rank(name, tensor)
+    refuse_rank(k_cache=k_cache, v_cache=v_cache)
     batch, room = k_cache.shape[:2]
     one_length = not (cache_seqlens is None or isinstance(cache_seqlens, Tensor))
     if (one_length or varlen) and v_cache.shape[:2] != k_cache.shape[:2]:

@@ -76,14 +76,14 @@ def as_sequences(
     Raises ValueError where they are not of so many sequences.
     """
     if cu_seqlens_q is None:
-        refuse_rank("q", q)
+        refuse_rank(q=q)
         cu_seqlens_q = evenly(q.shape[0], q.shape[1], q.device)
         q = q.flatten(0, 1)
     if cu_seqlens_k is not None:
         return q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k
+    refuse_rank(k=k, v=v)
     batch, keys = cu_seqlens_q.shape[0] - 1, k.shape[1]
     for name, x in (("k", k), ("v", v)):
-        refuse_rank(name, x)
         if x.shape[0] != batch or x.shape[1] != keys:
             raise ValueError(
                 f"{name} has shape {shape_of(x)}; without cu_seqlens_k it must be (batch = "

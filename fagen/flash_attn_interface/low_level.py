@@ -190,8 +190,7 @@ def _flash_attn_backward(
     given: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     dense = cu_seqlens_q is cu_seqlens_k is sequed_q is sequed_k is None
     if dense:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            refuse_rank(name, x)
+        refuse_rank(q=q, k=k, v=v)
     else:
         if cu_seqlens_q is None:
             softmax_lse = softmax_lse.transpose(0, 1).flatten(1)

@@ -105,21 +105,23 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
         return
     if given.get("unknown"):
         refuse_unknown_names(function, given["unknown"])
-    for name, wanted in _wanted(function).items():
+    for name, kinds in _annotated(function).items():
         if name not in given:
             continue
         value = given[name]
-        if not any(_is(value, kind) for kind in wanted):
-            said = " or ".join(map(_name, wanted))
-            made = Tensor in wanted and hasattr(value, "__len__") and not isinstance(value, str)
-            remedy = f"; torch.as_tensor({name}) makes one" if made else ""
+        if not any(_is(value, kind) for kind in kinds):
+            types = " or ".join(map(_name, kinds))
+            is_like_one = (
+                Tensor in kinds and hasattr(value, "__len__") and not isinstance(value, str)
+            )
+            remedy = f"; torch.as_tensor({name}) makes one" if is_like_one else ""
             raise TypeError(
-                f"{function.__name__}: {name} is of type {type(value).__name__}; it must be {said}"
+                f"{function.__name__}: {name} is of type {type(value).__name__}; it must be {types}"
                 f"{remedy}"
             ) from None
-        if bool in wanted and float not in wanted and int not in wanted and value is not None:
+        if bool in kinds and float not in kinds and int not in kinds and value is not None:
             flag(name, value)
-        if isinstance(value, int) and value.bit_length() > _WIDEST and float not in wanted:
+        if isinstance(value, int) and value.bit_length() > _WIDEST and float not in kinds:
             raise ValueError(
                 f"{function.__name__}: {name} is {shown(value)}, too large for 64 bits"
             )
@@ -139,7 +141,7 @@ def _refuse_unreadable_ones(function: Callable[..., Any], given: Mapping[str, An
 
 
 @cache
-def _wanted(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+def _annotated(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     """What each argument may be: the members of a union, or the one type."""
     hints = get_annotations(function, eval_str=True)
     for name in ("return", "unknown"):
@@ -211,17 +213,17 @@ def whole(name: str, value: Any, *, least: int = -(1 << _WIDEST), most: int | No
     if isinstance(value, torch.SymInt):
         return value  # type: ignore[no-any-return]
     try:
-        found = operator.index(value)
+        integer = operator.index(value)
     except (RuntimeError, TypeError):
         raise TypeError(
             f"{name} is of type {type(value).__name__}; it must be a whole number"
         ) from None
-    if found.bit_length() > _WIDEST:
-        raise ValueError(f"{name} is {shown(found)}, too large for 64 bits")
-    if not least <= found <= (found if most is None else most):
+    if integer.bit_length() > _WIDEST:
+        raise ValueError(f"{name} is {shown(integer)}, too large for 64 bits")
+    if not least <= integer <= (integer if most is None else most):
         bounds = f"{least} or more" if most is None else f"{least} … {most}"
-        raise ValueError(f"{name} is {found}; it must be {bounds}")
-    return found
+        raise ValueError(f"{name} is {integer}; it must be {bounds}")
+    return integer
 
 
 def refuse_order_alone(deterministic: bool, gradient: bool) -> None:
@@ -265,15 +267,15 @@ def positive(name: str, value: Any) -> float:
     Raises TypeError for no number, ValueError for one that as a float32 is not finite, not above 0,
     or too small to have a reciprocal.
     """
-    found = number(name, value)
-    if isinstance(found, float | int):
-        as_float32 = ctypes.c_float(found).value
+    factor = number(name, value)
+    if isinstance(factor, float | int):
+        as_float32 = ctypes.c_float(factor).value
         if not LEAST_NORMAL <= as_float32 < math.inf:
             raise ValueError(
-                f"{name} is {found:g}; it must be finite and above 0 as a float32, and at least "
+                f"{name} is {factor:g}; it must be finite and above 0 as a float32, and at least "
                 f"{LEAST_NORMAL:.3g}"
             )
-    return found  # type: ignore[no-any-return]
+    return factor  # type: ignore[no-any-return]
 
 
 def refuse_tangents(*tensors: Tensor) -> None:

@@ -154,8 +154,8 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
     try:
         return schedules.make(**keys)
     except ScheduleError as error:
-        said = [line.rpartition(f"{kind}.")[2] for line in str(error).splitlines()]
-        raise ValueError(f"fagen.{kind}: {'; '.join(said)}") from None
+        faults = [line.rpartition(f"{kind}.")[2] for line in str(error).splitlines()]
+        raise ValueError(f"fagen.{kind}: {'; '.join(faults)}") from None
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
@@ -174,7 +174,7 @@ def known(size: Any) -> Any:
 def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
     """Refuse V in the other layout by its name, before its sizes are taken for something else."""
     refuse_word("v_layout", v_layout, V_LAYOUTS)
-    refuse_rank("k", k)
+    refuse_rank(k=k)
     _, keys, heads, _ = k.shape
     if v_layout == "rows" and v.shape[1] != keys and v.shape[1] == heads and v.shape[3] >= keys:
         raise ValueError(
@@ -211,7 +211,7 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
     refuse_word("scales", scales, SCALES)
     refuse_word("v_layout", v_layout, V_LAYOUTS)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
+        refuse_rank(**{name: tensor})
         if tensor.dtype == E4M3:
             raise ValueError(
                 f"{name} is in e4m3 already: fagen.attention takes it with its descale; "
@@ -240,13 +240,14 @@ def refuse_unquantisable(q: Tensor, k: Tensor, v: Tensor, scales: str, v_layout:
         )
 
 
-def refuse_rank(name: str, tensor: Tensor) -> None:
-    """Refuse what is not one of q, k and v by its dimensions alone."""
-    if tensor.dim() != 4:
-        raise ValueError(
-            f"{name} has {tensor.dim()} dimensions; it must have 4: "
-            "(batch, seqlen, heads, head_dim)"
-        )
+def refuse_rank(**tensors: Tensor) -> None:
+    """Refuse the first that is not one of q, k and v by its dimensions alone."""
+    for name, tensor in tensors.items():
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} has {tensor.dim()} dimensions; it must have 4: "
+                "(batch, seqlen, heads, head_dim)"
+            )
 
 
 def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
@@ -273,13 +274,15 @@ def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> Non
         # `columns in taken` cannot be traced where sizes are open
         if least <= columns <= most and columns % step == 0:
             continue
-        said = f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
-        said += "; in e4m3 it" if fp8 else "; it"
-        said += f" must be a multiple of {step} {bounds}"
+        message = (
+            f"{names} have head_dim {columns}" if "and" in names else f"v has head_dim {columns}"
+        )
+        message += "; in e4m3 it" if fp8 else "; it"
+        message += f" must be a multiple of {step} {bounds}"
         if more := SM90.next_head_dim(columns, element_bytes):
             when = "before quantising fill" if fp8 else "fill"
-            said += f": {when} it up with zeros to {more}, and {after}"
-        raise ValueError(said)
+            message += f": {when} it up with zeros to {more}, and {after}"
+        raise ValueError(message)
 
 
 def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
@@ -287,5 +290,5 @@ def refuse_word(key: str, word: object, words: Iterable[object]) -> None:
     words = tuple(words)
     if word not in words:
         listed = ", ".join(map(repr, words))
-        said = repr(word) if isinstance(word, str) else shown(word)
-        raise ValueError(f"{key} is {said}; it must be one of {listed}")
+        spelled = repr(word) if isinstance(word, str) else shown(word)
+        raise ValueError(f"{key} is {spelled}; it must be one of {listed}")

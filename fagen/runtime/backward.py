@@ -109,8 +109,8 @@ def _key(slug: str, device: torch.device, deterministic: bool) -> CallKey:
 
 def _in_order(device: torch.device, asked: bool) -> bool:
     """Whether sums are to have one order, where a usual kernel's dq has not."""
-    wanted = bool(asked or torch.are_deterministic_algorithms_enabled())
-    return wanted and not _has_an_order(device)
+    is_asked = bool(asked or torch.are_deterministic_algorithms_enabled())
+    return is_asked and not _has_an_order(device)
 
 
 def _has_an_order(device: torch.device) -> bool:
@@ -340,10 +340,10 @@ def _backward(of: Plan) -> op.Op:
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        made = gradients(slug, arguments, dout, out, lse, dlse, deterministic=ctx.deterministic)
-        wanted = zip(ctx.needs_input_grad[: len(made)], made, strict=True)
-        found = [gradient if needed else None for needed, gradient in wanted]
-        return *found, *[None] * (len(names) - len(found))
+        deltas = gradients(slug, arguments, dout, out, lse, dlse, deterministic=ctx.deterministic)
+        pairs = zip(ctx.needs_input_grad[: len(deltas)], deltas, strict=True)
+        needed = [gradient if is_needed else None for is_needed, gradient in pairs]
+        return *needed, *[None] * (len(names) - len(needed))
 
     return backward
 

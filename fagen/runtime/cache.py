@@ -10,6 +10,7 @@ from torch import Tensor
 from fagen.runtime.arguments import refuse_rank
 from fagen.runtime.attention import attention
 from fagen.runtime.decode import attention_decode
+from fagen.runtime.offsets import evenly
 from fagen.runtime.varlen import attention_varlen
 
 # of queries that share a KV head: up to four tiles of decoding, which part the keys of a sequence
@@ -41,8 +42,7 @@ def attention_cache(
 
     Raises as these do.
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
+    refuse_rank(q=q, k=k, v=v)
     batch, queries, heads, _ = q.shape
     few = queries * heads <= FEW_ROWS * k.shape[2]
     if not few and seqused_k is None and leftpad_k is None:
@@ -59,7 +59,7 @@ def attention_cache(
             scale=scale,
             return_lse=return_lse,
         )
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * queries
+    starts = evenly(batch, queries, q.device)
     k, v, cu_seqlens_k, used = varlen
     results = attention_varlen(
         q.flatten(0, 1),
@@ -95,7 +95,7 @@ def as_varlen(
     if apart < keys or batch * apart > _MOST_ROWS:
         return None
     total = (batch - 1) * apart + keys
-    starts = torch.arange(batch + 1, dtype=torch.int32, device=k.device) * apart
+    starts = evenly(batch, apart, k.device)
     used = seqused_k
     if leftpad_k is not None:
         first = leftpad_k.clamp(0, keys)

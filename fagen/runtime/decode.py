@@ -148,7 +148,7 @@ def attention_decode(
         named = None
         kernel: Any
         if compiling:
-            _refuse_ranks(q, k, v)
+            refuse_rank(q=q, k=k, v=v)
             # sizes that are open would be guarded by how well tiles share out
             tile = _tile(q_shape, k_shape[2], alike=False)
             choice = None if schedule is None else slug_of(schedule)
@@ -163,7 +163,7 @@ def attention_decode(
                 kernel = None
             if kernel is None:  # of one that is known, the op says what is wrong
                 if not len(q_shape) == len(k_shape) == len(v_shape) == 4:
-                    _refuse_ranks(q, k, v)
+                    refuse_rank(q=q, k=k, v=v)
                 sizes, of_key = _sizes(q_shape, k_shape), of_call(*call)
                 ready = DECODING.alike.get(of_key) or DECODING.ready(_key(*of_key), of_key)
                 kernel = DECODING.find(ready, sizes, call)
@@ -181,7 +181,7 @@ def attention_decode(
         if not is_compiling():  # torch says then what was raised
             explain(error, attention_decode, locals())
         if not isinstance(error, ValueError):
-            _refuse_ranks(q, k, v)
+            refuse_rank(q=q, k=k, v=v)
         raise
 
 
@@ -228,12 +228,6 @@ def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, st
     rows = queries * (heads // kv_heads)
     by = deal_for(head_dim, rows, kv_heads, batch, alike=alike)
     return rows_for(rows), num_splits_for(kv_heads), by
-
-
-def _refuse_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError for a tensor of other than four dimensions."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        refuse_rank(name, tensor)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:

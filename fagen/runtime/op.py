@@ -4,7 +4,7 @@ What an op takes and gives is its Plan's signature; `<slug>_without_<output>` le
 """
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from fagen.render import render
 from fagen.runtime.c_interface import info_of, library_at
 from fagen.runtime.checks import allocated, checked
 from fagen.schedule import Schedule
+from fagen.signature import Tensor as Expected
 
 Op = Callable[..., Any]
 
@@ -186,12 +187,12 @@ def run_once(of: Plan, device: torch.device, op: Op | None = None) -> None:
 
 def refuse_other_than_hopper(device: torch.device) -> None:
     """Raise DeviceError for a GPU that no kernel runs on."""
-    found = torch.cuda.get_device_capability(device)
-    if found != SM90.capability:
+    capability = torch.cuda.get_device_capability(device)
+    if capability != SM90.capability:
         raise DeviceError(
             f"{device} is a {torch.cuda.get_device_name(device)} of compute capability "
-            f"{found[0]}.{found[1]}, and kernels are machine code for Hopper (9.0); tensors on the "
-            "CPU are computed by an emulation of the same schedule"
+            f"{capability[0]}.{capability[1]}, and kernels are machine code for Hopper (9.0); "
+            "tensors on the CPU are computed by an emulation of the same schedule"
         )
 
 
@@ -336,25 +337,19 @@ def _register(binary: Binary) -> Op:
 
 
 def fakes(of: Plan) -> dict[str, Callable[..., Any]]:
-    """Return what makes outputs without numbers, by the end of an op's name."""
+    """Return what makes outputs without numbers, or refuses, by the end of an op's name."""
+    signature = of.signature
 
-    def fake(*given: Any, **named: Any) -> Any:
-        return _single(_traced(of, given, named))
+    def fake(kept: Container[Expected], *given: Any, **named: Any) -> Any:
+        arguments = _named(of, given, named)
+        outputs = allocated(of, arguments, checked(of, arguments, have_data=False))
+        pairs = zip(outputs, signature.outputs, strict=True)
+        some = tuple(output for output, expected in pairs if expected in kept)
+        return some if len(some) > 1 else some[0]
 
-    def fewer(*given: Any, **named: Any) -> Any:
-        made = _traced(of, given, named)
-        outputs = of.signature.outputs
-        kept = [one for one, of_it in zip(made, outputs, strict=True) if not of_it.omittable]
-        return _single(tuple(kept))
-
-    variants = {f"_without_{tensor.name}": fewer for tensor in of.signature.omittable}
-    return {"": fake, **variants}
-
-
-def _traced(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return outputs without numbers, or refuse: what torch asks while it traces."""
-    arguments = _named(of, given, named)
-    return allocated(of, arguments, checked(of, arguments, have_data=False))
+    kept = {"": signature.outputs}
+    kept |= {f"_without_{tensor.name}": signature.kept for tensor in signature.omittable}
+    return {end: partial(fake, outputs) for end, outputs in kept.items()}
 
 
 def _named(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,10 +358,6 @@ def _named(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[s
     names = [argument.name for argument in arguments]
     defaults = {argument.name: getattr(argument, "default", None) for argument in arguments}
     return {**defaults, **dict(zip(names, given, strict=False)), **named}
-
-
-def _single(made: tuple[Tensor, ...]) -> Any:
-    return made if len(made) > 1 else made[0]
 
 
 # ---- emulated ops --------------------------------------------------------------------------------
@@ -395,8 +386,8 @@ def _emulate(slug: str, of: Plan | str) -> Op:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 return compute(of, **arguments)
         except (MemoryError, RuntimeError) as error:
-            if told := _too_large(slug, arguments, error):
-                raise told from None
+            if refusal := _too_large(slug, arguments, error):
+                raise refusal from None
             raise
 
     _ops.define(f"{name}({of.signature.asked_by_place}) -> {of.signature.returns}")
