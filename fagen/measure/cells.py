@@ -91,25 +91,21 @@ def race(
     calls: dict[str, Call] = {}
     who: dict[str, Implementation] = {}
     for implementation in implementations:
-        label = implementation.label
+        label, charged = implementation.label, False
         try:
             beside = _charges(implementation, cell, q, k, v)
+            charged = True
+            calls[label] = implementation.bind(cell, q, k, v)
         except DeviceError as refusal:
-            why = f"what it is charged with cannot be timed: {refusal}"
-        else:
-            try:
-                calls[label] = implementation.bind(cell, q, k, v)
-            except DeviceError as refusal:
-                if implementation.schedule:
-                    raise
-                why = str(refusal)
-            else:
-                who[label] = implementation
-                calls |= beside
-                continue
-        say(f"  {label:12} left out: {why}")
-        if left_out:
-            left_out(label, why)
+            if charged and implementation.schedule:
+                raise
+            why = f"{'' if charged else 'what it is charged with cannot be timed: '}{refusal}"
+            say(f"  {label:12} left out: {why}")
+            if left_out:
+                left_out(label, why)
+            continue
+        who[label] = implementation
+        calls |= beside
     _agree(cell, calls, who)
     rows = []
     clock = Clock()
