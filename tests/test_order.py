@@ -76,16 +76,16 @@ SLUGS = (
 SHAPES = 600  # of each schedule
 
 
-def program(of: Plan, folder: Path) -> Path:
+def program(plan: Plan, folder: Path) -> Path:
     """The dealing of tiles of a Plan's kernel: sizes in, a verdict on each out."""
-    kernel = render(of).kernel
+    kernel = render(plan).kernel
     numbers = [line for line in kernel.splitlines() if line.startswith("constexpr int")]
     wanted = ("kHeadDim ", "kHeadDimV ", "kBlockM ", "kBlockN ", "kL2Share ", "kSectionRounds ")
     code = PROGRAM.format(
-        element_bytes=of.dtype.bytes,
+        element_bytes=plan.dtype.bytes,
         numbers="\n".join(line for line in numbers if any(word in line for word in wanted)),
         divisor=cut(kernel, "template <class Integer>", "struct ScaleTensor")
-        if of.descales
+        if plan.descales
         else cut(kernel, "template <class Integer>", "struct Params"),
         tiles=cut(kernel, "struct Blocks {", "struct SharedStorage")
         + cut(kernel, "struct Keys {", "// The tiles that the producer draws"),

@@ -57,21 +57,21 @@ def test_one_chunk_is_no_split():
 def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     batch, group, kv_heads, queries, keys, slug
 ):
-    of = plan_of(slug)
+    plan = plan_of(slug)
     heads = group * kv_heads
     sizes = dict(batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys)
-    launches = of.launches
+    launches = plan.launches
     main, merge = launches.kernels
     assert (main.kernel, merge.kernel) == ("attention_forward", "merge")
     assert main.overlaps and merge.overlaps and not launches.zeroed
     rows = batch * heads * queries
-    assert launches.workspace.at(sizes) == 4 * (of.head_dim_v + 2) * rows * of.num_splits
-    tiles = batch * heads * -(-queries // of.block_m)
-    assert main.grid.x.at(sizes) == tiles * of.num_splits
-    assert merge.grid.x.at(sizes) * (merge.threads // of.combination.lanes) >= rows
+    assert launches.workspace.at(sizes) == 4 * (plan.head_dim_v + 2) * rows * plan.num_splits
+    tiles = batch * heads * -(-queries // plan.block_m)
+    assert main.grid.x.at(sizes) == tiles * plan.num_splits
+    assert merge.grid.x.at(sizes) * (merge.threads // plan.combination.lanes) >= rows
     # chunks: whole blocks, equally long but for the last, and no more than there are
-    step = of.chunk_keys(keys)
-    assert step % of.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= of.num_splits)
+    step = plan.chunk_keys(keys)
+    assert step % plan.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= plan.num_splits)
 
 
 @settings(max_examples=25, deadline=None)
@@ -84,25 +84,25 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
 )
 def test_its_emulation_keeps_the_rule_of_the_proof(slug, queries, keys, heads, seed):
     """Against fp64, beside torch's own rounding; rows without a key are 0 and minus infinity."""
-    of = plan_of(slug)
-    cell = cell_of(of, Sizes(1, *heads, queries, keys))
-    error = shape_error(cell, partial(emulate, of), *inputs(cell, seed=seed, device="cpu"))
+    plan = plan_of(slug)
+    cell = cell_of(plan, Sizes(1, *heads, queries, keys))
+    error = shape_error(cell, partial(emulate, plan), *inputs(cell, seed=seed, device="cpu"))
     assert error.ok, error
 
 
 @pytest.mark.parametrize("slug", SLUGS[:2])
 def test_a_chunk_far_above_the_others_takes_all_weight(slug):
     """Scores that rise from chunk to chunk, by more than fp32's exponents hold."""
-    of = plan_of(slug)
+    plan = plan_of(slug)
     torch.manual_seed(0)
-    dtype, keys = getattr(torch, of.dtype.torch), 12 * of.block_n
-    q = torch.ones(1, 7, 2, of.head_dim, dtype=dtype)
-    rising = torch.arange(keys, dtype=torch.float32) // of.block_n * 4
+    dtype, keys = getattr(torch, plan.dtype.torch), 12 * plan.block_n
+    q = torch.ones(1, 7, 2, plan.head_dim, dtype=dtype)
+    rising = torch.arange(keys, dtype=torch.float32) // plan.block_n * 4
     for direction in (rising, rising.flip(0)):
-        k = (direction[None, :, None, None] * torch.ones(1, 1, 1, of.head_dim)).to(dtype)
-        v = torch.randn(1, keys, 1, of.head_dim_v).to(dtype)
-        out, lse = emulate(of, q, k, v, 1.0)
-        exact, exact_lse = reference(q, k, v, mask=of.mask.name, scale=1.0)
+        k = (direction[None, :, None, None] * torch.ones(1, 1, 1, plan.head_dim)).to(dtype)
+        v = torch.randn(1, keys, 1, plan.head_dim_v).to(dtype)
+        out, lse = emulate(plan, q, k, v, 1.0)
+        exact, exact_lse = reference(q, k, v, mask=plan.mask.name, scale=1.0)
         seen = exact_lse > -math.inf
         assert torch.allclose(lse.double()[seen], exact_lse[seen], rtol=1e-6)
         assert (out.double() - exact).abs().max() < 8e-3
@@ -110,13 +110,13 @@ def test_a_chunk_far_above_the_others_takes_all_weight(slug):
 
 def test_the_bits_of_a_sequence_are_its_own():
     """Its chunks follow from its own length, so neighbours and other heads change nothing."""
-    of = plan_of(SLUGS[0])
+    plan = plan_of(SLUGS[0])
     torch.manual_seed(0)
     q = torch.randn(3, 20, 4, 128).half()
     k, v = torch.randn(2, 3, 1_000, 2, 128).half()
-    out, lse = emulate(of, q, k, v, 0.1)
+    out, lse = emulate(plan, q, k, v, 0.1)
     for one in range(3):
-        alone = emulate(of, q[one : one + 1], k[one : one + 1], v[one : one + 1], 0.1)
+        alone = emulate(plan, q[one : one + 1], k[one : one + 1], v[one : one + 1], 0.1)
         assert torch.equal(alone[0][0], out[one]) and torch.equal(alone[1][0], lse[one])
 
 

@@ -11,7 +11,6 @@ import torch
 from fagen import registry, simulator
 from fagen.errors import ScheduleError
 from fagen.kinds.backward import Schedule
-from fagen.kinds.backward.plan import Plan, plan
 from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.sequences import UNTOUCHED, Case
 from fagen.measure.verification import check
@@ -24,10 +23,6 @@ COMMITTED = [path.stem for path in registry.schedules("backward") if "varlen" in
 SMALL = "bwd_fp16_d16_causal_m64n64_varlen"
 
 
-def planned(slug: str) -> Plan:
-    return plan(Schedule.from_slug(slug))
-
-
 # ---- on the simulated GPU -----------------------------------------------------------------------
 
 
@@ -36,14 +31,14 @@ NARROW = ("bwd_fp16_d72_causal_m64n128_varlen", "bwd_bf16_d80_full_m64n128_varle
 
 @pytest.mark.parametrize("slug", some((*VARLEN_GRADIENTS, *NARROW), VARLEN_GRADIENTS[:1]))
 def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None:
-    of = planned(slug)
-    kernel_text = render(of).kernel
+    plan = registry.plan_of(slug)
+    kernel_text = render(plan).kernel
     most = "kMostGrid = 65535;"  # heads that a launch before or after has; here as of very many
     assert kernel_text.count(most) == 1
     library = simulator.build(kernel_text.replace(most, "kMostGrid = 2;"))
 
-    run = partial(simulator.call, of, library)
-    check(of, VARLEN_RULE, run, cases=extreme_cases(of), device="cpu")
+    run = partial(simulator.call, plan, library)
+    check(plan, VARLEN_RULE, run, cases=extreme_cases(plan), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -60,27 +55,27 @@ def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None
 )
 def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int]) -> None:
     """What they compute of such sequences is nobody's; that they end, and where they write, is."""
-    of = planned(SMALL)
-    library = simulator.build(render(of).kernel)
+    plan = registry.plan_of(SMALL)
+    library = simulator.build(render(plan).kernel)
     at = torch.tensor(offsets, dtype=torch.int32)
     q, k, v, dout, out = (torch.randn(130, 2, 16).half() for _ in range(5))
     room = torch.full((3, 140, 2, 16), 7.0).half()
     into = dict(zip(("dq", "dk", "dv"), (x[5:135] for x in room), strict=True))
     given = dict(q=q, k=k, v=v, dout=dout, out=out, lse=torch.zeros(2, 130), scale=0.25)
-    simulator.call(of, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, **into)
+    simulator.call(plan, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, **into)
     assert (room[:, :5] == 7).all() and (room[:, 135:] == 7).all()
 
 
 @pytest.mark.parametrize("offsets", [[], [5], [5, 5], [68, 70]], ids=str)
 def test_gradients_of_rows_of_no_sequence_are_zeros(offsets: list[int]) -> None:
-    of = planned(SMALL)
-    library = simulator.build(render(of).kernel)
+    plan = registry.plan_of(SMALL)
+    library = simulator.build(render(plan).kernel)
     at = torch.tensor(offsets, dtype=torch.int32)
     tensors = {name: torch.full((70, 2, 16), math.nan).half() for name in ("q", "k", "v")}
     tensors |= {name: tensors["q"].clone() for name in ("dout", "out")}
     into = {f"d{name}": torch.full((70, 2, 16), UNTOUCHED).half() for name in ("q", "k", "v")}
     given = dict(lse=torch.full((2, 70), math.nan), cu_seqlens_q=at, cu_seqlens_k=at, scale=0.25)
-    simulator.call(of, library, **tensors, **given, **into)
+    simulator.call(plan, library, **tensors, **given, **into)
     others = torch.ones(70, dtype=torch.bool)
     others[slice(*offsets) if len(offsets) == 2 else slice(0, 0)] = False
     for found in into.values():
@@ -88,16 +83,16 @@ def test_gradients_of_rows_of_no_sequence_are_zeros(offsets: list[int]) -> None:
 
 
 def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
-    of = planned("bwd_fp16_d32_full_m64n64_varlen_det")
-    library = simulator.build(render(of).kernel)
+    plan = registry.plan_of("bwd_fp16_d32_full_m64n64_varlen_det")
+    library = simulator.build(render(plan).kernel)
     case, found = Case(((100, 150), (3, 200)), 2, 1), []
 
     def kernel(*, seed: int, **given: Any) -> None:
-        simulator.call(of, library, seed=seed, **given)
+        simulator.call(plan, library, seed=seed, **given)
         found.append(given["dq"].clone())
 
     for seed in range(3):
-        VARLEN_RULE.error(of, partial(kernel, seed=seed), case, 0, "cpu")
+        VARLEN_RULE.error(plan, partial(kernel, seed=seed), case, 0, "cpu")
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
@@ -105,9 +100,9 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
 def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
     slug: str,
 ) -> None:
-    of = planned(slug)
-    cases = extreme_cases(of)
-    check(of, VARLEN_RULE, emulated(of), cases=cases, device="cpu")
+    plan = registry.plan_of(slug)
+    cases = extreme_cases(plan)
+    check(plan, VARLEN_RULE, emulated(plan), cases=cases, device="cpu")
 
 
 # ---- schedules ----------------------------------------------------------------------------------
@@ -128,7 +123,7 @@ def test_pairs_of_thread_blocks_do_not_go_with_varlen() -> None:
 
 def test_there_is_a_record_for_each_block_of_rows_wherever_sequences_begin() -> None:
     """Sequence i begins at slot offsets[i] / block + i, as the kernels' text has it."""
-    of = planned(SMALL)
+    plan = registry.plan_of(SMALL)
     dice = torch.Generator().manual_seed(0)
     for batch in (1, 2, 7, 40):
         for most in (1, 64, 65, 300):
@@ -137,11 +132,11 @@ def test_there_is_a_record_for_each_block_of_rows_wherever_sequences_begin() -> 
             for length in lengths:
                 at.append(at[-1] + length)
             slots = [
-                at[i] // of.block_m + i + block
+                at[i] // plan.block_m + i + block
                 for i, length in enumerate(lengths)
-                for block in range(-(-length // of.block_m))
+                for block in range(-(-length // plan.block_m))
             ]
             assert len(set(slots)) == len(slots)
             sizes = {"total_q": at[-1], "offsets": batch + 1, "heads": 1}
-            records = of.launches.workspace.at(sizes) // of.record_bytes
+            records = plan.launches.workspace.at(sizes) // plan.record_bytes
             assert max(slots, default=0) < records or not slots

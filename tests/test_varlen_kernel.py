@@ -37,8 +37,8 @@ SMALL_FP8 = "fwd_e4m3_d64_causal_m64n64_varlen"
 
 def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     """Heads before keys, as models keep them: the packed view's sequences lie within each other."""
-    of = planned(SMALL)
-    library = simulator.build(render(of).kernel)
+    plan = planned(SMALL)
+    library = simulator.build(render(plan).kernel)
     q = normal(3, 70, 4, 64, dtype=torch.float16)
     used, pads = (torch.tensor(x, dtype=torch.int32) for x in ((150, 41, 0), (5, 0, 0)))
     caches = [normal(3, 2, 150, 64, seed=seed, dtype=torch.float16) for seed in (1, 2)]
@@ -51,7 +51,14 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     out, lse = torch.full((210, 4, 64), math.nan).half(), torch.full((4, 210), math.nan)
     starts = torch.arange(4, dtype=torch.int32) * 70
     simulator.call(
-        of, library, q=q.flatten(0, 1), cu_seqlens_q=starts, scale=0.125, out=out, lse=lse, **given
+        plan,
+        library,
+        q=q.flatten(0, 1),
+        cu_seqlens_q=starts,
+        scale=0.125,
+        out=out,
+        lse=lse,
+        **given,
     )
     wanted, wanted_lse = attend(
         q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads
@@ -72,16 +79,16 @@ def test_in_e4m3_a_descale_may_be_as_large_as_documented_and_that_of_v_0(
     q, k, v, at_q, at_k = packed([(3, 70), (5, 5), (2, 2)], torch.float32)
     k.zero_()[at_k[:-1].long()] = 1
     tensors = {"q": q.abs() / 8, "k": k, "v": v}
-    eights = {of: x.to(torch.float8_e4m3fn) for of, x in tensors.items()}
+    eights = {each: x.to(torch.float8_e4m3fn) for each, x in tensors.items()}
     descales = {
-        f"{of}_descale": torch.full((3, x.shape[1], 1), number if of == name else 1.0)
-        for of, x in tensors.items()
+        f"{each}_descale": torch.full((3, x.shape[1], 1), number if each == name else 1.0)
+        for each, x in tensors.items()
     }
     out = torch.full(q.shape, math.nan, dtype=torch.bfloat16)
     lse = torch.full((4, len(q)), math.nan)
     at = {"cu_seqlens_q": at_q, "cu_seqlens_k": at_k}
     simulator.call(small, library, **eights, **descales, **at, scale=0.125, out=out, lse=lse)
-    means = (x.double() * (number if of == name else 1.0) for of, x in eights.items())
+    means = (x.double() * (number if each == name else 1.0) for each, x in eights.items())
     right, right_lse = exact(*means, at_q, at_k, causal=True)
     by = number if name == "v" and number else 1.0
     torch.testing.assert_close(out.double() / by, right / by, rtol=0.05, atol=0.05)
@@ -92,18 +99,20 @@ def test_in_e4m3_a_descale_may_be_as_large_as_documented_and_that_of_v_0(
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
 @pytest.mark.parametrize("offsets", [[], [5], [5, 5], [0, 2], [68, 70], [40, 1 << 30]], ids=str)
 def test_rows_of_no_sequence_are_zeros_whatever_they_hold(slug: str, offsets: list[int]) -> None:
-    of = planned(slug)
-    library = simulator.build(render(of).kernel)
-    q, k, v = (torch.full((70, 2, 64), math.nan).to(getattr(torch, of.dtype.torch)) for _ in "qkv")
+    plan = planned(slug)
+    library = simulator.build(render(plan).kernel)
+    q, k, v = (
+        torch.full((70, 2, 64), math.nan).to(getattr(torch, plan.dtype.torch)) for _ in "qkv"
+    )
     of_one = slice(*offsets[:2]) if len(offsets) == 2 else slice(0, 0)
     for x in (q, k, v):
         x[of_one] = torch.randn(x[of_one].shape).to(x.dtype)
-    room = torch.full((80, 2, 64), 7.0).to(getattr(torch, of.out_dtype.torch))
+    room = torch.full((80, 2, 64), 7.0).to(getattr(torch, plan.out_dtype.torch))
     lses = torch.full((4, 70), 7.0)
     into = {"out": room[5:75], "lse": lses[1:3]}
     at = torch.tensor(offsets, dtype=torch.int32)
     given = dict(q=q, k=k, v=v, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125)
-    simulator.call(of, library, **given, **into)
+    simulator.call(plan, library, **given, **into)
     others = torch.ones(70, dtype=torch.bool)
     others[of_one] = False
     assert not into["out"][others].any() and (into["lse"][:, others] == -math.inf).all()
@@ -114,18 +123,18 @@ def test_rows_of_no_sequence_are_zeros_whatever_they_hold(slug: str, offsets: li
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
 def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
     """Calls of other lengths one after another, with one workspace."""
-    of = planned(slug)
-    library = simulator.build(render(of).kernel)
+    plan = planned(slug)
+    library = simulator.build(render(plan).kernel)
     workspace = torch.zeros(1, dtype=torch.int32)
 
     def run(**given: Any) -> None:
-        args = arguments(of, given, checked(of, given))
+        args = arguments(plan, given, checked(plan, given))
         args.workspace, args.workspace_bytes = workspace.data_ptr(), 4
         library_at(library)["fagen_simulator_seed"](0)
-        assert library_at(library)[f"fagen_{of.slug}"](ctypes.byref(args), None) == 0
+        assert library_at(library)[f"fagen_{plan.slug}"](ctypes.byref(args), None) == 0
 
-    for case in (*small_cases(of), Case(((0, 0),), 1, 1), Case(((65, 3),) * 40, 2, 2)):
-        assert case_error(of, run, case, device="cpu").ok
+    for case in (*small_cases(plan), Case(((0, 0),), 1, 1), Case(((65, 3),) * 40, 2, 2)):
+        assert case_error(plan, run, case, device="cpu").ok
         assert not workspace.any()
 
 
@@ -159,13 +168,14 @@ def test_a_folder_has_them_beside_others_with_a_struct_of_their_own() -> None:
     folder = folder_of(manifest)
     assert [group.name for group in folder.groups] == ["forward varlen", "forward", "combine"]
     # of two dispatchers each takes one struct, and knows its kernel alone
-    assert [kernel.slug for kernel in folder.dispatched.kernels] == [slugs[1]]
-    assert {row.kernel for row in folder.table.rows} <= {0, -1}
+    assert folder.attention
+    assert [kernel.slug for kernel in folder.attention.kernels] == [slugs[1]]
+    assert {row.kernel for row in folder.attention.table.rows} <= {0, -1}
     (packed,) = folder.varlen
     assert [kernel.slug for kernel in packed.kernels] == [slugs[0]] and packed.kind == "varlen"
     # nor does that of gradients, which are another kernel's
-    found = folder.gradients[COMMITTED[0]]
-    assert (found.by, found.wanted) == (None, "bwd_bf16_d128_causal_m64n128_varlen")
+    gradient = folder.gradients[COMMITTED[0]]
+    assert (gradient.by, gradient.wanted) == (None, "bwd_bf16_d128_causal_m64n128_varlen")
     header = FORMATS["source"](folder)["include/demo.h"]
     assert "struct FagenForwardVarlenArgs {" in header and "struct FagenForwardArgs {" in header
     assert f"int fagen_{COMMITTED[0]}(const struct FagenForwardVarlenArgs* args" in header

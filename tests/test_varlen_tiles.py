@@ -35,19 +35,19 @@ def test_short_sequences_between_long_ones_are_right_whatever_happens_when(slug:
 @each_kernel
 def test_its_bits_are_the_same_whichever_warpgroup_has_a_sequence(slug: str) -> None:
     """Sequences of the same numbers, of which each warpgroup has some."""
-    of, lengths, copies = planned(slug), (50, 200, 90), 6
-    library = simulator.build(render(of).kernel)
-    dtype: torch.dtype = getattr(torch, of.dtype.torch)
-    q, k, v = packed([(length, length) for length in lengths], torch.float32, of.head_dim)[:3]
+    plan, lengths, copies = planned(slug), (50, 200, 90), 6
+    library = simulator.build(render(plan).kernel)
+    dtype: torch.dtype = getattr(torch, plan.dtype.torch)
+    q, k, v = packed([(length, length) for length in lengths], torch.float32, plan.head_dim)[:3]
     at = offsets(lengths * copies)
     given = {
         name: x[:, :1].repeat(copies, 1, 1).to(dtype) for name, x in (("q", q), ("k", k), ("v", v))
     }
-    out = torch.full((len(given["q"]), 1, of.head_dim_v), math.nan)
-    out = out.to(getattr(torch, of.out_dtype.torch))
+    out = torch.full((len(given["q"]), 1, plan.head_dim_v), math.nan)
+    out = out.to(getattr(torch, plan.out_dtype.torch))
     lse = torch.full((1, len(out)), math.nan)
     simulator.call(
-        of, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125, out=out, lse=lse
+        plan, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125, out=out, lse=lse
     )
     for x in (out, lse.T):
         every = x.unflatten(0, (copies, sum(lengths)))
