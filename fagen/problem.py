@@ -81,9 +81,9 @@ class Problem:
         Where it has to be deterministic that stands at its end.
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        said = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
-        said += [self.lengths] * self.varlen
-        return "_".join(filter(None, said)) + (DETERMINISTIC if self.deterministic else "")
+        words = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        words += [self.lengths] * self.varlen
+        return "_".join(filter(None, words)) + (DETERMINISTIC if self.deterministic else "")
 
     @property
     def peer(self) -> Peer:
@@ -100,20 +100,20 @@ class Problem:
         columns = f"{self.head_dim}"
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
-        said = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
+        words = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
         if self.v_layout:
-            said.append("V row-major" if self.v_layout == "rows" else "V transposed")
+            words.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:
             blocks = f"block of {self.scale_rows} rows" if self.scale_rows else "head or tensor"
-            said.append(f"scales by {blocks}")
+            words.append(f"scales by {blocks}")
         if self.out_dtype and self.out_dtype != self.dtype:
-            said.append(f"out in {_torchs(self.out_dtype)}")
+            words.append(f"out in {_torchs(self.out_dtype)}")
         if PASSES[self.kind].gradients:
-            said.append(f"{self.kind} pass")
+            words.append(f"{self.kind} pass")
         if self.deterministic:
-            said.append("deterministic")
-        said += [self.lengths] * self.varlen
-        return ", ".join(said)
+            words.append("deterministic")
+        words += [self.lengths] * self.varlen
+        return ", ".join(words)
 
 
 DETERMINISTIC = "_det"  # at the end of a problem's name
@@ -316,17 +316,17 @@ def lengths_in_words(each: Lengths) -> str:
 
 def lengths_from(words: str, most: int) -> Lengths:
     """Read such words back, of so many sequences at most.  Raises ValueError for any others."""
-    found: list[tuple[int, int]] = []
+    each: list[tuple[int, int]] = []
     for one in words.split(","):
         matched = _LENGTH.fullmatch(one)
         count = int(matched[3] or 1) if matched else 0
-        if not matched or not 0 < count <= most - len(found):
+        if not matched or not 0 < count <= most - len(each):
             raise ValueError(f"{shown(one)} is no length, or of more than {most} sequences")
         queries = int(matched[1])
-        found += [(queries, int(matched[2]) if matched[2] else queries)] * count
-    if lengths_in_words(tuple(found)) != words:
+        each += [(queries, int(matched[2]) if matched[2] else queries)] * count
+    if lengths_in_words(tuple(each)) != words:
         raise ValueError("lengths are not written so")
-    return tuple(found)
+    return tuple(each)
 
 
 def standard_sizes(head_dim: int, seqlen: int = 4_096) -> Sizes:
@@ -401,5 +401,5 @@ def sequences(
 
 def intervals(offsets: Sequence[int], total: int) -> list[tuple[int, int]]:
     """Where varlen sequences begin and end, within so many rows; backwards is empty."""
-    found = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
-    return [(begin, max(begin, end)) for begin, end in found]
+    within = [(max(0, begin), min(end, total)) for begin, end in pairwise(offsets)]
+    return [(begin, max(begin, end)) for begin, end in within]

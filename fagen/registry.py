@@ -48,8 +48,8 @@ def kind(name: str) -> "Kind":
     """Return a kind by name.  Raises ScheduleError, with all names, where there is none."""
     if name not in ENTRIES:
         raise ScheduleError(f"there is no kind {shown(name)}; there are {', '.join(ENTRIES)}")
-    found: Kind = import_module(ENTRIES[name].module).KIND
-    return found
+    loaded: Kind = import_module(ENTRIES[name].module).KIND
+    return loaded
 
 
 def kind_of_slug(slug: str) -> "Kind":

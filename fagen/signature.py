@@ -143,14 +143,14 @@ class Tensor:
     @property
     def remedy(self) -> str:
         """How to come to its dtype, in words."""
-        said = self.conversion or "{name}.to(torch.{dtype}) converts it"
-        return said.format(name=self.name, dtype=self.dtype.torch)
+        words = self.conversion or "{name}.to(torch.{dtype}) converts it"
+        return words.format(name=self.name, dtype=self.dtype.torch)
 
     @property
     def shape(self) -> str:
         """Its dimensions in words."""
-        said = [f"{dim.extent}{' or 1' if dim.broadcast else ''}" for dim in self.dims]
-        return f"({', '.join(said)})"
+        dims = [f"{dim.extent}{' or 1' if dim.broadcast else ''}" for dim in self.dims]
+        return f"({', '.join(dims)})"
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class Scalar:
     @property
     def demand(self) -> str:
         """What one that is `positive` must be, in words."""
-        said = "finite and above 0 as a float32" if self.type == "float" else "above 0"
-        return f"{said}, and {self.limit}" if self.limit else said
+        demand = "finite and above 0 as a float32" if self.type == "float" else "above 0"
+        return f"{demand}, and {self.limit}" if self.limit else demand
 
     @property
     def limit(self) -> str:
@@ -363,12 +363,12 @@ class Signature:
     @cached_property
     def told(self) -> tuple[tuple[str, str, int], ...]:
         """Each named size, with the input, and its dimension, that tells it."""
-        found: dict[str, tuple[str, str, int]] = {}
+        tellers: dict[str, tuple[str, str, int]] = {}
         for tensor in self.inputs:
             for place, dim in enumerate(tensor.dims):
                 if dim.extent.plain:
-                    found.setdefault(dim.extent.name, (dim.extent.name, tensor.name, place))
-        return tuple(found.values())
+                    tellers.setdefault(dim.extent.name, (dim.extent.name, tensor.name, place))
+        return tuple(tellers.values())
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor by name."""
@@ -379,14 +379,14 @@ class Signature:
         """Why a call is refused where one of its tensors requires a gradient."""
         *some, last = [tensor.name for tensor in self.inputs]
         names = f"{', '.join(some)} or {last}" if some else last
-        said = f"{names} requires a gradient, and {self.no_gradient}"
+        sentence = f"{names} requires a gradient, and {self.no_gradient}"
         if self.gradients_by:
-            said += (
+            sentence += (
                 f": {self.gradients_by}, or a vendored package's function, has gradients by "
                 "autograd (backward(), torch.autograd.grad), and not by transforms of torch.func, "
                 "torch.vmap or torch.jit"
             )
-        return f"{said}; {self.instead}"
+        return f"{sentence}; {self.instead}"
 
     @property
     def asked(self) -> str:
@@ -435,5 +435,5 @@ class Signature:
 
     @staticmethod
     def _returns(kept: tuple[Tensor, ...]) -> str:
-        said = [f"Tensor {tensor.result}" for tensor in kept]
-        return said[0] if len(said) == 1 else f"({', '.join(said)})"
+        results = [f"Tensor {tensor.result}" for tensor in kept]
+        return results[0] if len(results) == 1 else f"({', '.join(results)})"

@@ -50,8 +50,8 @@ def hard_scores(
     """
     for worst in families.worst(families.errors(plan, kernel, exact, sizes, hard, device)):
         names = ("error", "allowed", "lse_error", "lse_allowed")
-        found = {name: getattr(worst, name) for name in names}
-        yield worst.sizes, {**vars(worst.sizes), "torch_error": 0.0, **found}
+        fields = {name: getattr(worst, name) for name in names}
+        yield worst.sizes, {**vars(worst.sizes), "torch_error": 0.0, **fields}
 
 
 # ---- varlen sequences ---------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def _judged(errors: Sequence[Any], keys: Keys) -> Iterator[Fault]:
             yield path, unknown(path, keys)
         elif len(path) == 1:
             needed = [key for key in keys.tables[path[0]].model_fields if key in keys.required]
-            said = f"is missing: a table with {', '.join(needed)}"
-            yield path, said if kind == "missing" else "is no table"
+            sentence = f"is missing: a table with {', '.join(needed)}"
+            yield path, sentence if kind == "missing" else "is no table"
         elif kind == "missing":
             yield path, f"is missing: {_expected(path, keys)}"
         else:

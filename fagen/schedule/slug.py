@@ -27,7 +27,7 @@ class Code:
     def read(self, word: str) -> Any:
         """Return the value that a word of a slug gives the key, or None where it gives none."""
         if self.words:
-            return next((value for value, said in self.words.items() if said == word), None)
+            return next((value for value, code in self.words.items() if code == word), None)
         value = number(word.removeprefix(self.letters)) if word.startswith(self.letters) else word
         return None if isinstance(value, str) else value
 
@@ -66,20 +66,20 @@ class SlugForm:
 
         Raises ScheduleError where it is made of other words.
         """
-        found = self._pattern.fullmatch(slug)
-        if not found:
+        match = self._pattern.fullmatch(slug)
+        if not match:
             raise ScheduleError(f"{shown(slug)} is no slug; one looks like {self.example}")
-        said = {name: number(text) for name, text in found.groupdict().items() if text is not None}
-        for word in said.pop("rest").split("_")[1:]:
+        keys = {name: number(text) for name, text in match.groupdict().items() if text is not None}
+        for word in keys.pop("rest").split("_")[1:]:
             for code in self.codes:
                 if (value := code.read(word)) is not None:
-                    said[code.key] = value
+                    keys[code.key] = value
                     break
             else:
                 raise ScheduleError(
                     f"{shown(slug)} is no slug: {shown(word)} in it {self._fate(word)}"
                 )
-        return said
+        return keys
 
     def _fate(self, word: str) -> str:
         """Say what became of a word that is no code."""

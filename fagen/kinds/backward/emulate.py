@@ -38,9 +38,9 @@ def compute(
         return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **offsets)
     seqlen_q, seqlen_k, kv_heads = q.shape[1], k.shape[1], k.shape[2]
     group = q.shape[2] // max(1, kv_heads)
-    queries, grad, found = (x.transpose(1, 2).float() for x in (q, dout, out))
+    queries, grad, output = (x.transpose(1, 2).float() for x in (q, dout, out))
     keys, values = (x.transpose(1, 2).float().repeat_interleave(group, 1) for x in (k, v))
-    delta = (grad * found).sum(-1)
+    delta = (grad * output).sum(-1)
     if dlse is not None:
         delta = delta - dlse
     # infinity in a row that sees no key: its P is 0
@@ -98,6 +98,6 @@ def compute_varlen(
     for of_q, of_k in sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k)):
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
-        found = compute(one, *rows, lse[None, :, of_q], scale, own)
-        dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in found)
+        gradients = compute(one, *rows, lse[None, :, of_q], scale, own)
+        dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients)
     return dq, dk, dv

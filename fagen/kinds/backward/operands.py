@@ -50,9 +50,9 @@ def _varlen_results(
     if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
         with suppress(RuntimeError):  # as torch refuses
             lengths = varlen_lengths(sizes, q.device)
-            found = attended_varlen(q, k, v, lengths, causal=of.mask.causal)
-            if found.lse.shape == (sizes.heads, sizes.total_q):
-                return found.out, found.lse
+            attention = attended_varlen(q, k, v, lengths, causal=of.mask.causal)
+            if attention.lse.shape == (sizes.heads, sizes.total_q):
+                return attention.out, attention.lse
     outs, sums, top, first = [], [], 0, 0
     for queries, keys in sizes.sequences:
         own = q[None, top : top + queries], *(x[None, first : first + keys] for x in (k, v))
@@ -66,8 +66,8 @@ def _varlen_results(
 def _results(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
         with suppress(RuntimeError):  # as torch refuses
-            found = attended(BACKEND, q, k, v, causal=of.mask.causal)
-            return found.out, found.lse
+            attention = attended(BACKEND, q, k, v, causal=of.mask.causal)
+            return attention.out, attention.lse
     return _by_formula(of, q, k, v)
 
 

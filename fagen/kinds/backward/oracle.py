@@ -48,12 +48,12 @@ def gradients(
         scores = scores.masked_fill(~mask.sees(row, key, seqlen_q, seqlen_k), -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
-        found = p @ values
-        delta = (grad * found).sum(-1, keepdim=True)
+        output = p @ values
+        delta = (grad * output).sum(-1, keepdim=True)
         if dlse is not None:
             delta = delta - dlse[:, :, part, None].to(dtype)
         ds = p * (grad @ values.mT - delta)
-        out[:, :, part], lse[:, :, part] = found, log_sum.squeeze(-1)
+        out[:, :, part], lse[:, :, part] = output, log_sum.squeeze(-1)
         dq[:, :, part] = scale * ds @ keys
         dk += scale * ds.mT @ queries
         dv += p.mT @ grad

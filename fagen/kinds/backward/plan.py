@@ -156,8 +156,8 @@ class Plan(Budgeted):
     def gemms(self) -> tuple["Gemm", ...]:
         """The wgmma instructions."""
         d, d_v, own = self.head_dim_padded, self.head_dim_v_padded, self.dtype.ptx
-        said = "dQ: dS by K, dS as it lies transposed."
-        made = {
+        reads = "dQ: dS by K, dS as it lies transposed."
+        gemms = {
             "statistics": Gemm(
                 "statistics",
                 "S or dP, to begin with: of numbers of rows.",
@@ -177,7 +177,7 @@ class Plan(Budgeted):
             "dk": Gemm("dk", "dK: dS by Q.", d, own, True, False, True),
             "dq": Gemm(
                 "dq",
-                "dQ, transposed: K by dS, as it lies transposed." if self.dq_transposed else said,
+                "dQ, transposed: K by dS, as it lies transposed." if self.dq_transposed else reads,
                 self.dq_columns,
                 own,
                 False,
@@ -187,12 +187,12 @@ class Plan(Budgeted):
             "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
         }
         if not self.keeps_k:
-            del made["kept"]
+            del gemms["kept"]
         if d == d_v:
-            del made["dk"]
+            del gemms["dk"]
         if self.dq_rest == self.dq_columns:
-            del made["dq_rest"]
-        return tuple(made.values())
+            del gemms["dq_rest"]
+        return tuple(gemms.values())
 
     @property
     def roles(self) -> tuple[Role, ...]:

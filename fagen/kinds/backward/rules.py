@@ -240,21 +240,21 @@ def rules(keys: Values) -> Broken:
         yield "cluster", f'= {keys["cluster"]}: only with partition = "gradients"; use 1'
     elif not dq_columns(keys):
         if dq_transposed(keys):
-            said = (
+            fault = (
                 f"= {block_m}: dQ's {columns} x {block_m}, transposed since that is no multiple of "
                 f"{SM90.wgmma_m} rows, must part into {SM90.wgmma_m} columns, or of "
                 f"{SM90.wgmma_m} columns into 16 rows times a number, for each of "
                 f"{consumers(keys) if dq_by == 'all' else 1} warpgroups; use {SM90.wgmma_m}"
             )
         elif dq_by == "one":
-            said = f'= {block_m}: with dq_by = "one" a warpgroup computes dQ, of 64 rows; use 64'
+            fault = f'= {block_m}: with dq_by = "one" a warpgroup computes dQ, of 64 rows; use 64'
         else:
-            said = (
+            fault = (
                 f"= {block_m} does not go with block_n = {block_n}: dQ's {block_m} x {columns} "
                 f"must part into 64 rows, or slabs of {_slab(columns)} columns, for each of "
                 f"{consumers(keys)} warpgroups; use block_n = {block_m}"
             )
-        yield "block_m", said
+        yield "block_m", fault
     if keys["persistent"]:
         yield from _persistent_rules(keys)
     elif keys["postprocess"]:

@@ -59,8 +59,8 @@ class Plan(Streaming, Combining):
     @property
     def headers(self) -> tuple[str, ...]:
         """What declares the element types."""
-        found = dict.fromkeys((self.dtype.header, self.out_dtype.header))
-        return tuple(name for name in found if name != PARTIALS["fp32"].header)
+        headers = dict.fromkeys((self.dtype.header, self.out_dtype.header))
+        return tuple(name for name in headers if name != PARTIALS["fp32"].header)
 
     @property
     def converted(self) -> bool:
@@ -99,12 +99,12 @@ class Plan(Streaming, Combining):
     def reasons(self) -> str:
         """Why so many blocks, and what a call moves, to be printed below the ledger."""
         sums, warps = self.vector * self.loads, self.threads // SM90.warp_threads
-        wanted = _registers(sums, self.held)
-        together, fit = warps_that_fit(wanted, 26)
+        registers = _registers(sums, self.held)
+        together, fit = warps_that_fit(registers, 26)
         partial, whole = self.row_bytes
         block_bytes = self.shared_bytes + SM90.smem_reserved
         return (
-            f"registers per thread      {sums} sums + {wanted - sums} others = {wanted}\n"
+            f"registers per thread      {sums} sums + {registers - sums} others = {registers}\n"
             f"{fit}\n"
             f"so many thread blocks     {together} / {warps} warps, rounded down = "
             f"{together // warps}\n"

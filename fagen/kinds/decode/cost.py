@@ -85,26 +85,26 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     outputs = sizes.batch * sizes.kv_heads * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
     each = chunk_blocks(sizes.seqlen_k, block_n, num_splits)
-    found = ceil(n_blocks / each)
+    num_chunks = ceil(n_blocks / each)
     most = SM90.sm_count * blocks
-    slots = min(outputs * found, most)
+    slots = min(outputs * num_chunks, most)
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "stream_k":
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
-            return Dealt(tiles, resident, whole * found, whole * n_blocks, 0, whole)
+            return Dealt(tiles, resident, whole * num_chunks, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
-        if even + outputs * found / slots >= 2 * (each + 1):  # a run has two chunks, or more
+        if even + outputs * num_chunks / slots >= 2 * (each + 1):  # a run has two chunks, or more
             # who has a chunk's first step has all of it: about half of one too many
             steps = max(each, even + each / 2)
             # a thread block begins within a tile, whose chunks it hands on: half in the mean
-            partials = of_rows * found * min(1.0, slots / outputs / 2)
-            units = max(1, even * found / n_blocks)
+            partials = of_rows * num_chunks * min(1.0, slots / outputs / 2)
+            units = max(1, even * num_chunks / n_blocks)
             return Dealt(tiles, resident, units, steps, partials, 1 + outputs / slots)
-    rounds = ceil(outputs * found / slots)
-    steps = max(each, rounds * n_blocks / found)
+    rounds = ceil(outputs * num_chunks / slots)
+    steps = max(each, rounds * n_blocks / num_chunks)
     folded = rounds if by == "stream_k" else 0
-    return Dealt(tiles, resident, rounds, steps, of_rows * found, folded)
+    return Dealt(tiles, resident, rounds, steps, of_rows * num_chunks, folded)
 
 
 def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:

@@ -46,8 +46,8 @@ def compute(
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
         chunks = _chunks(plan, queries, keys, values, scale, reference)
-        found, own = combined_chunks(chunks, like, scale)
-        out[number], lse[number] = found.transpose(0, 1).to(q.dtype), own
+        output, own = combined_chunks(chunks, like, scale)
+        out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
 
 
@@ -66,16 +66,16 @@ def _chunks(
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        *found, _ = _chunk(plan, queries, keys, values, log2, first, last, reference)
+        *chunk, _ = _chunk(plan, queries, keys, values, log2, first, last, reference)
         if given is not None:
             inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=given.device)
             reference = (given * inverse)[:, None].expand(queries.shape[:2])
             *unified, fails = _chunk(plan, queries, keys, values, log2, first, last, reference)
-            found = [
+            chunk = [
                 torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, one)
-                for own, one in zip(found, unified, strict=True)
+                for own, one in zip(chunk, unified, strict=True)
             ]
-        yield found[0], found[1], found[2]
+        yield chunk[0], chunk[1], chunk[2]
 
 
 def _chunk(

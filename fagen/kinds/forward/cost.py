@@ -200,9 +200,9 @@ def _merging(sizes: Sizes, n: int, num_splits: int, head_dim_v: int) -> float:
     if num_splits == 1 or sizes.seqlen_k == 0:
         return 0.0
     blocks = ceil(sizes.seqlen_k / n)
-    found = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, num_splits))
+    num_chunks = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, num_splits))
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
-    return MERGE + 2 * rows * found * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
+    return MERGE + 2 * rows * num_chunks * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
 
 
 def grid(

@@ -39,18 +39,18 @@ def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
     Raises ScheduleError, which says why, where no kernel computes such a problem.
     """
     fp8 = DTYPES[problem.dtype].fp8
-    found: list[Schedule] = []
+    candidates: list[Schedule] = []
     most = -1
     for schedule in _in_fp8(problem) if fp8 else _in_16_bits(problem):
         registers = BUDGET.of(schedule).registers
         if (free := registers.limit - registers.total) > most:
-            found.append(schedule)
+            candidates.append(schedule)
             most = free
-    if not found:
+    if not candidates:
         raise ScheduleError(
             f"no usual tile fits an SM at head dims {problem.head_dim} and {problem.head_dim_v}"
         )
-    return tuple(found)
+    return tuple(candidates)
 
 
 def _in_16_bits(problem: Problem) -> list[Schedule]:
@@ -63,18 +63,18 @@ def _in_16_bits(problem: Problem) -> list[Schedule]:
     best: dict[tuple[int, int], tuple[float, dict[str, Any]]] = {}
     for m, n, stages, q_stages, output in product(BLOCK_M, BLOCK_N, STAGES, Q_STAGES, outputs):
         tile = {"block_m": m, "block_n": n}
-        said = {**keys, **tile, "stages": stages, "q_stages": q_stages, "output": output}
-        values = base | said
+        chosen = {**keys, **tile, "stages": stages, "q_stages": q_stages, "output": output}
+        values = base | chosen
         for key, derive in Schedule.keys.derived.items():
-            if key not in said:
+            if key not in chosen:
                 values[key] = derive(values)
         if next(rules(values), None) or next(BUDGET.sums(values), None):
             continue
         seconds = math.prod(predict(values))
         if (m, n) not in best or seconds < best[m, n][0]:
-            best[m, n] = seconds, said
-    in_order = sorted(best.values(), key=lambda found: found[0])
-    return [Schedule.make(**said) for _, said in in_order]
+            best[m, n] = seconds, chosen
+    in_order = sorted(best.values(), key=lambda timed: timed[0])
+    return [Schedule.make(**chosen) for _, chosen in in_order]
 
 
 def _in_fp8(problem: Problem) -> Iterator[Schedule]:

@@ -284,13 +284,13 @@ class _Budget(Budget):
         _, widths, _, _, outputs, *_ = options
         for count in range(1, len(options) + 1):
             several = (self.first(schedule, [*some]) for some in combinations(options, count))
-            if found := [changes for changes in several if changes]:
-                narrowed = max(changes.get("block_n", 0) for changes in found)
+            if offers := [changes for changes in several if changes]:
+                narrowed = max(changes.get("block_n", 0) for changes in offers)
                 wider = self.first(schedule, [widths, outputs])
-                enough = count > 1 or {"output": "reuse_v"} in found
+                enough = count > 1 or {"output": "reuse_v"} in offers
                 if wider and wider["block_n"] > narrowed > 0 and not enough:
-                    found.append(wider)
-                return tuple(sorted(found, key=lambda changes: "block_n" not in changes))
+                    offers.append(wider)
+                return tuple(sorted(offers, key=lambda changes: "block_n" not in changes))
         return ()
 
     def explained(self, schedule: Schedule) -> Iterator[str]:

@@ -198,8 +198,8 @@ def rules(keys: Values) -> Broken:
             if keys[key] != wanted:
                 yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
         if mask.by_row and not keys["intra_warpgroup"]:
-            said = f"2 with a {mask.name} mask needs intra_warpgroup = true; use cluster = 1"
-            yield "cluster", said
+            fault = f"2 with a {mask.name} mask needs intra_warpgroup = true; use cluster = 1"
+            yield "cluster", fault
         skipped = -(-keys["block_m"] // keys["block_n"])
         if mask.by_row and skipped > keys["stages"]:
             # the shorter tile of a pair passes them while the longer one still holds every buffer
@@ -241,8 +241,8 @@ def rules(keys: Values) -> Broken:
                 )
     if ORDERS[keys["order"]].dynamic and keys["producer"] != "warp":
         static = ORDERS[keys["order"]].static
-        said = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
-        yield "order", said
+        fault = f'"{keys["order"]}" needs producer = "warp", which draws the tiles; use "{static}"'
+        yield "order", fault
     if keys["lengths"] == "varlen":
         for key, only in (("producer", "warp"), ("order", "dynamic"), ("cluster", 1)):
             if keys[key] != only:
@@ -306,8 +306,8 @@ def _rules_of_columns(keys: Values) -> Broken:
 
 def _rules_of_splits(keys: Values) -> Broken:
     if _fp8(keys):
-        said = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or num_splits = 1'
-        yield "dtype", said
+        fault = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or num_splits = 1'
+        yield "dtype", fault
     for key, only, why in (
         ("lengths", "equal", "fagen.attention_decode splits sequences of their own lengths"),
         ("producer", "warp", "which loads a chunk's first keys under the end of the one before"),

@@ -25,17 +25,17 @@ def compute(
     if descale is not None and not plan.by_column:
         spread = descale.reshape((1, 1, 1) if descale.dim() == 0 else (*descale.shape, 1))
     rotary = None if cos is None or sin is None else (cos, sin)
-    values, found, *means = oracle.quantize(plan, x, seed, spread, rotary, mean)
+    values, scales, *means = oracle.quantize(plan, x, seed, spread, rotary, mean)
     nothing = x.new_empty(0, dtype=torch.float32)
-    descales = nothing if descale is not None else _as_found(plan, found)
+    descales = nothing if descale is not None else _as_found(plan, scales)
     return values, descales, *(one if mean is None else nothing for one in means)
 
 
-def _as_found(plan: "Plan", found: Tensor) -> Tensor:
+def _as_found(plan: "Plan", scales: Tensor) -> Tensor:
     """Descales as the kernel writes them."""
     if plan.by_block or plan.by_column:
-        return found
+        return scales
     if not plan.by_tensor:
-        return found[..., 0].contiguous()
-    least = found.new_full((1,), plan.least / plan.largest)  # of a tensor without a number
-    return torch.cat((found.flatten(), least)).amax()
+        return scales[..., 0].contiguous()
+    least = scales.new_full((1,), plan.least / plan.largest)  # of a tensor without a number
+    return torch.cat((scales.flatten(), least)).amax()

@@ -34,9 +34,9 @@ def quantize(
         y, norm = y * norm, 1.0
         mean = mean_of(y) if mean is None else mean
         y = y - mean[:, None]
-    made = rounded(y, plan.scales, plan.scale_rows, norm=norm, descale=descale)
-    values = by_columns(made.values) if plan.columns else made.values
-    return Quantized(values, made.descale) if mean is None else Centered(values, made.descale, mean)
+    e4m3 = rounded(y, plan.scales, plan.scale_rows, norm=norm, descale=descale)
+    values = by_columns(e4m3.values) if plan.columns else e4m3.values
+    return Quantized(values, e4m3.descale) if mean is None else Centered(values, e4m3.descale, mean)
 
 
 def embedded(x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool) -> Tensor:

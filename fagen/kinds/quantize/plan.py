@@ -101,12 +101,12 @@ class Plan(Streaming):
     def reasons(self) -> str:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
-        wanted = _registers(values, self.parts, self.schedule.quantize)
-        together, fit = warps_that_fit(wanted, 28)
+        registers = _registers(values, self.parts, self.schedule.quantize)
+        together, fit = warps_that_fit(registers, 28)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
             f"{values}\n"
-            f"registers for them and all  {wanted}\n"
+            f"registers for them and all  {registers}\n"
             f"{fit}\n"
             f"so many thread blocks       {together} / {self.warps} warps, rounded "
             f"down = {self.blocks}"
@@ -154,10 +154,10 @@ class Plan(Streaming):
             workspace = Product((batch, heads, tiles, fp32))
         if self.reads_columns:
             of_columns = Extent("seqlen", per=self.column_rows)
-            found = Grid(Product((heads, of_columns, batch)))
+            blocks_of_columns = Grid(Product((heads, of_columns, batch)))
             of_a_head = Grid(Product((heads, batch)))
             kernels = [
-                Launch("find_columns", found, self.column_threads, unless=unless),
+                Launch("find_columns", blocks_of_columns, self.column_threads, unless=unless),
                 Launch("reduce_columns", of_a_head, self.reduce_threads, unless=unless),
                 *kernels,
             ]
@@ -186,8 +186,8 @@ def plan(schedule: Schedule) -> Plan:
     by_column = keys.scales == "column"
     of_columns = keys.center or by_column
     held = 8 * chunks * (2 // parts)
-    wanted = _registers(held, parts, keys)
-    blocks = SM90.warps_resident(wanted) // warps
+    registers = _registers(held, parts, keys)
+    blocks = SM90.warps_resident(registers) // warps
     columns = keys.layout == "columns"
     return Plan(
         **carried(Plan, schedule, "rotary"),

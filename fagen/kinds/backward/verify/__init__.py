@@ -107,10 +107,10 @@ def judged_by(
 
 
 def errors_of(
-    sizes: Sizes, found: Sequence[Tensor], exact: Sequence[Tensor], rough: Sequence[Tensor]
+    sizes: Sizes, results: Sequence[Tensor], exact: Sequence[Tensor], rough: Sequence[Tensor]
 ) -> GradientError:
     """How dq, dk and dv differ from those in fp64, and by how much they may; see `case`."""
-    errors = [largest(x.double() - y) for x, y in zip(found, exact, strict=True)]
+    errors = [largest(x.double() - y) for x, y in zip(results, exact, strict=True)]
     allowed = [
         2 * largest(x.double() - y) + 2 * largest(_rounded(y, x.dtype) - y) + _FLOOR
         for x, y in zip(rough, exact, strict=True)
@@ -190,7 +190,7 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
 
     That is twice FlashAttention-2's, in units of dO's size, V's and fp16's smallest number.
     """
-    found = []
+    records = []
     for hard in HARD:
         given, exact, rough = hard.case(plan, sizes, device)
         floor = _FLOOR * hard.dout * hard.v + 2.0**-24
@@ -198,8 +198,8 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
             [largest(x.double() - y) for x, y in zip(of, exact, strict=True)]
             for of in (kernel(given), rough)
         )
-        found.append(_gradient_error(sizes, errors, [2 * one + floor for one in most]))
-    return max(found, key=share)
+        records.append(_gradient_error(sizes, errors, [2 * one + floor for one in most]))
+    return max(records, key=share)
 
 
 def _hard_errors(
@@ -255,8 +255,8 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ..
 def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> GradientError:
     """Run a built kernel on these inputs and a gradient of their output."""
     given, exact, rough = judged_by(plan, output_gradient(q, v), q, k, v)
-    found = dense(plan, partial(call, plan, library))(given)
-    return errors_of(cell.sizes, found, exact, rough)
+    results = dense(plan, partial(call, plan, library))(given)
+    return errors_of(cell.sizes, results, exact, rough)
 
 
 CONTENDER = Contender(

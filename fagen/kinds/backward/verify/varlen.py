@@ -43,7 +43,7 @@ def case_error(
     given["dlse"] = of_rows if seed % 2 else None
     given["out"] = torch.full_like(given["dout"], math.nan)
     given["lse"] = torch.full_like(of_rows, math.nan)
-    fine, rough, places, blind = [], [], [], []
+    exacts, rough, places, blind = [], [], [], []
     for of_q, of_k in judged_rows(case, given).values():
         dout, q = given["dout"][None, of_q], given["q"][None, of_q]
         k, v = given["k"][None, of_k], given["v"][None, of_k]
@@ -52,21 +52,21 @@ def case_error(
         out, lse, *exact = gradients(dout, q, k, v, **how)
         given["out"][of_q], given["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
         blind.append((lse[0] == -math.inf).all(0))
-        fine.append([x[0] for x in exact])
+        exacts.append([x[0] for x in exact])
         rough.append([x[0] for x in gradients(dout, q, k, v, **how, dtype=q.dtype)[2:]])
         places.append((of_q, of_k, of_k))
     into = {f"d{name}": torch.full_like(given[name], UNTOUCHED) for name in ("q", "k", "v")}
     run(**given, **into)
-    found = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
+    results = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
     ends = (at_q, at_k, at_k)
-    right = all(empty_around(x, at) for x, at in zip(into.values(), ends, strict=True))
-    for (dq, dk, dv), of_none in zip(found, blind, strict=True):
-        right &= not dq[of_none].any() and (len(dq) > 0 or not (dk.any() or dv.any()))
-    right &= _unused_are_zeros(case, at_k, into["dk"], into["dv"])
+    intact = all(empty_around(x, at) for x, at in zip(into.values(), ends, strict=True))
+    for (dq, dk, dv), of_none in zip(results, blind, strict=True):
+        intact &= not dq[of_none].any() and (len(dq) > 0 or not (dk.any() or dv.any()))
+    intact &= _unused_are_zeros(case, at_k, into["dk"], into["dv"])
     sizes = Sizes(len(case.lengths), heads, case.kv_heads, len(into["dq"]), len(into["dk"]))
-    together = ([torch.cat(x) for x in zip(*of, strict=True)] for of in (found, fine, rough))
+    together = ([torch.cat(x) for x in zip(*of, strict=True)] for of in (results, exacts, rough))
     error = rule(sizes, *together)
-    return error if right else replace(error, dq_error=math.nan)
+    return error if intact else replace(error, dq_error=math.nan)
 
 
 def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bool:

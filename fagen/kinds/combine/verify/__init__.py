@@ -136,15 +136,15 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> Merg
     given = inputs(plan, case, seed, device)
     out, lse = (tensor.fill_(math.nan) for tensor in allocated(plan, given, checked(plan, given)))
     run(**given, out=out, lse=lse)
-    right, right_lse = combine(**given)
+    exact, exact_lse = combine(**given)
     emulated, emulated_lse = compute(plan, **given)
     packing = {name: given[name] for name in given.keys() - {"outs", "lses"}}
     counted = counting(given["lses"].transpose(-1, -2), **packing) != -math.inf
     largest = given["outs"].double().masked_fill(~counted[..., None], 0).abs().amax((0, -1))
-    error = (out.double() - right).abs().amax(-1) / largest.clamp_min(2.0**-60)
+    error = (out.double() - exact).abs().amax(-1) / largest.clamp_min(2.0**-60)
     # where no split counts both are minus infinity; their difference is no number
-    off = (lse.double() - right_lse).masked_fill((lse == right_lse) & right_lse.isinf(), 0)
-    largest_lse = right_lse.abs().nan_to_num(posinf=1).clamp_min(1)
+    off = (lse.double() - exact_lse).masked_fill((lse == exact_lse) & exact_lse.isinf(), 0)
+    largest_lse = exact_lse.abs().nan_to_num(posinf=1).clamp_min(1)
     rounding = torch.finfo(out.dtype).eps / 2 if plan.rounded else 0.0
     allowed = (4 * case.splits + 16) * ROUNDING  # steps: a product, a sum and a weight each
     return MergeError(

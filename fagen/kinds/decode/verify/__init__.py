@@ -55,16 +55,16 @@ class Case:
         """What is passed of them."""
         if self.used is None and self.pads is None:
             return "all"
-        said = [] if self.used is None else [f"to {_listed(self.used)}"]
-        return " ".join([*said, *([] if self.pads is None else [f"from {_listed(self.pads)}"])])
+        words = [] if self.used is None else [f"to {_listed(self.used)}"]
+        return " ".join([*words, *([] if self.pads is None else [f"from {_listed(self.pads)}"])])
 
     def __str__(self) -> str:
         return f"{self.sizes} {self.lengths}{' rising' * self.rises}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    said = "/".join(map(str, numbers[:6]))
-    return f"{said}/…" if len(numbers) > 6 else said
+    words = "/".join(map(str, numbers[:6]))
+    return f"{words}/…" if len(numbers) > 6 else words
 
 
 def small_cases(plan: Plan) -> tuple[Case, ...]:
@@ -157,8 +157,8 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
         for name, numbers in (("seqused_k", case.used), ("leftpad_k", case.pads))
         if numbers is not None
     }
-    found = spans(k, lengths.get("seqused_k"), lengths.get("leftpad_k"))
-    for number, (first, last) in enumerate(found):
+    intervals = spans(k, lengths.get("seqused_k"), lengths.get("leftpad_k"))
+    for number, (first, last) in enumerate(intervals):
         for x in (k, v):
             x[number, :first] = math.nan
             x[number, last:] = math.nan
@@ -182,8 +182,8 @@ def outputs(given: dict[str, Tensor | float]) -> dict[str, Tensor]:
 def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> DecodeError:
     """Run the kernels on a case, and on each of its sequences alone."""
     given = inputs(plan, case, seed, device)
-    found = outputs(given)
-    run(**given, **found)
+    results = outputs(given)
+    run(**given, **results)
     by_sequence = {
         name: one for name, one in given.items() if isinstance(one, Tensor) and name != "reference"
     }
@@ -194,13 +194,13 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     torchs = largest(rough.double() - exact)
     none = exact_lse == -math.inf
     # where no key is seen nothing else will do
-    off = (found["lse"].double() - exact_lse).masked_fill(none & (found["lse"] == -math.inf), 0)
+    off = (results["lse"].double() - exact_lse).masked_fill(none & (results["lse"] == -math.inf), 0)
     differing = 0
     for number in range(case.sizes.batch if case.alone and case.sizes.batch > 1 else 0):
         own = given | {name: one[number : number + 1] for name, one in by_sequence.items()}
         alone = outputs(own)
         run(**own, **alone)
-        pairs = ((alone[name][0], found[name][number]) for name in alone)
+        pairs = ((alone[name][0], results[name][number]) for name in alone)
         differing += sum(int((one != other).sum()) for one, other in pairs)
     return DecodeError(
         batch=case.sizes.batch,
@@ -209,7 +209,7 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
         heads=case.sizes.heads,
         kv_heads=case.sizes.kv_heads,
         lengths=case.lengths,
-        error=largest(found["out"].double() - exact),
+        error=largest(results["out"].double() - exact),
         torch_error=torchs,
         allowed=2 * torchs + unit_in_last_place(largest(exact), dtype),
         lse_error=largest(off),

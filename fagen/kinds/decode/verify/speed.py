@@ -28,7 +28,7 @@ def timed_together(
     # scores are N(0, 1): a good reference
     reference = {"reference": torch.zeros(sizes.heads, device="cuda")}
     more = {slug: reference for slug, (of, _) in kernels.items() if of.unified}
-    found = rotated(kernels, sizes, more=more, eager=eager)
+    timing = rotated(kernels, sizes, more=more, eager=eager)
     return {
         slug: DecodeSpeed(
             batch=sizes.batch,
@@ -36,11 +36,11 @@ def timed_together(
             seqlen_k=sizes.seqlen_k,
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
-            megabytes=found.megabytes,
-            microseconds=found.microseconds[slug],
-            spread=found.spread[slug],
-            cudnn_microseconds=found.microseconds.get("cudnn"),
-            fa2_microseconds=found.microseconds.get("fa2"),
+            megabytes=timing.megabytes,
+            microseconds=timing.microseconds[slug],
+            spread=timing.spread[slug],
+            cudnn_microseconds=timing.microseconds.get("cudnn"),
+            fa2_microseconds=timing.microseconds.get("fa2"),
         )
         for slug in kernels
     }

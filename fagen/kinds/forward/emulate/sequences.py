@@ -43,10 +43,10 @@ def emulate_varlen(
         sequence = q[None, of_q], k[None, of_k], v[None, of_k]
         if plan.descales:
             own = (_own(x, number) for x in (*descales, v_mean, k_mean))
-            found, log_sum = emulate_fp8(plan, *sequence, scale, *own)
+            output, log_sum = emulate_fp8(plan, *sequence, scale, *own)
         else:
-            found, log_sum = emulate(plan, *sequence, scale)
-        out[of_q], lse[:, of_q] = found[0], log_sum[0]
+            output, log_sum = emulate(plan, *sequence, scale)
+        out[of_q], lse[:, of_q] = output[0], log_sum[0]
     return out, lse
 
 

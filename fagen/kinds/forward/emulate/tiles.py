@@ -58,16 +58,16 @@ def emulate(
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
-            found, log_sum = combined_chunks(shares, total, fp32(scale))
+            output, log_sum = combined_chunks(shares, total, fp32(scale))
         else:
             inverse, log_sum = softmax.finish()
-            found, log_sum = total * inverse, log_sum.squeeze(-1)
+            output, log_sum = total * inverse, log_sum.squeeze(-1)
         if plan.largest_output:  # P was rounded, its sum was not
-            limited = found.clamp(-plan.largest_output, plan.largest_output)
-            found = torch.where(found.isfinite(), limited, found)
+            limited = output.clamp(-plan.largest_output, plan.largest_output)
+            output = torch.where(output.isfinite(), limited, output)
         # a row that sees no key, even beside a V that is not finite
-        found = found.masked_fill(log_sum[..., None] == -math.inf, 0.0)
-        tile = found.to(q.dtype).view(batch, heads, bottom - top, -1)
+        output = output.masked_fill(log_sum[..., None] == -math.inf, 0.0)
+        tile = output.to(q.dtype).view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
@@ -261,8 +261,8 @@ class _OnlineSoftmax:
         return _shared(found, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
 
     def _reference(self, maximum: Tensor) -> Tensor:
-        found = maximum * self.scale_log2
-        return found.clamp(min=self.plan.least_reference) if self.plan.any_score else found
+        reference = maximum * self.scale_log2
+        return reference.clamp(min=self.plan.least_reference) if self.plan.any_score else reference
 
     def _exponents(self, scores: Tensor, maximum: Tensor, far: Tensor) -> Tensor:
         product = scores.double() * self.scale_log2

@@ -98,19 +98,19 @@ def hard_errors(
 ) -> Iterator[ShapeError]:
     """Yield the kernel's worst errors of those hard scores that bytes can have, at each size."""
     for one in sizes:
-        found = []
+        records = []
         for family in families.COARSE:
             given = families.made(family, one, of.head_dim, of.head_dim_v, torch.float32, device)
             q, k, v, scale = given
             full = families.FULL_BYTES
-            found.append(
+            records.append(
                 fp8_error(
                     *(of, cell_of(of, one), kernel, q * full, k * full, v, scale / full**2),
                     centered="v",
                     lse_rounding=LSE_ROUNDING,
                 )
             )
-        yield max(found, key=share)
+        yield max(records, key=share)
 
 
 def by_the_rule(

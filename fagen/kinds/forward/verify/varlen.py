@@ -68,7 +68,7 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     run(**given, **into)
     out, lse = into["out"], into["lse"]
     at_q = given["cu_seqlens_q"].tolist()
-    right = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
+    intact = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
     ours, theirs, true, off = [], [], [], []
     for one, (of_q, of_k) in rows.items():
         tensors = given["q"][None, of_q], given["k"][None, of_k], given["v"][None, of_k]
@@ -79,12 +79,12 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
             beside = torch_math(*tensors, mask=mask, scale=scale)
         exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
         seen = ~(exact_lse == -math.inf).all(0)
-        found, found_lse = out[of_q], lse[:, of_q]
-        right &= bool((found[~seen] == 0).all() and (found_lse[:, ~seen] == -math.inf).all())
-        ours.append(found[seen].double())
+        own_out, own_lse = out[of_q], lse[:, of_q]
+        intact &= bool((own_out[~seen] == 0).all() and (own_lse[:, ~seen] == -math.inf).all())
+        ours.append(own_out[seen].double())
         theirs.append(beside[0][seen].double())
         true.append(exact[seen])
-        off.append((found_lse[:, seen] - exact_lse[:, seen]).flatten())
+        off.append((own_lse[:, seen] - exact_lse[:, seen]).flatten())
     outs = (torch.cat(ours), torch.cat(theirs), torch.cat(true))
     error, beside_error, allowed = fp8.by_the_rule(*outs) if plan.descales else _beside(plan, *outs)
     return ShapeError(
@@ -93,7 +93,7 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
         seqlen_k=given["k"].shape[0],
         heads=case.heads,
         kv_heads=case.kv_heads,
-        error=error if right else math.nan,
+        error=error if intact else math.nan,
         torch_error=beside_error,
         allowed=allowed,
         lse_error=largest(torch.cat(off)),

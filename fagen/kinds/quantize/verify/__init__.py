@@ -138,8 +138,8 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
     batch, seqlen, heads, _ = x.shape
     into = outputs_for(plan, x)
     into[0].view(torch.uint8).fill_(_NOT_A_NUMBER)
-    for found in into[1:]:
-        found.fill_(torch.nan)
+    for output in into[1:]:
+        output.fill_(torch.nan)
     fixed = fixed_for(plan, into) if given else {}
     kernel(x, into, fixed)
     named = dict(fixed)
@@ -149,8 +149,8 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
     descale = fixed.get("descale", into[1])
     descale = descale.reshape((1, 1, 1) if plan.by_tensor else expected.descale.shape)
     errors = [(descale / expected.descale - 1).abs()]
-    ours, right = places(into[0]), places(expected.values)
-    off = (ours - right).abs()
+    ours, theirs = places(into[0]), places(expected.values)
+    off = (ours - theirs).abs()
     wrong, neighbours = off > 1, off == 1
     if plan.center:
         rounding = _rounding(plan, x)  # (B, H, 1)
