@@ -223,8 +223,10 @@ flash_attn_func raises NotImplementedError:
   window_size=(-1, 68) -> flash_attn_func: window_size = (-1, 68) is not there yet
   attention_chunk=64 -> flash_attn_func: attention_chunk = 64 is not there yet in fagen; 0 is none
   softcap=15.0 -> flash_attn_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
+  window_size=tensor((1, 0)).to("meta") -> window_size as a tensor is not there yet
 
 flash_attn_func:
+  softcap=nan -> softcap is nan; it must be finite, and 0.0 is none
   window_size=(1, 2, 3) -> window_size is (1, 2, 3); it must be (left, right), where -1 is no bound
 
 flash_attn_func-causal raises NotImplementedError:
@@ -306,6 +308,8 @@ flash_attn_with_kvcache:
   k_cache=turned(k_cache, 1, 3) -> k has stride 180 in dimension 3
   softmax_scale=0.0 -> softmax_scale is 0; it must be
   q=q.float() -> q is float32; use fp16 or bf16
+  cache_seqlens=33, v_cache=v_cache[:, :50]
+    -> v_cache has shape (3, 50, 2, 64); it must be (batch = 3, seqlen = 90, kv_heads, head_dim)
   cache_seqlens=2**31 -> cache_seqlens is 2147483648, which is no int32
   cache_seqlens=ints(1, 2, 3).to("meta") -> cache_seqlens is not on the device of k_cache
 
