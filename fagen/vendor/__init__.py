@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fagen.vendor import hf_kernel, jax_package, source, torch_package
+from fagen.vendor import jax_package, source, torch_package
 from fagen.vendor.contents import Folder, folder_of
 from fagen.vendor.manifest import Manifest, asked, read
 from fagen.vendor.place import Written, bring
@@ -20,7 +20,7 @@ __all__ = ["FORMATS", "Folder", "Manifest", "Written", "asked", "folder_of", "re
 FORMATS: Mapping[str, Callable[[Folder], dict[str, str]]] = {
     "source": source.texts,
     "torch": torch_package.texts,
-    "hf-kernel": hf_kernel.texts,
+    "hf-kernel": torch_package.hub_texts,
     "jax": jax_package.texts,
 }
 

@@ -1,10 +1,16 @@
-"""A Python package for torch: plain source, its binding and what calls it, built by pip."""
+"""A Python package for torch: kernels, their bindings and what calls them.
 
+Either with plain source, built by pip, or as Hugging Face's `kernels` loads it and kernel-builder
+builds it.
+"""
+
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from fagen.dispatch.rows import OPEN_KEYS
+from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.render import written
 from fagen.statuses import ALIGNMENT
@@ -20,6 +26,7 @@ from fagen.toolchain import (
 from fagen.vendor import source
 from fagen.vendor.contents import Folder, Group
 from fagen.vendor.gradients import Gradient
+from fagen.vendor.place import MANIFEST
 from fagen.vendor.table import Entry, Table
 from fagen.vocab import DTYPES, SIXTEEN_BITS
 
@@ -29,6 +36,13 @@ _OWN = (
     "vendor/torch/MANIFEST.in.j2",
     "vendor/torch/README.md.j2",
 )
+_OF_THE_HUB = {
+    "build.toml": "vendor/hf_kernel/build.toml.j2",
+    "flake.nix": "vendor/hf_kernel/flake.nix.j2",
+    "build_variant.py": "vendor/hf_kernel/build_variant.py.j2",
+    "README.md": "vendor/hf_kernel/README.md.j2",
+    "torch-ext/torch_binding.cpp": "vendor/hf_kernel/torch_binding.cpp.j2",
+}
 # of a problem's fields: in 16 bits the others are always the same, of decoding O's dtype too
 _PLAIN, _OF_DECODING = 5, 4
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
@@ -179,10 +193,20 @@ def texts(folder: Folder) -> dict[str, str]:
     own = {_file(template): written(template, package=package) for template in _OWN}
     plain = source.texts(folder)
     plain["README.c.md"] = plain.pop("README.md")
-    return plain | dict(python_texts(package, place, ops=f"{place}/_ops.py")) | own
+    return plain | dict(_python_texts(package, place, ops=f"{place}/_ops.py")) | own
 
 
-def python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[str, str]]:
+def hub_texts(folder: Folder) -> dict[str, str]:
+    """Return the same of a kernel of Hugging Face's.  Raises as texts does."""
+    package = Package(folder)
+    files = {f"src/{kernel.slug}.cu": kernel.source.kernel for kernel in folder.kernels}
+    files |= dict(_python_texts(package, f"torch-ext/{folder.name}", ops="_ops.py"))
+    files |= {path: written(of, package=package) for path, of in _OF_THE_HUB.items()}
+    files["LICENSE"] = locate("LICENSE").read_text(encoding="utf-8")
+    return files | dict(source.cutlass(folder)) | {MANIFEST: json.dumps(folder.record())}
+
+
+def _python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[str, str]]:
     """Give bindings, what compiles them, and Python in a folder; `ops` is where _ops.py lies."""
     for kernel in package.folder.kernels:
         yield f"src/{kernel.slug}_torch.cpp", kernel.source.binding
