@@ -11,7 +11,7 @@ import torch
 import fagen
 from fagen.dispatch.select import Choice, buildable, first_slug
 from fagen.errors import BuildError, DeviceError, FagenError, RefusedBuild, UntunedWarning
-from fagen.runtime import attention, decode, op
+from fagen.runtime import arguments, decode, op
 from fagen.runtime.attention import ATTENTION
 from fagen.runtime.call import CallKey, _rows_of
 
@@ -112,7 +112,7 @@ def test_a_call_of_new_sizes_makes_no_key_and_takes_no_lock(
         fagen.attention_decode(*(x.expand(keys, -1, -1, -1) for x in (q, k, k)), seqused_k=lengths)
 
     call(9)
-    monkeypatch.setattr(attention, "CallKey", None)
+    monkeypatch.setattr(arguments, "CallKey", None)
     monkeypatch.setattr(decode, "CallKey", None)
     for ready in (*ATTENTION.alike.values(), *decode.DECODING.alike.values()):
         monkeypatch.setattr(ready, "lock", None)
@@ -224,7 +224,7 @@ def types_in(value: Any) -> set[type]:
 def test_what_torch_compile_is_told_of_rows_are_plain_tuples_which_choose_alike() -> None:
     """Torch 2.11 takes no other tuple apart."""
     of = torch.device("cpu"), torch.float16, 128, 128, True
-    rows, whole = _rows_of("attention", of), ATTENTION.rows(attention._key(*of))
+    rows, whole = _rows_of("attention", of), ATTENTION.rows(ATTENTION.key_of(*of))
     assert whole is not None and types_in(rows) <= {tuple, int, str, bool, type(None)}
     for keys in (1, 500, 5_000, 500_000):
         assert first_slug(rows, 1, 8, 2, 64, keys) == first_slug(whole, 1, 8, 2, 64, keys)
