@@ -14,7 +14,7 @@ from fagen.build import Binary
 from fagen.errors import BuildError, DeviceError, FagenError
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.runtime import c_interface, op
-from fagen.runtime.c_interface import KernelInfo, kernel_info
+from fagen.runtime.c_interface import KernelInfo, info_of
 from fagen.runtime.checks import checked
 from tests.gpu import c_caller
 from tests.op_helpers import (
@@ -274,7 +274,7 @@ def test_what_cannot_be_loaded_is_refused_with_what_to_do(stub, binary, tmp_path
 
 def test_a_kernel_says_what_it_is(stub):
     of = stub.plan
-    assert kernel_info(stub.binary) == KernelInfo(
+    assert info_of(stub.binary.library, SLUG) == KernelInfo(
         of.shared_bytes, of.threads, of.launch_registers, SLUG, HASH
     )
 
@@ -389,6 +389,6 @@ def test_a_compiled_kernel_loads_and_is_what_was_planned(built, slug):
         given = tuple(arguments(compiled.plan).values())
         expected = emulate_fp8(compiled.plan, *given)
     assert all(map(torch.equal, op.load(compiled.binary)(*given), expected))
-    info = kernel_info(compiled.binary)
+    info = info_of(compiled.binary.library, slug)
     assert (info.slug, info.source_hash) == (slug, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)

@@ -11,7 +11,6 @@ from fagen.errors import DeviceError
 from fagen.kinds.quantize.keys import Schedule
 from fagen.kinds.quantize.oracle import embedded, quantize
 from fagen.kinds.quantize.plan import plan
-from fagen.runtime.quantize import prepare_quantizer
 from fagen.vocab import LEAST_MAXIMUM
 from tests.quantize_helpers import normal, same
 
@@ -194,10 +193,3 @@ def test_columns_half_a_row_apart_need_rows_of_64():
     with pytest.raises(ValueError, match=r'rotary = "halves" needs a head_dim of 64, 128, …'):
         fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos))
     fagen.quantize(normal(2, 40, 3, 96), rotary=(cos, cos), rotary_pairs=True)
-
-
-def test_a_quantiser_is_prepared_by_its_slug():
-    keys = dict(dtype=torch.bfloat16, head_dim=176, device=torch.device("cpu"))
-    assert prepare_quantizer(**keys) == "quant_bf16_d176"
-    slug = prepare_quantizer(**keys, rotate=True, scales="head", layout="columns")
-    assert slug == "quant_bf16_d176_rot_shead_vcols"

@@ -12,7 +12,7 @@ from fagen.errors import DeviceError, FagenError
 from fagen.kinds.quantize.oracle import quantize
 from fagen.kinds.quantize.plan import Plan
 from fagen.runtime import c_interface, op
-from fagen.runtime.c_interface import KernelInfo, kernel_info, library_at
+from fagen.runtime.c_interface import KernelInfo, info_of, library_at
 from fagen.runtime.checks import allocated, checked
 from fagen.runtime.quantize import QUANTIZE
 from tests import wrong
@@ -172,7 +172,7 @@ def test_its_kernels_keep_what_their_plan_promises_and_say_so(binary, of):
     assert machine.consumer_registers is None
     assert machine.count("HMMA") > 0 or not of.rotate
     sizes = of.shared_bytes, of.threads, of.launch_registers
-    assert kernel_info(binary) == KernelInfo(*sizes, of.slug, binary.source_hash)
+    assert info_of(binary.library, of.slug) == KernelInfo(*sizes, of.slug, binary.source_hash)
 
 
 def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, monkeypatch):

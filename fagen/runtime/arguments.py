@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fagen.arch import SM90
-from fagen.dispatch.rows import MOST
 from fagen.errors import ScheduleError
 from fagen.problem import Problem
 from fagen.runtime import autocast
@@ -161,11 +160,6 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
     return any(tensor.requires_grad for tensor in tensors)
-
-
-def known(size: Any) -> Any:
-    """Return a size, or None for one that torch.compile or torch.export leaves open."""
-    return size if (size <= MOST) is True else None  # a comparison of such a one is neither
 
 
 # ---- to be refused ------------------------------------------------------------------------------

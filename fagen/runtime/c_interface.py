@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fagen.build import Binary
 from fagen.errors import BuildError, DeviceError
 from fagen.kind import Plan
 from fagen.runtime.checks import Sizes, check_outputs, checked, refuse_unknown
@@ -40,11 +39,6 @@ class KernelInfo(NamedTuple):
     launch_registers: int
     slug: str
     source_hash: str
-
-
-def kernel_info(binary: Binary) -> KernelInfo:
-    """Ask a built kernel what it is; needs no GPU.  Raises BuildError where it does not load."""
-    return info_of(binary.library, binary.slug)
 
 
 def bind(
@@ -210,7 +204,10 @@ def library_at(path: Path) -> ctypes.CDLL:
 
 
 def info_of(path: Path, slug: str) -> KernelInfo:
-    """Ask the kernel of a library, or of one linked to it, what it is."""
+    """Ask the kernel of a library, or of one linked to it, what it is; needs no GPU.
+
+    Raises BuildError where it does not load.
+    """
     ask = library_at(path)[f"fagen_{slug}_info"]
     ask.restype = ctypes.POINTER(_Info)
     info = ask().contents

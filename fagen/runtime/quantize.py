@@ -1,6 +1,5 @@
 """quantize(x, …): fp16 or bf16 in, e4m3 with descales out, by the quantiser that this takes."""
 
-from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -174,26 +173,3 @@ def _given(descale: Tensor | float, x: Tensor, scales: str) -> Tensor:
     if scales == "column" and descale.dim() == 0:
         return descale.expand(x.shape[3]).contiguous().expand(x.shape[0], x.shape[2], -1)
     return descale
-
-
-def prepare_quantizer(
-    *,
-    dtype: torch.dtype,
-    head_dim: int,
-    rotate: bool = False,
-    center: bool = False,
-    scales: str = "block",
-    scale_rows: int = SCALE_ROWS_DEFAULT,
-    layout: str = "rows",
-    rotary: str = "none",
-    device: torch.device,
-    progress: Callable[[str], None] | None = None,
-) -> str:
-    """Ready the kernel that quantize(…) would use for such tensors; return its slug.
-
-    On a GPU it is built, loaded and run once, after which calls can be captured; on a CPU there is
-    nothing to build. `progress` is called with a line before what takes long. Raises as quantize
-    does. `rotary` is "halves" or "pairs" where calls will have one.
-    """
-    key = _key(device, dtype, head_dim, rotate, center, scales, scale_rows, layout, rotary)
-    return QUANTIZE.prepare(key, None, progress).slug
