@@ -224,9 +224,12 @@ def config_folder() -> Path | None:
 def named_folder(variable: str) -> Path | None:
     """Return the folder that a variable of the environment names, in full; None where it is unset.
 
-    Raises FagenError where it begins with a home that nobody has.
+    Raises ToolchainError where it begins with a home that nobody has.
     """
-    return _named(variable, "") if environment(variable) else None
+    try:
+        return _named(variable, "") if environment(variable) else None
+    except FagenError as error:
+        raise ToolchainError(str(error)) from None
 
 
 def _named(variable: str, usual: str) -> Path:

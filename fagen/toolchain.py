@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fagen.errors import FagenError, ToolchainError
+from fagen.errors import ToolchainError
 from fagen.paths import compiler_environment, environment, find_packaged, find_program, named_folder
 from fagen.process import run
 from fagen.programs import (
@@ -187,7 +187,7 @@ def find_nvcc() -> Compiler:
 
     Raises ToolchainError that says what is wrong with each one there is.
     """
-    home = _named("CUDA_HOME")
+    home = named_folder("CUDA_HOME")
     faults = []
     for nvcc in [home / "bin/nvcc"] if home else _nvccs():
         if is_file(nvcc):
@@ -309,7 +309,7 @@ def find_cutlass() -> tuple[Path, str]:
 
     Returns the include folder and the version. Raises ToolchainError where there are none.
     """
-    if own := _named("FAGEN_CUTLASS"):
+    if own := named_folder("FAGEN_CUTLASS"):
         places = [own, own / "include"]  # a checkout has them one folder down
         where, remedy = f"in FAGEN_CUTLASS ({printable(own)})", "set it to CUTLASS's include folder"
     else:
@@ -337,7 +337,7 @@ def find_disassembler() -> Disassembler | None:
     tools = []
     for name in ("nvdisasm", "cuobjdump"):
         places: list[Path | None] = [find_program(name), *_in_wheels(name)]
-        if home := _named("CUDA_HOME"):
+        if home := named_folder("CUDA_HOME"):
             places.insert(0, home / "bin" / name)
         places.append(SYSTEM_CUDA / "bin" / name)
         tools.append(next((place for place in places if place and is_file(place)), None))
@@ -428,11 +428,3 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
 
 def _newest(table: dict[tuple[int, int], int], version: str) -> int | None:
     return next((n for since, n in reversed(table.items()) if numbers(version) >= since), None)
-
-
-def _named(variable: str) -> Path | None:
-    """The folder that a variable names, or None.  Raises ToolchainError where nobody has it."""
-    try:
-        return named_folder(variable)
-    except FagenError as error:
-        raise ToolchainError(str(error)) from None

@@ -85,9 +85,7 @@ def listed_of_users(
     is_meant: Callable[[Schedule], bool] = lambda schedule: True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the schedules that a user's dispatch table names, and in which row for what."""
-    from fagen.dispatch.pick import (
-        sizes_of,
-    )  # kernels' costs and plans, for which a list has no use
+    from fagen.dispatch.pick import sizes_of  # costs and Plans, for which a list has no use
 
     for row in users_table():
         serves = f"{row.where}: {sizes_of(row)} on {printable(row.card)}"
