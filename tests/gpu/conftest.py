@@ -111,27 +111,27 @@ def pair_of(request: pytest.FixtureRequest, hopper: None) -> Callable[[str], Any
     def build(slug: str) -> Any:
         return flow.built(from_slug(slug), binding=True)
 
-    wanted = {
+    slugs = {
         item.callspec.params["slug"]
         for item in request.session.items
         if item.module is request.module and "slug" in getattr(item, "callspec", _NONE).params
     }
     with ThreadPoolExecutor(BUILDERS) as pool:
-        list(pool.map(_attempt(build), wanted))
+        list(pool.map(_attempt(build), slugs))
     return build
 
 
 @pytest.fixture(scope="session")
 def all_built(request: pytest.FixtureRequest, built_together: Any) -> Callable[[str], Any]:
     """`built`, with every kernel that a collected test wants compiled beforehand, in parallel."""
-    wanted = {
+    slugs = {
         item.callspec.params[name]
         for item in request.session.items
         if hasattr(item, "callspec")
         for name in ("kernel", "any_kernel", "every_kind")
         if name in item.callspec.params
     }
-    return built_together(wanted)
+    return built_together(slugs)
 
 
 @pytest.fixture(scope="session", params=SLUGS)

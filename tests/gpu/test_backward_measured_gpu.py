@@ -34,10 +34,10 @@ def test_a_peers_gradients_are_near_fp64_and_may_be_captured(name, mask, sizes):
     q, k, v = inputs(case)
     call = peer(name).bind(case, q, k, v)
     scale = softmax_scale(128)
-    right = gradients(output_gradient(q, v), q, k, v, mask=MASKS[mask], scale=scale)[2:]
-    for found, fine in zip(call.once(), right, strict=True):
-        assert found.shape == fine.shape
-        assert float((found.double() - fine).abs().max()) < 0.02 * float(fine.abs().max())
+    expected = gradients(output_gradient(q, v), q, k, v, mask=MASKS[mask], scale=scale)[2:]
+    for found, exact in zip(call.once(), expected, strict=True):
+        assert found.shape == exact.shape
+        assert float((found.double() - exact).abs().max()) < 0.02 * float(exact.abs().max())
     replayed = captured(call, 2)
     replayed.run()
     torch.cuda.synchronize()
@@ -97,12 +97,12 @@ def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
         out = fagen.attention(*tensors, causal=True)
         dout = torch.ones_like(out)
         out.backward(dout)
-        right = gradients(dout, *(x.detach() for x in tensors), mask=MASKS["causal"], scale=0.125)[
-            2:
-        ]
-        for tensor, fine in zip(tensors, right, strict=True):
+        qkv = [x.detach() for x in tensors]
+        expected = gradients(dout, *qkv, mask=MASKS["causal"], scale=0.125)[2:]
+        for tensor, exact in zip(tensors, expected, strict=True):
             assert tensor.grad is not None
-            assert float((tensor.grad.double() - fine).abs().max()) < 0.01 * (1 + fine.abs().max())
+            off = float((tensor.grad.double() - exact).abs().max())
+            assert off < 0.01 * (1 + exact.abs().max())
         found[keys] = asked_for("backward")
     table_at.cache_clear()
     assert found[400] == {slug} < found[600] and len(found[600]) == 2

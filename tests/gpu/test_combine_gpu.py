@@ -66,10 +66,10 @@ def test_the_call_and_its_emulation_have_the_same_bits(pair_of, varlen):
     if varlen:
         counts, ends = torch.tensor([5, 0, 3]), torch.tensor([0, 2, 3, 6])
         more = dict(num_splits=counts.int(), cu_seqlens=ends.int())
-    right = fagen.combine(outs, lses, out_dtype=torch.bfloat16, **more)
+    expected = fagen.combine(outs, lses, out_dtype=torch.bfloat16, **more)
     on_gpu = {name: tensor.cuda() for name, tensor in more.items()}
     found = fagen.combine(outs.cuda(), lses.cuda(), out_dtype=torch.bfloat16, **on_gpu)
-    assert same([x.cpu() for x in found], right)
+    assert same([x.cpu() for x in found], expected)
 
 
 def test_what_the_launch_before_it_writes_is_seen(pair_of):
@@ -77,12 +77,12 @@ def test_what_the_launch_before_it_writes_is_seen(pair_of):
     outs = torch.full((4, 64, 8, 32, 128), math.nan, device="cuda")
     lses = torch.full((4, 64, 32, 8), math.nan, device="cuda")
     source, source_lses = torch.randn_like(outs), torch.randn_like(lses)
-    right = fagen.combine(source, source_lses, out_dtype=torch.bfloat16)
+    expected = fagen.combine(source, source_lses, out_dtype=torch.bfloat16)
     for _ in range(20):
         outs.fill_(math.nan)
         lses.copy_(source_lses)
         outs.copy_(source)
-        assert same(fagen.combine(outs, lses, out_dtype=torch.bfloat16), right)
+        assert same(fagen.combine(outs, lses, out_dtype=torch.bfloat16), expected)
 
 
 def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):

@@ -77,7 +77,7 @@ def test_a_callers_pool_of_memory_is_empty_after_the_call(name):
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
             found = door.results(given)
-        wanted = [x.cpu() for x in found]
+        expected = [x.cpu() for x in found]
         del found
         gc.collect()
         assert live_in(tuple(pool.id)) == 0
@@ -85,13 +85,13 @@ def test_a_callers_pool_of_memory_is_empty_after_the_call(name):
         torch.cuda.empty_cache()
         scrap = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(32)]
         for _ in range(3):
-            assert_close([x.cpu() for x in door.results(given)], wanted)
+            assert_close([x.cpu() for x in door.results(given)], expected)
     del scrap
 
 
 def test_replays_and_calls_on_several_streams_share_nothing():
     q, k, v = (torch.randn(2, 1_000, 4, 128, device="cuda").bfloat16() for _ in range(3))
-    wanted = fagen.attention(q, k, v, causal=True)
+    expected = fagen.attention(q, k, v, causal=True)
     streams = [torch.cuda.Stream() for _ in range(4)]
     made = [
         graph_of(lambda: [fagen.attention(q, k, v, causal=True) for _ in range(3)])
@@ -108,14 +108,14 @@ def test_replays_and_calls_on_several_streams_share_nothing():
                     found.append(fagen.attention(q, k, v, causal=True))
         if turn % 20 == 19:
             torch.cuda.synchronize()
-            assert all(torch.equal(x, wanted) for x in found)
-            assert all(torch.equal(x, wanted) for outs in captured for x in outs)
+            assert all(torch.equal(x, expected) for x in found)
+            assert all(torch.equal(x, expected) for outs in captured for x in outs)
             found.clear()
 
 
 def test_a_first_call_on_a_stream_breaks_no_capture_of_another_thread():
     q, k, v = (torch.randn(1, 500, 4, 128, device="cuda").bfloat16() for _ in range(3))
-    wanted = fagen.attention(q, k, v, causal=True)
+    expected = fagen.attention(q, k, v, causal=True)
     found, stream = [], torch.cuda.Stream()
     with torch.cuda.stream(stream):
         # torch's allocator keeps two MiB for it, of which the output is: it breaks captures itself
@@ -135,7 +135,7 @@ def test_a_first_call_on_a_stream_breaks_no_capture_of_another_thread():
     captured.zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(captured, wanted) and torch.equal(found[0], wanted)
+    assert torch.equal(captured, expected) and torch.equal(found[0], expected)
     del room
 
 

@@ -108,7 +108,7 @@ def test_used_lengths_of_queries_and_keys(dtype: torch.dtype, head_dim: int, cau
         )  # fmt: skip
         dout = draw(*out.shape, dtype=out.dtype, seed=seed + 3)
         exact, rounded = torch.zeros_like(out).double(), torch.zeros_like(out)
-        right, plain = (
+        expected, plain = (
             [torch.zeros_like(x, dtype=t) for x in leaves] for t in (torch.float64, out.dtype)
         )
         for i in range(batch):
@@ -120,7 +120,8 @@ def test_used_lengths_of_queries_and_keys(dtype: torch.dtype, head_dim: int, cau
                 sizes = [descales[f"{x}_descale"][i] for x in "qkv"]
                 sizes[0] = sizes[0].repeat_interleave(group)
                 parts = [x.float() * size[:, None] for x, size in zip(parts, sizes, strict=True)]
-            for work, outs, gradients in ((torch.float64, exact, right), (dtype, rounded, plain)):
+            of_fp64, of_dtype = (torch.float64, exact, expected), (dtype, rounded, plain)
+            for work, outs, gradients in (of_fp64, of_dtype):
                 if not columns.stop - columns.start:
                     continue
                 step = BF16 if work == E4M3 else work
@@ -140,13 +141,13 @@ def test_used_lengths_of_queries_and_keys(dtype: torch.dtype, head_dim: int, cau
                 out.sum().backward()
             continue
         made = torch.autograd.grad(out, leaves, dout)
-        for one, other, third in zip(made, right, plain, strict=True):
+        for one, other, third in zip(made, expected, plain, strict=True):
             hold(one, other, third)
         into = [torch.full_like(x, math.nan) for x in leaves]
         detached = [x.detach() for x in leaves]
         given: Any = (at_q, at_k, used[0], used[1], queries, keys, *into, None, causal)
         _flash_attn_backward(dout, *detached, out.detach(), lse.detach(), *given)
-        for one, other, third in zip(into, right, plain, strict=True):
+        for one, other, third in zip(into, expected, plain, strict=True):
             hold(one, other, third)
 
 

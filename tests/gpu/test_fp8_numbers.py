@@ -378,8 +378,8 @@ def test_a_mean_of_v_is_added_to_rows_that_see_a_key(few):
     plain, _ = kernel_of(few)(given._replace(v_mean=None), scale)
     seen = slice(260, None) if few.plan.mask.causal else slice(None)
     step = 2.0**-8 if out.dtype == torch.bfloat16 else 2.0**-11
-    wanted = plain[:, seen].double() + given.v_mean[:, None].double()
-    torch.testing.assert_close(out[:, seen].double(), wanted, rtol=2 * step, atol=0.02)
+    expected = plain[:, seen].double() + given.v_mean[:, None].double()
+    torch.testing.assert_close(out[:, seen].double(), expected, rtol=2 * step, atol=0.02)
     assert not out[:, : 300 - out[:, seen].shape[1]].any()
 
 
@@ -413,12 +413,12 @@ def test_without_descales_bytes_are_numbers(few):
 
 def test_the_op_gives_what_the_c_function_gives_and_can_be_captured(few):
     given, scale = made(few, 2, 300, 333, 4, 2)
-    wanted = kernel_of(few)(given, scale)
+    expected = kernel_of(few)(given, scale)
     call = partial(op.load(few.binary), *given[:3], scale, *given[3:])
-    assert same(call(), wanted)
+    assert same(call(), expected)
     graph, captured = graph_of(call)
     graph.replay()
-    assert same(captured, wanted)
+    assert same(captured, expected)
 
 
 def test_the_op_passes_torchs_own_checks(few):

@@ -38,10 +38,10 @@ def qkv(batch: int, seqlen: int, dtype: torch.dtype = torch.bfloat16) -> list[Te
 
 def near_fp64(tensors: list[Tensor], dout: Tensor) -> bool:
     given = (x.detach() for x in tensors)
-    fine = gradients(dout, *given, mask=MASKS["causal"], scale=SCALE)[2:]
+    exact = gradients(dout, *given, mask=MASKS["causal"], scale=SCALE)[2:]
     return all(
         float((x.grad.double() - y).abs().max()) < 0.03 * (1 + float(y.abs().max()))
-        for x, y in zip(tensors, fine, strict=True)
+        for x, y in zip(tensors, exact, strict=True)
         if x.grad is not None
     )
 
@@ -228,8 +228,10 @@ def test_a_layer_trains_under_a_wrapper_and_autocast(tmp_path, wrap):
     torch.cuda.device_count() < 2, reason="two ranks over NCCL need a GPU each, and fewer are here"
 )
 def test_two_ranks_have_the_mean_of_both_parts_gradients(tmp_path):
-    right = mean_gradient(128, "cuda")  # which builds the kernels that both ranks load
+    expected = mean_gradient(128, "cuda")  # which builds the kernels that both ranks load
     shared = shared_gradients(128, "cuda", tmp_path)
     for wrap in WRAPS:
         for found in shared[wrap]:  # dq is a sum in any order, and is rounded to bf16
-            torch.testing.assert_close(found, right, rtol=0, atol=0.02 * float(right.abs().max()))
+            torch.testing.assert_close(
+                found, expected, rtol=0, atol=0.02 * float(expected.abs().max())
+            )

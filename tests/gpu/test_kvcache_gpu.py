@@ -47,9 +47,9 @@ def test_it_is_near_fp64(queries, layout, causal):
     out, lse = flash_attn_with_kvcache(
         q, k, v, cache_seqlens=used, cache_leftpad=pads, causal=causal, return_softmax_lse=True
     )
-    wanted, wanted_lse = right(q, k, v, used, pads, causal)
-    torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=2e-3)
+    expected, expected_lse = right(q, k, v, used, pads, causal)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("layout", ["keys first", "heads first", "longer"])
@@ -63,8 +63,8 @@ def test_packed_queries_are_near_fp64(layout):
     )
     for i, (own, part) in enumerate(zip(q.split(counts), out.split(counts), strict=True)):
         one = slice(i, i + 1)
-        wanted, _ = right(own[None], k[one], v[one], used[one], pads[one])
-        torch.testing.assert_close(part.double(), wanted[0], rtol=2e-2, atol=2e-2)
+        expected, _ = right(own[None], k[one], v[one], used[one], pads[one])
+        torch.testing.assert_close(part.double(), expected[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("queries", [1, 300])
@@ -82,8 +82,8 @@ def test_a_graph_is_replayed_with_other_lengths(queries):
         out.fill_(math.nan)
         graph.replay()
         assert torch.equal(out, run())
-        wanted, _ = right(q, k, v, used, pads)
-        torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
+        expected, _ = right(q, k, v, used, pads)
+        torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_number_for_all_lengths_is_that_number_in_a_graph_too():

@@ -71,10 +71,10 @@ def jobs(kernels):
     for number, (kernel, sizes) in enumerate((k, s) for k in kernels for s in SIZES):
         case = kernel.cell(*sizes)
         given = (*inputs(case, seed=number), softmax_scale(case.problem.head_dim))
-        wanted = kernel.poisoned(*given)
+        expected = kernel.poisoned(*given)
         torch.cuda.synchronize()
-        assert not any(bool(x.isnan().any()) for x in wanted), f"{kernel.plan.slug} at {sizes}"
-        made.append(Job(kernel.op, given, wanted))
+        assert not any(bool(x.isnan().any()) for x in expected), f"{kernel.plan.slug} at {sizes}"
+        made.append(Job(kernel.op, given, expected))
     return made
 
 
@@ -139,12 +139,12 @@ def test_a_call_leaves_its_workspace_as_it_found_it(slug, kernels):
         into = outputs(kernel.plan, given[0])
         run = launch(kernel.plan, kernel.binary.library, given, into)  # one workspace for all
         run()
-        wanted = [x.clone() for x in into]
+        expected = [x.clone() for x in into]
         for _ in range(50):
             for x in into:
                 x.fill_(float("nan"))
             run()
-            assert all(torch.equal(bits(x), bits(y)) for x, y in zip(into, wanted, strict=True))
+            assert all(torch.equal(bits(x), bits(y)) for x, y in zip(into, expected, strict=True))
 
 
 @pytest.mark.parametrize("slug", HAMMERED)

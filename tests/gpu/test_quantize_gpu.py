@@ -142,9 +142,9 @@ def test_a_call_can_be_captured(quantiser):
         graph, found = graph_of(lambda keys=keys: quantize(x, **keys))
         x.copy_(torch.randn_like(x) * 3)
         graph.replay()
-        wanted = quantize(x, **keys)
-        assert torch.equal(found.values.view(torch.uint8), wanted.values.view(torch.uint8))
-        assert same(found[1:], wanted[1:])
+        expected = quantize(x, **keys)
+        assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+        assert same(found[1:], expected[1:])
 
 
 def test_given_means_and_descales_are_those_of_keys_that_came_before(quantiser):
@@ -163,8 +163,8 @@ def test_given_means_and_descales_are_those_of_keys_that_came_before(quantiser):
 def test_more_batches_or_rows_than_a_grid_has_in_a_direction(batch, seqlen, quantiser):
     x = torch.randn(batch, seqlen, 1, 16, device="cuda").half()
     last = slice(-1, None), slice(-64, None)  # a block of its own
-    found, wanted = quantize(x).values[last], quantize(x[last].contiguous()).values
-    assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    found, expected = quantize(x).values[last], quantize(x[last].contiguous()).values
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     values, descale, mean = quantize(x, scales="column", center=True)
     torch.testing.assert_close(mean, x.float().mean(1), rtol=1e-3, atol=1e-5)
     real = values.float() * descale[:, None] + mean[:, None]
@@ -179,8 +179,8 @@ def test_what_is_quantised_is_what_a_kernel_takes(quantiser):
     rows = Quantized(by_rows(given.v, 256), given.v_descale)
     real = [x.real(SCALE_ROWS_DEFAULT) for x in (*made[:2], rows)]
     assert rms(real[2] - v.float()) < 0.03 * rms(v)
-    products, wanted = (
+    products, expected = (
         torch.einsum("bshd,bthd->bhst", one.float(), other.float())
         for one, other in ((real[0], real[1]), (q, k))
     )
-    assert rms(products - wanted) < 0.05 * rms(wanted)
+    assert rms(products - expected) < 0.05 * rms(expected)

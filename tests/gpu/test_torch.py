@@ -17,14 +17,14 @@ def called(kernel, *sizes, seed=0):
     """Inputs for the op at these sizes, and what the kernel gives for them, synchronised."""
     case = kernel.cell(*sizes)
     arguments = (*inputs(case, seed=seed), softmax_scale(case.problem.head_dim))
-    wanted = kernel.poisoned(*arguments)
+    expected = kernel.poisoned(*arguments)
     torch.cuda.synchronize()
-    return arguments, wanted
+    return arguments, expected
 
 
 def test_the_op_gives_what_the_c_function_gives(kernel):
-    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
-    assert same(kernel.op(*arguments), wanted)
+    arguments, expected = called(kernel, 2, 300, 333, 4, 2)
+    assert same(kernel.op(*arguments), expected)
 
 
 def test_the_op_passes_torchs_own_checks(kernel):
@@ -33,7 +33,7 @@ def test_the_op_passes_torchs_own_checks(kernel):
 
 
 def test_another_stream_is_waited_for_and_used(kernel):
-    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    arguments, expected = called(kernel, 2, 300, 333, 4, 2)
     late = [torch.zeros_like(tensor) for tensor in arguments[:3]]
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -42,26 +42,26 @@ def test_another_stream_is_waited_for_and_used(kernel):
             tensor.copy_(values)
         found = kernel.op(*late, arguments[3])
         torch.cuda.current_stream().synchronize()
-    assert same(found, wanted)
+    assert same(found, expected)
 
 
 def test_a_cuda_graph_replays_with_new_numbers(kernel):
     (q, k, v, scale), _ = called(kernel, 2, 300, 333, 4, 2)
     graph, found = graph_of(lambda: kernel.op(q, k, v, scale))
     for seed in (1, 2):
-        (q2, k2, v2, _), wanted = called(kernel, 2, 300, 333, 4, 2, seed=seed)
+        (q2, k2, v2, _), expected = called(kernel, 2, 300, 333, 4, 2, seed=seed)
         for tensor, values in ((q, q2), (k, k2), (v, v2)):
             tensor.copy_(values)
         spoil(*found)
         graph.replay()
-        assert same(found, wanted)
+        assert same(found, expected)
 
 
 def test_a_compiled_function_gives_the_same_bits(kernel):
-    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    arguments, expected = called(kernel, 2, 300, 333, 4, 2)
     torch._dynamo.reset()
     compiled = torch.compile(kernel.op, fullgraph=True, backend="aot_eager")
-    assert same(compiled(*arguments), wanted)
+    assert same(compiled(*arguments), expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -80,7 +80,7 @@ def test_inductor_compiles_the_op_between_other_work(one_kernel, dynamic):
 
 
 def test_two_threads_may_call_at_once(one_kernel):
-    arguments, wanted = called(one_kernel, 2, 300, 333, 4, 2)
+    arguments, expected = called(one_kernel, 2, 300, 333, 4, 2)
     op, found = one_kernel.op, []
 
     def work(_):
@@ -91,21 +91,21 @@ def test_two_threads_may_call_at_once(one_kernel):
             found.append(result)
 
     by_threads(work, 4)
-    assert len(found) == 4 and all(same(result, wanted) for result in found)
+    assert len(found) == 4 and all(same(result, expected) for result in found)
 
 
 def test_every_device_computes_the_same_whichever_is_current(kernel):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
-    arguments, wanted = called(kernel, 2, 300, 333, 4, 2)
+    arguments, expected = called(kernel, 2, 300, 333, 4, 2)
     for index in range(1, torch.cuda.device_count()):
         there = [tensor.to(f"cuda:{index}") for tensor in arguments[:3]]
         found = kernel.op(*there, arguments[3])  # device 0 is current
         assert all(tensor.device.index == index for tensor in found)
-        assert same([tensor.to("cuda:0") for tensor in found], wanted)
+        assert same([tensor.to("cuda:0") for tensor in found], expected)
         with torch.cuda.device(index):
             found = kernel.op(*arguments)  # and here the other way round
-        assert same(found, wanted)
+        assert same(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_gpu_call_that_needs_a_gradient_is_refused(one_kernel):
 
 
 def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
-    (q, k, v, scale), wanted = called(one_kernel, 1, 64, 64, 2, 2)
+    (q, k, v, scale), expected = called(one_kernel, 1, 64, 64, 2, 2)
     twice = k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)
     wrong = {
         "k is not on the device of q": (q, k.cpu(), v.cpu(), scale),
@@ -149,7 +149,7 @@ def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
     misplaced = torch.empty(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(q)
     with pytest.raises(ValueError, match="16 bytes"):
         one_kernel.op(misplaced, k, v, scale)
-    assert same(one_kernel.op(q, k, v, scale), wanted)
+    assert same(one_kernel.op(q, k, v, scale), expected)
 
 
 def test_attention_picks_a_kernel_for_the_tensors_and_is_right(kernel):

@@ -139,8 +139,8 @@ def test_autograds_are_near_fp64(pair_of, name, causal, dtype, head_dim):
 def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(pair_of, causal):
     lengths = [(300, 300), (64, 129), (17, 1), (500, 700)]
     *qkv, at_q, at_k = on_gpu(lengths, head_dim=128, gap=5)
-    right = leaves(*qkv)
-    fagen.attention_varlen(*right, at_q, at_k, causal=causal).sum().backward()
+    expected = leaves(*qkv)
+    fagen.attention_varlen(*expected, at_q, at_k, causal=causal).sum().backward()
     for one in range(len(lengths)):
         places = [slice(at[one].item(), at[one + 1].item()) for at in (at_q, at_k, at_k)]
         poisoned = [torch.full_like(x, math.nan) for x in qkv]
@@ -149,10 +149,10 @@ def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(pair_of, causal):
             x.requires_grad_()
         out = fagen.attention_varlen(*poisoned, at_q, at_k, causal=causal)
         out.backward(torch.ones_like(out))
-        for x, of, place in zip(poisoned[1:], right[1:], places[1:], strict=True):
+        for x, of, place in zip(poisoned[1:], expected[1:], places[1:], strict=True):
             assert torch.equal(x.grad[place], of.grad[place])
-        dq, fine = poisoned[0].grad[places[0]].float(), right[0].grad[places[0]].float()
-        torch.testing.assert_close(dq, fine, rtol=2e-3, atol=2e-3)
+        dq, exact = poisoned[0].grad[places[0]].float(), expected[0].grad[places[0]].float()
+        torch.testing.assert_close(dq, exact, rtol=2e-3, atol=2e-3)
 
 
 def test_in_order_all_bits_are_the_same_in_any_company(pair_of):

@@ -67,10 +67,10 @@ def test_all_cases_are_near_fp64_beside_nan(pair_of, slug):
 def test_the_call_is_near_fp64(pair_of, name, causal, dtype, head_dim):
     given = on_gpu(LISTS[name], dtype=dtype, head_dim=head_dim)
     out, lse = fagen.attention_varlen(*given, causal=causal, return_lse=True)
-    wanted, wanted_lse = exact(*given, causal=causal)
+    expected, expected_lse = exact(*given, causal=causal)
     close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
-    torch.testing.assert_close(out.double(), wanted, rtol=close, atol=close)
-    torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+    torch.testing.assert_close(out.double(), expected, rtol=close, atol=close)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-3)
 
 
 # ---- in 16 bits and in e4m3
@@ -160,8 +160,8 @@ def test_a_sequences_bits_are_those_that_it_has_alone_in_any_batch(pair_of, head
 def test_offsets_as_wrong_as_an_int_can_be_are_cut_off(pair_of, causal):
     q, k, v, *_ = on_gpu([(100, 100)], head_dim=128)
     wrong, cut = ints(-5, -(2**31), 2**31 - 1, 100), ints(0, 0, 100, 100)
-    right = fagen.attention_varlen(q, k, v, cut, causal=causal)
-    assert torch.equal(fagen.attention_varlen(q, k, v, wrong, causal=causal), right)
+    expected = fagen.attention_varlen(q, k, v, cut, causal=causal)
+    assert torch.equal(fagen.attention_varlen(q, k, v, wrong, causal=causal), expected)
 
 
 def test_a_graph_replays_with_other_lengths(pair_of):
@@ -173,9 +173,9 @@ def test_a_graph_replays_with_other_lengths(pair_of):
         for _ in range(2):  # the second finds the counter as the first left it
             spoil(out, lse)
             graph.replay()
-            wanted, wanted_lse = exact(q, k, v, at, at, causal=True)
-            torch.testing.assert_close(out.double(), wanted, rtol=4e-3, atol=4e-3)
-            torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
+            expected, expected_lse = exact(q, k, v, at, at, causal=True)
+            torch.testing.assert_close(out.double(), expected, rtol=4e-3, atol=4e-3)
+            torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-3)
     at.zero_()  # no sequence has a row
     out.fill_(7.0)
     graph.replay()
@@ -210,11 +210,11 @@ def test_flash_attention_3s_call_is_the_same(pair_of):
 def test_in_e4m3_the_call_is_near_fp64(pair_of, head_dim, causal, name, by_column):
     of = on_gpu8(LISTS[name], head_dim=head_dim, by_column=by_column)
     out, lse = fagen.attention_varlen(*of.tensors, causal=causal, return_lse=True, **of.named)
-    right, right_lse = of.exact(causal=causal)
+    expected, expected_lse = of.exact(causal=causal)
     assert out.dtype == torch.bfloat16
     # P is rounded to three bits of mantissa, and the tensor cores add up in some 14 bits
-    assert far(out, right) < 0.05
-    torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=2e-2)
+    assert far(out, expected) < 0.05
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=2e-2)
     alone = fagen.attention_varlen(*of.tensors, causal=causal, **of.named)
     assert torch.equal(alone, out)
 
@@ -224,13 +224,13 @@ def test_in_e4m3_the_call_is_near_fp64(pair_of, head_dim, causal, name, by_colum
 def test_in_e4m3_a_neighbours_descale_of_0_or_1e30_changes_no_bit(pair_of, number, name):
     lengths = [(300, 300), (64, 20), (17, 40)]
     of = on_gpu8(lengths, head_dim=128)
-    right = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
+    expected = fagen.attention_varlen(*of.tensors, causal=True, **of.named)
     changed = of.named[name].clone()
     changed[1] = number
     out = fagen.attention_varlen(*of.tensors, causal=True, **of.named | {name: changed})
     for one in (0, 2):
         rows = slice(*of.tensors[3][one : one + 2].tolist())
-        assert torch.equal(out[rows], right[rows])
+        assert torch.equal(out[rows], expected[rows])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -242,9 +242,9 @@ def test_in_e4m3_values_may_have_a_descale_of_0_or_1e30(pair_of, head_dim, causa
         out, lse = fagen.attention_varlen(*of.tensors, causal=causal, return_lse=True, **named)
         q, k, _ = of.real
         means = q, k, of.tensors[2].float() * number
-        right, right_lse = exact(*means, *of.tensors[3:], causal=causal)
-        assert not out.any() if number == 0 else far(out, right) < 0.05
-        torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=2e-2)
+        expected, expected_lse = exact(*means, *of.tensors[3:], causal=causal)
+        assert not out.any() if number == 0 else far(out, expected) < 0.05
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=2e-2)
 
 
 @pytest.mark.parametrize("names", ["q", "k", "qk"])
@@ -266,8 +266,8 @@ def test_in_e4m3_scores_may_have_descales_of_1e8(pair_of, head_dim, names):
     }
     out = fagen.attention_varlen(*tensors, causal=True, **named)
     means = (x.double() * by for x, by in zip(tensors[:3], (*sizes.values(), 1.0), strict=True))
-    right, _ = exact(*means, at_q, at_k, causal=True)
-    assert far(out, right) < (0.05 if names == "qk" else 1e-6)
+    expected, _ = exact(*means, at_q, at_k, causal=True)
+    assert far(out, expected) < (0.05 if names == "qk" else 1e-6)
 
 
 def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(pair_of):
@@ -286,8 +286,8 @@ def test_in_e4m3_a_graph_replays_with_other_lengths_and_descales(pair_of):
         for _ in range(2):  # the second finds the counter as the first left it
             spoil(out)
             graph.replay()
-            right, _ = exact(*(x.float() * descale for x in (q, k, v)), at, at, causal=True)
-            assert far(out, right) < 0.05
+            expected, _ = exact(*(x.float() * descale for x in (q, k, v)), at, at, causal=True)
+            assert far(out, expected) < 0.05
 
 
 def test_in_e4m3_flash_attention_3s_call_is_the_same(pair_of):
@@ -316,5 +316,5 @@ def test_many_rows_lie_far_from_the_first(pair_of):
         x[tail] = torch.randn_like(x[tail])
     at, near = ints(rows - 333, rows), ints(0, 333)
     out = fagen.attention_varlen(q, k, v, at, causal=True)
-    wanted = fagen.attention_varlen(q[tail], k[tail], v[tail], near, causal=True)
-    assert torch.equal(out[tail], wanted)
+    expected = fagen.attention_varlen(q[tail], k[tail], v[tail], near, causal=True)
+    assert torch.equal(out[tail], expected)

@@ -55,10 +55,10 @@ def test_torchs_packed_passes_are_near_fp64_sequence_by_sequence(mask: str, hopp
     for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
         rows, keys = slice(top, bottom), slice(first, last)
         own = dout[:, rows], q[:, rows], k[:, keys], v[:, keys]
-        out, lse, *fine = gradients(*own, mask=MASKS[mask], scale=scale)
+        out, lse, *exact = gradients(*own, mask=MASKS[mask], scale=scale)
         assert (made.out[rows] - out[0]).abs().max() < 5e-3
         assert (made.lse[:, rows] - lse[0]).abs().max() < 1e-3
-        for one, other, of in zip(found, fine, (rows, keys, keys), strict=True):
+        for one, other, of in zip(found, exact, (rows, keys, keys), strict=True):
             assert (one[of] - other[0]).abs().max() < 0.02 * (1 + other.abs().max())
 
 

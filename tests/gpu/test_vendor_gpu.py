@@ -78,8 +78,8 @@ def test_calls_from_jax_are_right(hopper, tmp_path):
     # torch holds memory of this card as well
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     for calls, rights in (("calls", 9), ("gradients", 8)):
-        told = ran(sys.executable, ROOT / "tests/jax_calls.py", calls, place=site, **own)
-        assert told.count(": right on gpu") == rights, told
+        output = ran(sys.executable, ROOT / "tests/jax_calls.py", calls, place=site, **own)
+        assert output.count(": right on gpu") == rights, output
 
 
 # ---- as packages for torch ----------------------------------------------------------------------

@@ -93,10 +93,10 @@ def test_what_the_dispatchers_of_c_compute_are_the_gradients_of_each_other(hoppe
             for more in ({}, {"dlse": torch.randn_like(lse)}):
                 found = {f"d{name}": torch.full_like(given[name], torch.nan) for name in "qkv"}
                 enqueue(library, "backward", backward, dout=dout, **given, **found, **more)
-                right = gradients(dout, q, k, v, mask=mask, scale=0.1, **more)[2:]
-                for (name, one), fine in zip(found.items(), right, strict=True):
-                    off = (one.double() - fine).abs().max().item()
-                    most = 4 * torch.finfo(dtype).eps * (1 + fine.abs().max().item())
+                expected = gradients(dout, q, k, v, mask=mask, scale=0.1, **more)[2:]
+                for (name, one), exact in zip(found.items(), expected, strict=True):
+                    off = (one.double() - exact).abs().max().item()
+                    most = 4 * torch.finfo(dtype).eps * (1 + exact.abs().max().item())
                     assert off <= most, (backward.slug, name, queries, keys)
 
 

@@ -59,9 +59,9 @@ def test_what_the_dispatchers_of_c_compute_is_attention_of_each_sequence(
         given = dict(zip(names, on_the_gpu(packed(LENGTHS, dtype, plan.head_dim)), strict=True))
         made = results(plan, given["q"])
         enqueue(library, "varlen", plan, **given, **made, scale=plan.head_dim**-0.5)
-        right, lse = exact(*given.values(), causal=causal)
+        expected, lse = exact(*given.values(), causal=causal)
         seen, most = seen_of(lse), {torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
-        assert (made["out"].double() - right)[seen].abs().max() <= most
+        assert (made["out"].double() - expected)[seen].abs().max() <= most
         assert (made["lse"] - lse)[:, seen].abs().max() <= 1e-3
         assert not made["out"][~seen].any() and (made["lse"][:, ~seen] == -torch.inf).all()
 
@@ -73,10 +73,10 @@ def test_what_the_dispatchers_of_c_compute_is_attention_of_each_sequence(
     }
     made = results(plan, given["q"])
     enqueue(library, "varlen_fp8", plan, **given, **made, scale=plan.head_dim**-0.5)
-    right, lse = of.exact(causal=True)
+    expected, lse = of.exact(causal=True)
     seen = seen_of(lse)
     found = made["out"].cpu().double()
-    assert (found - right)[seen].norm() <= 0.1 * right[seen].norm()
+    assert (found - expected)[seen].norm() <= 0.1 * expected[seen].norm()
 
 
 def test_what_the_dispatcher_of_c_differentiates_is_the_gradient_of_each_sequence(
@@ -103,9 +103,9 @@ def test_what_the_dispatcher_of_c_differentiates_is_the_gradient_of_each_sequenc
             assert not any(found[f"d{x}"][rows if x == "q" else keys].any() for x in "qkv")
             continue
         of = (x[None] for x in (dout[rows], q[rows], k[keys], v[keys]))
-        right = gradients(*of, mask=MASKS["causal"], scale=0.1, dlse=dlse[None, :, rows])[2:]
+        expected = gradients(*of, mask=MASKS["causal"], scale=0.1, dlse=dlse[None, :, rows])[2:]
         own = (found["dq"][rows], found["dk"][keys], found["dv"][keys])
-        for one, fine in zip(own, right, strict=True):
+        for one, fine in zip(own, expected, strict=True):
             off = (one.double() - fine[0]).abs().max().item()
             assert off <= 8 * 2.0**-11 * (1 + fine.abs().max().item()), (top, bottom)
 
