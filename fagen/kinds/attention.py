@@ -1,7 +1,7 @@
 """What kinds of attention write alike: keys of schedules, and what Plans say of their ledgers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -61,6 +61,30 @@ def accumulators(columns: int) -> int:
 def operands(first: int, count: int) -> tuple[int, ...]:
     """Return the numbers of so many asm operands, from one on."""
     return tuple(range(first, first + count))
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A wgmma instruction of 64 rows: what it makes, its N, of what numbers, and how they lie."""
+
+    name: str
+    says: str
+    n: int
+    number: str
+    a_in_registers: bool = False
+    a_along_m: bool = False  # in shared memory, with M and not K along its rows
+    b_along_n: bool = False
+    sets: bool = False  # it may take the place of what was there
+
+    @property
+    def accumulators(self) -> int:
+        """Fp32 registers of a thread."""
+        return accumulators(self.n)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the asm operands that follow these: A, B, whether to add."""
+        return operands(self.accumulators, 6 if self.a_in_registers else 3)
 
 
 def carried(plan: type, schedule: Schedule, *but: str) -> dict[str, Any]:

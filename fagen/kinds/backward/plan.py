@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fagen.arch import SM90
 from fagen.kind import Role
-from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
+from fagen.kinds.attention import Budgeted, Gemm, carried, padded_head_dims
 from fagen.kinds.backward.formulae import (
     ADDERS,
     BUDGET,
@@ -26,29 +26,6 @@ from fagen.vocab import DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
 _ROW_THREADS = 256  # of a thread block that prepares rows, or rounds their dQ
 _LOAD_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Gemm:
-    """A wgmma instruction of 64 rows: what it makes, its N, of what numbers, and how they lie."""
-
-    name: str
-    says: str
-    n: int
-    number: str
-    a_in_registers: bool = False
-    a_along_m: bool = False  # in shared memory, with M and not K along its rows
-    b_along_n: bool = False
-
-    @property
-    def accumulators(self) -> int:
-        """Fp32 registers of a thread."""
-        return accumulators(self.n)
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The numbers of the asm operands that follow these: A, B, whether to add."""
-        return operands(self.accumulators, 6 if self.a_in_registers else 3)
 
 
 @dataclass(frozen=True)
@@ -156,43 +133,31 @@ class Plan(Budgeted):
     def gemms(self) -> tuple["Gemm", ...]:
         """The wgmma instructions."""
         d, d_v, own = self.head_dim_padded, self.head_dim_v_padded, self.dtype.ptx
-        reads = "dQ: dS by K, dS as it lies transposed."
-        gemms = {
-            "statistics": Gemm(
-                "statistics",
-                "S or dP, to begin with: of numbers of rows.",
-                self.block_m,
-                "bf16",
-                not self.ones_in_shared_memory,
+        dq = "dQ, transposed: K by dS, as it lies transposed."
+        if not self.dq_transposed:
+            dq = "dQ: dS by K, dS as it lies transposed."
+        of_statistics = "S or dP, to begin with: of numbers of rows."
+        of_keys = "S: keys in registers by rows as they lie."
+        of_rows = "S, or dP: keys by rows, both operands as they lie."
+        of_dv = "dV, or dK if it is as wide: P by dO, dS by Q."
+        along = {"a_along_m": True, "b_along_n": True}
+        in_registers = {"a_in_registers": True}
+        gradient = {"a_in_registers": True, "b_along_n": True}
+        numbers = {"a_in_registers": not self.ones_in_shared_memory}
+        rows = self.block_m
+        gemms = (
+            (True, Gemm("statistics", of_statistics, rows, "bf16", **numbers)),
+            (self.keeps_k, Gemm("kept", of_keys, rows, own, **in_registers)),
+            (True, Gemm("scores", of_rows, rows, own)),
+            (True, Gemm("dv", of_dv, d_v, own, **gradient)),
+            (d != d_v, Gemm("dk", "dK: dS by Q.", d, own, **gradient)),
+            (True, Gemm("dq", dq, self.dq_columns, own, **along)),
+            (
+                self.dq_rest != self.dq_columns,
+                Gemm("dq", "The rest of its columns.", self.dq_rest, own, **along),
             ),
-            "kept": Gemm(
-                "kept", "S: keys in registers by rows as they lie.", self.block_m, own, True
-            ),
-            "scores": Gemm(
-                "scores", "S, or dP: keys by rows, both operands as they lie.", self.block_m, own
-            ),
-            "dv": Gemm(
-                "dv", "dV, or dK if it is as wide: P by dO, dS by Q.", d_v, own, True, False, True
-            ),
-            "dk": Gemm("dk", "dK: dS by Q.", d, own, True, False, True),
-            "dq": Gemm(
-                "dq",
-                "dQ, transposed: K by dS, as it lies transposed." if self.dq_transposed else reads,
-                self.dq_columns,
-                own,
-                False,
-                True,
-                True,
-            ),
-            "dq_rest": Gemm("dq", "The rest of its columns.", self.dq_rest, own, False, True, True),
-        }
-        if not self.keeps_k:
-            del gemms["kept"]
-        if d == d_v:
-            del gemms["dk"]
-        if self.dq_rest == self.dq_columns:
-            del gemms["dq_rest"]
-        return tuple(gemms.values())
+        )
+        return tuple(gemm for used, gemm in gemms if used)
 
     @property
     def roles(self) -> tuple[Role, ...]:

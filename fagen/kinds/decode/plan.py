@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fagen.combining import Combination, Combining, chunk_blocks
 from fagen.kind import Role
-from fagen.kinds.attention import Budgeted, accumulators, carried, operands
+from fagen.kinds.attention import Budgeted, Gemm, carried
 from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
 from fagen.kinds.decode.formulae import (
     BUDGET,
@@ -28,27 +28,6 @@ _LAZY_ABOVE = 8.0
 # that the mean is too. bf16 has fp32's range, of which O leaves room for V.
 _NARROW = 14.0, 12.0
 _WIDE = 60.0, 60.0
-
-
-@dataclass(frozen=True)
-class Gemm:
-    """A wgmma instruction of 64 rows: what it makes, and how A lies in shared memory."""
-
-    name: str
-    says: str
-    rows: int  # its N
-    sets: bool = False  # it may take the place of what was there
-    a_along_m: bool = False  # M and not K along A's rows
-
-    @property
-    def accumulators(self) -> int:
-        """Fp32 registers of a thread."""
-        return accumulators(self.rows)
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The numbers of the asm operands that follow these: A, B, whether to add."""
-        return operands(self.accumulators, 3)
 
 
 @dataclass(frozen=True)
@@ -123,9 +102,10 @@ class Plan(Budgeted, Combining):
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """The wgmma instructions."""
+        number = self.dtype.ptx
         return (
-            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, sets=True),
-            Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, a_along_m=True),
+            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, number, sets=True),
+            Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, number, a_along_m=True),
         )
 
     def chunk_keys(self, length: int) -> int:
