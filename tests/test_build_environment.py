@@ -11,11 +11,11 @@ import pytest
 from fagen.build import records, store
 from fagen.build.digests import digests
 from fagen.build.steps import run_steps
-from fagen.doctor import doctor
 from fagen.errors import BuildError, CacheError, RefusedBuild, ToolchainError
 from fagen.paths import compiler_environment
 from fagen.programs import MissingError
 from fagen.toolchain import find_gxx, find_ninja, find_nvcc, find_toolchain
+from tests.cli_helpers import finding_of
 from tests.scripted_compilers import GOOD, GXX, SPILLS, make, make_cutlass, make_program
 
 # what nvcc, g++ and ld would take from a user's environment
@@ -182,7 +182,7 @@ def test_a_path_that_nvcc_would_have_a_shell_work_on_is_refused(
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / odd))
     with pytest.raises(MissingError, match="which nvcc gives to a shell: set FAGEN_CACHE to"):
         make(GOOD, planned, tools)
-    (finding,) = (one for one in doctor() if one.name == "cache folder")
+    finding = finding_of("cache folder")
     assert not finding.ok and "set FAGEN_CACHE" in finding.remedy
     for variable, name in (("FAGEN_CUTLASS", "cute"), ("NVCC_CCBIN", "g++"), ("CUDA_HOME", "bin")):
         make_cutlass(tmp_path / variable / odd)
