@@ -77,28 +77,6 @@ def test_rows_of_both_passes_stand_in_one_table_and_are_replaced_apart(table):
     assert table.read_text().count("[[kernel]]") == 3
 
 
-@pytest.mark.parametrize(
-    ("keys", "heads", "queries", "slug"),
-    [
-        (64, 4, 64, SMALL),
-        (65, 4, 64, DEEP),
-        (4_096, 4, 4_096, DEEP),
-        (4_097, 4, 4_097, LONG),
-        (64, 1, 100, FEW),
-        (9_000, 2, 50, FEW),
-        (64, 1, 101, SMALL),
-    ],
-)
-def test_the_range_is_of_keys_and_few_rows_go_before(table, keys, heads, queries, slug):
-    found = select.serve(PROBLEM, Sizes(1, heads, heads, queries, keys), CARD)
-    assert found.schedule.slug == slug
-    assert found.row and found.row.slug == slug and not found.derived
-    assert (
-        select.serve(FORWARD, Sizes(1, heads, heads, queries, keys), CARD).schedule.kind
-        == "forward"
-    )
-
-
 def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
     def usual(head_dim: int) -> select.Buildable:
         problem = Problem("fp16", head_dim, head_dim, "full", "fp16", "", 0, "backward")

@@ -96,17 +96,15 @@ def _is_there(path: Path) -> bool:
 
 def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
     """Refuse a table by which a call belongs to two rows."""
-    for _, group in groupby(in_order(rows), key=lambda row: (row.card, row.problem)):
+
+    def alike(row: Row) -> tuple[Any, ...]:
+        return *_calls(row), row.for_few_rows
+
+    for _, group in groupby(in_order(rows), key=alike):
         for first, second in pairwise(group):
             at = second.where or printable(str(path))
             both = f"{at}: {first.slug} and {second.slug} are both for"
             way_out = "a call belongs to one of them; leave one out, or give it another"
-            if (first.queries_to, first.tiles_to) != (second.queries_to, second.tiles_to):
-                continue
-            if first.group_rows != second.group_rows or first.for_few_rows != second.for_few_rows:
-                continue
-            if first.group_rows and chunks_of(first) != chunks_of(second):
-                continue
             if first.for_few_rows and first.rows_to == second.rows_to:
                 rows_to = f"at most {first.rows_to} query rows"
                 raise ScheduleError(f"{both} {rows_to}: {way_out} {_FEW_ROWS}")
@@ -116,6 +114,12 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
                 raise ScheduleError(f"{both} {keys}: {way_out} keys_from or keys_to")
 
 
+def _calls(row: Row) -> tuple[Any, ...]:
+    """What calls a row is for, but for their query rows and keys."""
+    cut = chunks_of(row) if row.group_rows else 0
+    return row.card, row.problem, row.queries_to, row.tiles_to, row.group_rows, cut
+
+
 def chunks_of(row: Row) -> Any:
     """Into how many chunks a kernel cuts keys, which calls choose by their KV heads."""
     return from_slug(row.slug).values()["num_splits"]
@@ -123,13 +127,7 @@ def chunks_of(row: Row) -> Any:
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows as a table lists them: beside those of their problem, by rising sizes."""
-
-    def place(row: Row) -> tuple[Any, ...]:
-        cut = chunks_of(row) if row.group_rows else 0
-        sizes = row.queries_to, row.tiles_to, row.group_rows, cut, row.rows_to, row.keys_from
-        return row.card, row.problem, *sizes
-
-    return sorted(rows, key=place)
+    return sorted(rows, key=lambda row: (*_calls(row), row.rows_to, row.keys_from))
 
 
 def _row(table: Any, number: int, origin: Origin) -> Row:
