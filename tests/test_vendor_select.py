@@ -24,9 +24,8 @@ from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import Source, written
-from fagen.signature import Signature
 from fagen.vendor import torch_package
-from fagen.vendor.contents import Folder, Kernel
+from fagen.vendor.contents import Folder, Group, Kernel
 from fagen.vendor.table import VARLEN, Table, in_c, table_of
 from fagen.vocab import DECODE, DTYPES, FORWARD, ONE_QUERY, OUT_DTYPES
 from tests.fresh import forget
@@ -73,10 +72,20 @@ ops = Ops()
 """
 
 
-def _assigned(signature: Signature) -> str:
-    """C that takes the sizes of a call, in the order in which they are declared."""
-    names = (size.name for size in signature.sizes)
-    return " ".join(f"args.{name} = (int)sizes[{place}];" for place, name in enumerate(names))
+def calls_of(group: Group) -> str:
+    """C that calls the functions of what chooses among a group's kernels."""
+    sizes = enumerate(size.name for size in group.signature.sizes)
+    text = CALLS
+    for word, meaning in {
+        "kind": group.kind,
+        "pick": group.table.pick,
+        "struct": group.table.struct,
+        "args": group.signature.struct,
+        "version": group.signature.guard,
+        "sizes": " ".join(f"args.{name} = (int)sizes[{place}];" for place, name in sizes),
+    }.items():
+        text = text.replace(f"@{word}@", meaning)
+    return text
 
 
 def kernels_of(schedules: Iterable[Any]) -> tuple[Kernel, ...]:
@@ -121,25 +130,17 @@ def dispatcher(schedules: Iterable[Any], place: Path) -> Dispatcher:
         f"const struct FagenKernelInfo* fagen_{k.slug}_info(void) {{ return 0; }}\n"
         for number, k in enumerate(folder.kernels, 200)
     )
-    calls = "".join(
-        CALLS.replace("@kind@", of.kind)
-        .replace("@pick@", of.table.pick)
-        .replace("@struct@", of.table.struct)
-        .replace("@args@", of.signature.struct)
-        .replace("@version@", of.signature.guard)
-        .replace("@sizes@", _assigned(of.signature))
-        for of in folder.dispatchers
-    )
+    calls = "".join(map(calls_of, folder.dispatchers))
     (place / "stubs.c").write_text(f'#include "demo.h"\n#include <string.h>\n{stubs}{calls}')
     words = ["gcc", "-std=c99", "-Wall", "-Werror", "-shared", "-fPIC", f"-I{place}"]
     words += [f"{place}/demo.c", f"{place}/stubs.c", "-o", f"{place}/demo.so"]
     answer = run(words)
     assert answer.returncode == 0, answer.stderr
     library = ctypes.CDLL(str(place / "demo.so"))
-    for kind in (of.kind for of in folder.dispatchers):
-        call = getattr(library, f"call_{kind}")
+    for group in folder.dispatchers:
+        call = getattr(library, f"call_{group.kind}")
         call.restype, call.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p]
-        assert getattr(library, f"refused_{kind}")() == 1
+        assert getattr(library, f"refused_{group.kind}")() == 1
     for name in ("demo_message", "demo_forward_message"):
         if hasattr(library, name):
             getattr(library, name).restype = ctypes.c_char_p
@@ -217,7 +218,7 @@ class Attending:
 
     searched = ()
     draws, refused, most = 16, ({"head_dim": 8}, {"mask": 9}), 0.9
-    functions = ("forward",)
+    functions = (FORWARD,)
     problem_of = staticmethod(Problem.of)
 
     @staticmethod
@@ -228,10 +229,6 @@ class Attending:
         schedules = [schedule for schedule in schedules if schedule.kind == FORWARD]
         fp8 = [one for one in schedules if DTYPES[one.values()["dtype"]].fp8]
         return schedules + [one.but(out_dtype="fp16") for one in fp8]
-
-    @staticmethod
-    def kind(problem: Problem) -> str:
-        return FORWARD
 
     @staticmethod
     @cache
@@ -294,10 +291,6 @@ class Decoding:
         return [*{one.slug: one for one in steps}.values()]
 
     @staticmethod
-    def kind(problem: Problem) -> str:
-        return DECODE
-
-    @staticmethod
     def sizes(dice: random.Random) -> Sizes:
         """Sizes of calls, many at the ends of rows."""
         kv_heads = dice.choice((1, 2, 3, 4, 5, 7, 8, 9, 16, 64))
@@ -354,10 +347,6 @@ class Packed:
         return all_of(*cls.others, *cls.own) + [one.but(out_dtype="fp16") for one in fp8]
 
     @staticmethod
-    def kind(problem: Problem) -> str:
-        return str(VARLEN[DTYPES[problem.dtype].fp8])
-
-    @staticmethod
     def sizes(dice: random.Random) -> Sizes:
         return Sizes(*(dice.choice((0, 1, 9, 2**30)) for _ in range(5)))
 
@@ -394,7 +383,7 @@ def test_c_and_python_choose_as_fagen_does(
     assert {*compiled.tables} == {*of.functions}
     there, dice, chosen = {one.slug for one in schedules}, random.Random(17), set()
     for problem in dict.fromkeys(map(of.problem_of, schedules)):
-        kind = of.kind(problem)
+        kind = of.functions[DTYPES[problem.dtype].fp8 if of is Packed else 0]
         usual = replace(problem, out_dtype=DTYPES[problem.dtype].out)
         for sizes in (of.sizes(dice) for _ in range(of.draws)):
             slug, wanted = compiled.slug(problem, sizes, kind), fagens(problem, sizes)
