@@ -69,21 +69,22 @@ def runs_of(plan: Any) -> int:
     return 10 if plan.splits else 6 if plan.varlen and plan.descales else 7
 
 
-Found = tuple[bool, tuple[Tensor, ...]]
+Gradients = tuple[bool, tuple[Tensor, ...]]  # whether they keep the rule of the proof; dq, dk, dv
 
 
-def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> Found:
-    """Whether dq, dk and dv keep the rule of the proof, and they."""
+def backward(plan: Plan, library: Path, sizes: Sizes, seed: int) -> Gradients:
+    """What the kernels make of a case."""
     return of_case(plan, library, sizes, seed, case(plan, sizes, seed=seed % 2, device="cpu"))
 
 
-def of_case(plan: Plan, library: Path, sizes: Sizes, seed: int, of: Case) -> Found:
+def of_case(plan: Plan, library: Path, sizes: Sizes, seed: int, call: Case) -> Gradients:
     """The same of tensors that are there."""
-    given, exact, rough = of
-    named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
-    into = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
-    simulator.call(plan, library, seed=seed, **named, **into)
-    return errors_of(sizes, tuple(into.values()), exact, rough).ok, tuple(into.values())
+    arguments, exact, rough = call
+    named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=True))
+    results = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
+    simulator.call(plan, library, seed=seed, **named, **results)
+    gradients = tuple(results.values())
+    return errors_of(sizes, gradients, exact, rough).ok, gradients
 
 
 def for_multiprocessors(plan: Plan, count: int) -> str:
@@ -115,9 +116,9 @@ def test_a_gradient_of_the_output_may_have_strides_of_0(slug):
     plan = planned(slug)
     sizes = Sizes(2, 3, 1, plan.block_m + 9, plan.block_n + 5)
     dout, *qkv = inputs(plan, sizes, device="cpu")
-    of = judged_by(plan, dout[:1, :1, :1].expand_as(dout), *qkv)
-    assert of[0][0].stride() == (0, 0, 0, 1)
-    assert of_case(plan, simulator.build(render(plan).kernel), sizes, 0, of)[0]
+    call = judged_by(plan, dout[:1, :1, :1].expand_as(dout), *qkv)
+    assert call[0][0].stride() == (0, 0, 0, 1)
+    assert of_case(plan, simulator.build(render(plan).kernel), sizes, 0, call)[0]
 
 
 def test_the_command_says_what_was_found():
@@ -133,16 +134,16 @@ def test_the_command_says_what_was_found():
 @pytest.mark.parametrize("stays", some(("", "_persist_post"), ("",)))
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stays):
     sizes = Sizes(1, 2, 1, 100, 300)
-    found = {}
+    same: dict[str, list[bool]] = {}
     slugs = [f"{slug}{stays}" for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0])]
     for slug in slugs:
         plan = planned(slug)
         library = simulator.build(render(plan).kernel)
         runs = [backward(plan, library, sizes, seed)[1] for seed in range(0, 12, 2)]
-        found[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
+        same[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
         assert all(torch.equal(one, runs[0][i]) for run in runs for i, one in enumerate(run) if i)
-    assert all(found[slugs[1]])
-    assert not all(found[slugs[0]]), "the order of additions never changed"
+    assert all(same[slugs[1]])
+    assert not all(same[slugs[0]]), "the order of additions never changed"
 
 
 # dQ of sections that are done, by a warp of its own
