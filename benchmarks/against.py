@@ -381,10 +381,13 @@ main = Script(
         "seqlen": (int, SEQLENS),
     },
     options={
-        "before": dict(metavar="REVISION or FOLDER"),
+        "before": dict(metavar="REVISION or FOLDER", nargs="?"),
         "--export": dict(type=Path, metavar="FOLDER"),
         "--repeats": dict(type=int, default=3),
     },
+    settle=lambda asked: (
+        None if asked.before or asked.redraw else "name a REVISION or FOLDER to time against"
+    ),
     beside=lambda asked: (
         export(kernels_before(asked.before), asked.export) if asked.export else None
     ),
