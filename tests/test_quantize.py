@@ -1,13 +1,10 @@
 """fagen.quantize, on CPU tensors: what it returns, and what it says of wrong arguments."""
 
-import re
-
 import pytest
 import torch
 
 import fagen
 from fagen.e4m3 import Quantized
-from fagen.errors import DeviceError
 from fagen.kinds.quantize.keys import Schedule
 from fagen.kinds.quantize.oracle import embedded, quantize
 from fagen.kinds.quantize.plan import plan
@@ -112,46 +109,6 @@ def test_of_nothing_it_makes_nothing_and_a_descale_that_is_a_number(scales, shap
     assert torch.all(made.descale == LEAST_MAXIMUM / 448)
 
 
-def by_tensor(descale):
-    return dict(scales="tensor", descale=descale)
-
-
-X = normal(1, 3, 2, 64)
-STEPS = "must be a whole number from 16 to 256 in steps"
-
-
-@pytest.mark.parametrize(
-    ("x", "keys", "said"),
-    [
-        (normal(3, 2, 64), {}, "x has 3 dimensions; it must have 4"),
-        (X.float(), {}, 'dtype = "float32" must be "fp16" or "bf16"'),
-        (normal(1, 3, 2, 72), {}, f"head_dim = 72 {STEPS}"),
-        (normal(1, 3, 2, 272), {}, "head_dim = 272 must be"),
-        (X, dict(scales="row"), 'scales = "row" must be "head" or "tensor" or "block"'),
-        (X, dict(scale_rows=48), "scale_rows = 48 must be 32 or 64 or 128"),
-        (X, dict(layout="vcols"), 'layout = "vcols" must be "columns" or "r'),
-        (normal(1, 3, 2, 128)[..., ::2], {}, "x has stride 2 in dimension 3, which must be 1"),
-        (X, dict(descale=0.1), "descales of blocks are found, they cannot be"),
-        (
-            X,
-            dict(scales="head", descale=torch.ones(2, 1)),
-            "descale has shape (2, 1); it must be (batch = 1, heads = 2)",
-        ),
-        (X, by_tensor(0.0), "descale is 0; it must be fin"),
-        (X, by_tensor(torch.inf), "descale is inf"),
-        (X.clone().requires_grad_(), {}, "requires a gradient"),
-    ],
-)
-def test_a_wrong_argument_is_named(x, keys, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        fagen.quantize(x, **keys)
-
-
-def test_a_device_that_has_no_kernels_is_named():
-    with pytest.raises(DeviceError, match="tensors are on meta; a kernel runs on a Hopper GPU"):
-        fagen.quantize(torch.empty(1, 3, 2, 64, dtype=torch.float16, device="meta"))
-
-
 def test_any_strides_of_16_bytes_will_do():
     packed = normal(2, 70, 3, 192)
     x = packed[..., 64:128]
@@ -171,21 +128,6 @@ def test_an_embedding_comes_before_all_else(pairs):
         assert same(made.values, expected.values)
         assert torch.equal(made.descale, expected.descale)
     assert not same(fagen.quantize(x, rotate=True).values, expected.values)
-
-
-@pytest.mark.parametrize(
-    ("cos", "said"),  # more of them in test_quantize_op
-    [
-        (
-            torch.ones(39, 32).half(),
-            r"cos has shape \(2, 39, 32\); it must be \(batch = 2, seqlen =",
-        ),
-        (torch.ones(40, 64).half()[:, ::2], "cos has stride 2 in dimension 2"),
-    ],
-)
-def test_wrong_cosines_are_named(cos, said):
-    with pytest.raises(ValueError, match=said):
-        fagen.quantize(normal(2, 40, 3, 64), rotary=(cos, cos))
 
 
 def test_columns_half_a_row_apart_need_rows_of_64():

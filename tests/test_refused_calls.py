@@ -178,6 +178,29 @@ combine-varlen:
   cu_seqlens=cu_seqlens[:2] -> cu_seqlens has shape (2); it must be (batch + 1 = 3)
   cu_seqlens=cu_seqlens.float() -> cu_seqlens is not int32
 
+quantize:
+  x=x[0] -> x has 3 dimensions; it must have 4
+  x=x.float() -> dtype = "float32" must be "fp16" or "bf16"
+  x=cat((x, x), 3)[..., :72] -> head_dim = 72 must be a whole number from 16 to 256 in steps
+  x=cat([x] * 5, 3)[..., :272] -> head_dim = 272 must be
+  scales="row" -> scales = "row" must be "head" or "tensor" or "block"
+  scale_rows=48 -> scale_rows = 48 must be 32 or 64 or 128
+  layout="vcols" -> layout = "vcols" must be "columns" or "r
+  x=cat((x, x), 3)[..., ::2] -> x has stride 2 in dimension 3, which must be 1
+  descale=0.1 -> descales of blocks are found, they cannot be
+  scales="head", descale=ones(2, 1)
+    -> descale has shape (2, 1); it must be (batch = 2, heads = 4)
+  scales="tensor", descale=0.0 -> descale is 0; it must be fin
+  scales="tensor", descale=inf -> descale is inf
+  x=x.clone().requires_grad_() -> requires a gradient
+  rotary=(ones(39, 32).half(), ones(39, 32).half())
+    -> cos has shape (2, 39, 32); it must be (batch = 2, seqlen =
+  rotary=(ones(70, 64).half()[:, ::2], ones(70, 64).half()[:, ::2])
+    -> cos has stride 2 in dimension 2
+
+quantize raises DeviceError:
+  x=x.to("meta") -> tensors are on meta; a kernel runs on a Hopper GPU
+
 prepare:
   dtype=float32 -> q is float32; use fp16 or bf16: q.to(torch.bfloat16)
   dtype="half" -> dtype is 'half'; it must be one of fp16, float16, bf16
