@@ -82,11 +82,13 @@ def test_check_explains_itself():
     assert plain.output in explained.output and len(explained.output) > len(plain.output)
 
 
-def test_check_in_json_has_the_ledgers_with_their_sums():
+def test_check_in_json_has_the_ledgers_with_their_sums_and_an_explanation():
     record = json.loads(fagen("check", "--json", SLUG).output)
     assert record["schedule"] == SLUG
     assert record["shared"]["total"] == sum(row["amount"] for row in record["shared"]["rows"])
     assert record["keys"]["block_n"] == 128
+    explained = json.loads(fagen("check", "--json", "--explain", SLUG).stdout)
+    assert explained == record | {"explanation": registry.plan_of(SLUG).explained()}
 
 
 WRONG = {

@@ -47,13 +47,6 @@ def test_what_could_be_rendered_is_kept_where_other_schedules_are_wrong(tmp_path
     assert record["answer"] == [] and record["error"] == "OverBudget"
 
 
-def test_an_explanation_is_in_json_too():
-    plain = json.loads(fagen("check", "--json", SLUG).stdout)
-    record = json.loads(fagen("check", "--json", "--explain", SLUG).stdout)
-    assert record.pop("explanation") == registry.plan(registry.from_slug(SLUG)).explained()
-    assert record == plain
-
-
 # ---- what is not there ---------------------------------------------------------------------------
 
 
