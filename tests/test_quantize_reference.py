@@ -32,13 +32,6 @@ def test_the_rotation_is_orthonormal_and_block_diagonal(head_dim):
     assert torch.allclose(matrix[inside].abs(), torch.tensor(plan.norm))
 
 
-def test_a_rotation_of_both_leaves_their_product():
-    plan = planned("quant_fp16_d96_rot_shead")
-    q, k = torch.randn(5, 96), torch.randn(7, 96)
-    both = rotated(plan, q) @ rotated(plan, k).T
-    assert torch.allclose(both, q @ k.T, atol=1e-4)
-
-
 @pytest.mark.parametrize("scales", ["_stensor", "_shead", "_sr32", "", "_sr128"])
 @pytest.mark.parametrize("rotate", ["", "_rot"])
 def test_descales_are_the_maxima_over_448_of_what_shares_them(scales, rotate):
