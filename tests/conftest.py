@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,7 +172,9 @@ def fresh_dynamo() -> Iterator[None]:
     """torch.compile as in a new process: it has traced nothing."""
     import torch._dynamo  # which takes seconds
 
-    torch._dynamo.reset()
+    with warnings.catch_warnings():  # beside a GPU it imports what warns
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 

@@ -245,6 +245,7 @@ def test_a_dry_run_lists_the_refusals_what_remains_and_the_predicted_best(tmp_pa
 
 
 def test_without_a_gpu_a_search_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of its workers
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     path = tmp_path / "space.toml"
     path.write_text(SPACE + "\n[tile]\nblock_m = 128\nblock_n = 128\n")

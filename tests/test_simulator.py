@@ -134,16 +134,18 @@ def test_the_command_says_what_was_found():
 @pytest.mark.parametrize("stays", some(("", "_persist_post"), ("",)))
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stays):
     sizes = Sizes(1, 2, 1, 100, 300)
-    same: dict[str, list[bool]] = {}
-    slugs = [f"{slug}{stays}" for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0])]
-    for slug in slugs:
-        plan = planned(slug)
+    for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0]):
+        plan = planned(f"{slug}{stays}")
         library = simulator.build(render(plan).kernel)
-        runs = [backward(plan, library, sizes, seed)[1] for seed in range(0, 12, 2)]
-        same[slug] = [all(map(torch.equal, column, runs[0])) for column in runs]
-        assert all(torch.equal(one, runs[0][i]) for run in runs for i, one in enumerate(run) if i)
-    assert all(same[slugs[1]])
-    assert not all(same[slugs[0]]), "the order of additions never changed"
+        dq, *first = backward(plan, library, sizes, 0)[1]
+        changes = 0  # of the order of additions to dQ: how soon one shows, a compiler decides
+        for seed in range(2, 12 if plan.deterministic else 80, 2):
+            again, *others = backward(plan, library, sizes, seed)[1]
+            assert all(map(torch.equal, others, first))
+            changes += not torch.equal(again, dq)
+            if changes and seed >= 10:
+                break
+        assert (changes == 0) == plan.deterministic
 
 
 # dQ of sections that are done, by a warp of its own
