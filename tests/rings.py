@@ -14,7 +14,7 @@ APART = ("gpu", "long")  # marks of tests that run where `-m` names them
 
 QUICK = (
     *("test_house", "test_committed", "test_generated", "test_templates"),
-    *("test_schedule", "test_schedule_refusals", "test_plan"),
+    *("test_schedule", "test_schedule_refusals", "test_toml_lines", "test_plan"),
     *("test_decode_defaults", "test_cli"),
 )
 

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import pytest
+
+from fagen import registry
+from fagen.errors import ScheduleError
 from fagen.ledger import Ledger
 from fagen.registry import ENTRIES, from_slug
 
@@ -31,3 +35,10 @@ def but(slug: str, changes: dict[str, Any]) -> Any:
     """The schedule of a slug with other keys, of which None is a value as well."""
     schedule = from_slug(slug)
     return type(schedule).make(**schedule.settings() | changes)
+
+
+def refusal(text: str) -> list[str]:
+    """The lines by which a schedule's text is refused."""
+    with pytest.raises(ScheduleError) as error:
+        registry.parse(text, "x.toml")
+    return str(error.value).splitlines()
