@@ -205,9 +205,10 @@ def comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", widened)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Until all is collected nothing goes, modules or tests: looking for that takes seconds."""
-    gc.disable()
+    if not config.getoption("numprocesses", None):  # who shares tests out collects none
+        gc.disable()
 
 
 def pytest_collection_finish() -> None:
