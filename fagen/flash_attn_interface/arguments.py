@@ -25,7 +25,7 @@ NO_WINDOW = (-1, -1)  # what calls are declared with: one that leaves it out is 
 
 def readable(x: Tensor) -> Tensor:
     """Return a tensor whose last dimension is contiguous: as it is, or a copy."""
-    return x if x.stride()[-1:] in ((1,), ()) else x.contiguous()
+    return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
 def written(name: str, target: Tensor | None, result: Tensor) -> Tensor:

@@ -10,11 +10,10 @@ from fagen.flash_attn_interface.arguments import (
     descales_of,
     forward_only,
     mask_of,
-    readable,
     refuse_others,
     scale_of,
 )
-from fagen.flash_attn_interface.layout import as_sequences, attend_other
+from fagen.flash_attn_interface.layout import LEAST, MOST, as_sequences, attend_other
 from fagen.runtime.argument_types import flag, names_types, whole
 from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.attention import attention
@@ -77,14 +76,27 @@ def flash_attn_func(
     refuse_others("flash_attn_func", qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
     if window_size is not NO_WINDOW:
         causal = mask_of("flash_attn_func", window_size, q_shape[1], k.shape[1], causal=causal)
-    q, k, v = readable(q), readable(k), readable(v)
+    q = q if q.stride(3) == 1 else q.contiguous()
+    k = k if k.stride(3) == 1 else k.contiguous()
+    v = v if v.stride(3) == 1 else v.contiguous()
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
+    is_e4m3 = q.dtype == E4M3
+    if not is_e4m3 and LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
+        return attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=scale,
+            return_lse=return_attn_probs,
+            deterministic=deterministic,
+        )
     how: dict[str, Any] = dict(
         causal=causal, return_lse=return_attn_probs, deterministic=deterministic
     )
-    if q.dtype != E4M3:
+    if not is_e4m3:
         return attend_other(attention, q, k, v, scale, **how)
     sizes = q.shape[0], q.shape[2], k.shape[2]
     how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
@@ -199,12 +211,32 @@ def flash_attn_varlen_func(
             max_seqlen_k = k.shape[1]
         packed = as_sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k)
         q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k = packed
-    q, k, v = readable(q), readable(k), readable(v)
+    q = q if q.stride()[-1:] == (1,) else q.contiguous()
+    k = k if k.stride()[-1:] == (1,) else k.contiguous()
+    v = v if v.stride()[-1:] == (1,) else v.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     if window_size is not NO_WINDOW:
         queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
         keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
         causal = mask_of(called, window_size, queries, keys, causal=causal)
+    q_shape, v_shape, is_e4m3 = q.shape, v.shape, q.dtype == E4M3
+    is_usual = dense is None and not is_e4m3 and len(q_shape) == len(v_shape) == 3
+    if is_usual and LEAST <= v_shape[2] <= MOST and q_shape[2] >= LEAST:
+        return attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            causal=causal,
+            scale=scale,
+            return_lse=return_attn_probs,
+            deterministic=deterministic,
+        )
     at = cu_seqlens_q, cu_seqlens_k
     how: dict[str, Any] = dict(
         return_lse=return_attn_probs,
@@ -215,7 +247,7 @@ def flash_attn_varlen_func(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
-    if q.dtype != E4M3:
+    if not is_e4m3:
         results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below

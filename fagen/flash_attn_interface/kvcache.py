@@ -149,8 +149,20 @@ def flash_attn_with_kvcache(
     if window_size is not NO_WINDOW:
         queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
         causal = mask_of(called, window_size, queries, room, causal=causal)
-    q = readable(q)
+    q = q if q.stride(-1) == 1 else q.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
+    needs = q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    if cu_seqlens_q is None and not needs:
+        return attention_cache(
+            q,
+            k_cache,
+            v_cache,
+            seqused_k=cache_seqlens,
+            leftpad_k=cache_leftpad,
+            causal=causal,
+            scale=scale,
+            return_lse=return_softmax_lse,
+        )
     caches = q, k_cache, v_cache
     how: dict[str, Any] = dict(causal=causal, scale=scale, return_lse=return_softmax_lse)
     if cu_seqlens_q is None:

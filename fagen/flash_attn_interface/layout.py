@@ -37,9 +37,10 @@ def attend_other(
     whose columns as many are dropped again. Of more columns of v than a kernel has each call takes
     a part; scores are computed anew for each.
     """
-    columns, wide = (x.shape[-1] if x.dim() else 0 for x in (q, v))
-    refused = not (columns and wide) or columns % _STEP or wide % _STEP or columns > MOST
-    if refused or (columns >= LEAST and LEAST <= wide <= MOST):
+    q_shape, v_shape = q.shape, v.shape
+    columns, wide = (q_shape[-1], v_shape[-1]) if q_shape and v_shape else (0, 0)
+    is_taken = columns >= LEAST and LEAST <= wide <= MOST
+    if is_taken or not (columns and wide) or columns % _STEP or wide % _STEP or columns > MOST:
         return call(q, k, v, *at, scale=scale, return_lse=return_lse, **more)
     scale = columns**-0.5 if scale is None else scale
     q, k = filled_up(q, LEAST), filled_up(k, LEAST)
