@@ -177,7 +177,7 @@ def page(run: Run) -> None:
         + (GRADIENTS_SAID if gradients else " σ, of the scores, is 1 if not said.")
         + (FP8_SAID if any(row.implementation == QUANTISE for row in rows) else ""),
         geomeans(rows),
-        *(geomeans(rows, over=over, of=of) for of, over in FURTHER),
+        *(geomeans(rows, over=over, label=label) for label, over in FURTHER),
         by_scales(rows),
         share_of_matmul(rows, ceilings),
         pictures,

@@ -80,7 +80,7 @@ def beside_fp16(rows: Sequence[Row]) -> str:
         for row in rows
         if row.implementation == "fagen"
     ]
-    quotients = {regime: ratios(renamed, regime, of="bf16", over="fp16") for regime in regimes}
+    quotients = {regime: ratios(renamed, regime, label="bf16", over="fp16") for regime in regimes}
     cells = in_order({cell for by_cell in quotients.values() for cell in by_cell})
     if not cells:
         return ""
@@ -134,7 +134,7 @@ def by_scales(rows: Sequence[Row]) -> str:
             if row.implementation == name and row.schedule and DTYPES[row.dtype].fp8
         ]
         quotients = [
-            ratios(renamed, regime, of="block", over="head").values() for regime in regimes
+            ratios(renamed, regime, label="block", over="head").values() for regime in regimes
         ]
         if any(quotients):
             means = [f"{geomean(values):.3f}" if values else "–" for values in quotients]

@@ -317,5 +317,5 @@ def test_quantising_is_a_column_of_microseconds_and_transposed_v_has_its_means()
     assert "quantising Q, K, V sustained, µs" in head
     assert "TFLOP/s" not in line and f"{counted / 1e10:.1f}" in line
     assert "10000" not in line and " 1.60 " in line
-    means = geomeans(rows, of=PREARRANGED)
+    means = geomeans(rows, label=PREARRANGED)
     assert means.startswith("fagen, V transposed ÷ cuDNN fp16:") and "1.800" in means

@@ -60,19 +60,22 @@ STEPS = scene(Sizes(1, 4, 1, 64 * 3 + 3, 261), Sizes(1, 2, 2, 64 * 5 + 3, 261))
 MANY_HEADS = scene(Sizes(2, 8, 2, 130, 300), Sizes(2, 4, 4, 300, 40), Sizes(1, 2, 2, 131, 0))
 # two steps of a chunk, the second with larger scores, and a last block that is not full
 RISING = DecodeCase(
-    Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0, alone=False
+    Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0, per_sequence=False
 )
 ONE_BLOCK = DecodeCase(
-    Sizes(8, 8, 2, 1, 512), (512,) * 8, alone=False
+    Sizes(8, 8, 2, 1, 512), (512,) * 8, per_sequence=False
 )  # the ring has place for a third one's
 # chunks that follow each other, some of several tiles; too long for a run's share; of many groups
 RUNS = DecodeCase(
-    Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70), alone=False
+    Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70), per_sequence=False
 )
-TURNS = DecodeCase(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70), alone=False)
-GROUPS = DecodeCase(Sizes(2, 11, 11, 1, 1_024), (1_024, 70), alone=False)
+TURNS = DecodeCase(Sizes(4, 3, 1, 1, 1_024), (1_024, 1_024, 70, 70), per_sequence=False)
+GROUPS = DecodeCase(Sizes(2, 11, 11, 1, 1_024), (1_024, 70), per_sequence=False)
 MISSED = DecodeCase(
-    Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 900), references=(0.0, -1e3, 30.0, 1e3), alone=False
+    Sizes(2, 8, 2, 1, 64 * 17),
+    (64 * 17, 900),
+    references=(0.0, -1e3, 30.0, 1e3),
+    per_sequence=False,
 )
 # four SMs are simulated: of five KV heads the last two fill up
 FILLING_UP = Case(((530, 530), (9, 0), (129, 129)), 5, 5, gap=1)

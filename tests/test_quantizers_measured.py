@@ -164,10 +164,10 @@ def test_what_rounding_leaves_of_a_single_row_is_right_whatever_its_bytes(slug, 
     of = planned(slug)
     x = numbers(of, size, seed=0)
     x = x.sign() * x.abs().clamp(1, 2)  # of one size in all heads
-    error = rounding_error(of, with_noise(of, 1.0), x, given=False)
+    error = rounding_error(of, with_noise(of, 1.0), x, with_scales=False)
     assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
-    assert rounding_error(of, with_noise(of, 1.0), x, given=True).ok
-    found = rounding_error(of, with_noise(of, 100.0), x, given=False)
+    assert rounding_error(of, with_noise(of, 1.0), x, with_scales=True).ok
+    found = rounding_error(of, with_noise(of, 100.0), x, with_scales=False)
     assert not found.ok and found.wrong and found.descale_error > 1
 
 
@@ -188,7 +188,7 @@ FAULTS_OF_NOISE: dict[str, Fault] = {
 def test_a_fault_in_a_single_row_is_found(slug, fault):
     of = planned(slug)
     kernel = spoiled(with_noise(of, 1.0), FAULTS_OF_NOISE[fault])
-    assert not rounding_error(of, kernel, numbers(of, Size(1, 1, 1), seed=0), given=False).ok
+    assert not rounding_error(of, kernel, numbers(of, Size(1, 1, 1), seed=0), with_scales=False).ok
 
 
 @pytest.mark.parametrize(
@@ -201,16 +201,16 @@ def test_a_fault_in_a_single_row_is_found(slug, fault):
 )
 def test_what_is_no_rounding_is_judged_by_its_bytes(x, fault):
     of = planned("quant_fp16_d128_rot_center")
-    assert rounding_error(of, right(of), x, given=False).ok
-    assert not rounding_error(of, spoiled(right(of), fault), x, given=False).ok
+    assert rounding_error(of, right(of), x, with_scales=False).ok
+    assert not rounding_error(of, spoiled(right(of), fault), x, with_scales=False).ok
 
 
 def test_a_given_descale_is_no_output(of):
     kernel = spoiled(right(of), lambda into: into[1].fill_(torch.nan))
     x = numbers(of, Size(2, 70, 3), seed=0)
     if not of.by_block:
-        assert rounding_error(of, kernel, x, given=True).ok
-    assert not rounding_error(of, kernel, x, given=False).ok
+        assert rounding_error(of, kernel, x, with_scales=True).ok
+    assert not rounding_error(of, kernel, x, with_scales=False).ok
 
 
 def test_places_count_numbers_in_their_order():

@@ -48,8 +48,8 @@ class Failure(click.ClickException):
         self._record: dict[str, Any] = _recorded(error, code, message)
         if isinstance(error, FagenError) and error.failed:
             self._record["failed"] = [
-                {"schedule": name, **_recorded(one, one.exit_code, str(one))}
-                for name, one in error.failed
+                {"schedule": name, **_recorded(failure, failure.exit_code, str(failure))}
+                for name, failure in error.failed
             ]
         if ANSWER in context.meta:
             self._record["answer"] = context.meta[ANSWER]

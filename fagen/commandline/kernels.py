@@ -128,7 +128,7 @@ def build(schedules: "AnySchedules", every: bool, binding: bool | None) -> None:
         flow.maker(readable, binding=binding, progress=console.say),
     )
     records = [_record(binary) for _, binary in kernels]
-    console.answer(records, (report.built(*one) for one in kernels), wrong)
+    console.answer(records, (report.built(*kernel) for kernel in kernels), wrong)
 
 
 @click.command()
@@ -222,7 +222,7 @@ def bench(
     raced_ones = console.raced(console.chosen(schedules, every), every)
     flow.need_gpu()
     kernels, wrong = console.each(
-        "building", raced_ones, lambda one: flow.built(one, progress=console.say)
+        "building", raced_ones, lambda raced: flow.built(raced, progress=console.say)
     )
     if wrong:  # a table would be of other kernels than were asked for
         raise wrong
@@ -269,5 +269,5 @@ def simulate(schedules: "Schedules", every: bool, seeds: int) -> None:
         return {"schedule": plan.slug, "runs": runs}
 
     counts, wrong = console.each("simulating", console.chosen(schedules, every), run)
-    lines = (f"{one['schedule']}: {one['runs']} runs, all right" for one in counts)
+    lines = (f"{count['schedule']}: {count['runs']} runs, all right" for count in counts)
     console.answer(counts, lines, wrong)

@@ -65,11 +65,11 @@ def proved(evidence: Evidence) -> str:
 
 def listed(schedule: Schedule) -> dict[str, Any]:
     """A committed schedule and what is known of its kernel."""
-    known, fast, note, _ = _known(schedule)
+    evidence, fast, note, _ = _known(schedule)
     return {
         "schedule": schedule.slug,
         **schedule.columns(),
-        "evidence": known,
+        "evidence": evidence,
         "TFLOP/s": fast,
         "from": "schedules/",
         "note": note,  # last, since it is long
@@ -109,13 +109,13 @@ def _known(schedule: Schedule) -> tuple[str, str, str, bool]:
         return f"unverified since {excuse.date}", "", excuse.reason, False
     if line is None or line.evidence is None:
         return "none", "", "", False
-    known = line.evidence
-    figures = [speed.figure for speed in known.speeds if speed.figure]  # of long runs first
+    recorded = line.evidence
+    figures = [speed.figure for speed in recorded.speeds if speed.figure]  # of long runs first
     fast = figures[0] if figures else ""
     # what today's templates would make of it takes seconds for all: `generate --check` says that
     current = evidence.is_current(line)
-    where = f"{'' if current else 'stale, '}{known.card}, {known.date}"
-    return where, fast, "", current and all(error.ok for error in known.errors)
+    where = f"{'' if current else 'stale, '}{recorded.card}, {recorded.date}"
+    return where, fast, "", current and all(error.ok for error in recorded.errors)
 
 
 def cached(entry: CacheEntry) -> dict[str, Any]:

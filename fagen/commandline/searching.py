@@ -80,7 +80,7 @@ def search_run(
     declared = [space for path in spaces for space in searching.read_spaces(path)]
     if dry_run:
         surveys = list(searching.surveys(declared))
-        console.answer(surveys, (line for one in surveys for line in searching.surveyed(one)))
+        console.answer(surveys, (line for survey in surveys for line in searching.surveyed(survey)))
         return
     outcome = searching.search(
         declared,

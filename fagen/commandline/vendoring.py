@@ -58,15 +58,15 @@ def vendor(
     if manifest:
         if name or form or with_cutlass:
             raise click.UsageError("--name, --format and --with-cutlass stand in the manifest")
-        asked = vendoring.read(manifest)
+        request = vendoring.read(manifest)
     else:
         named, unread = console.each("", schedules, lambda schedule: schedule)
         if unread:
             raise unread
-        asked = vendoring.asked(
+        request = vendoring.asked(
             name or "fagen_kernels", named, form or VENDOR_FORMATS[0], with_cutlass
         )
-    written = vendoring.vendor(asked, output, force=force)
+    written = vendoring.vendor(request, output, force=force)
     wrong = FagenError(written.fault) if written.fault else None
     counts = {"new": written.new, "updated": written.updated, "removed": written.removed}
     lines = [f"{what} {path}" for what, paths in counts.items() for path in paths]

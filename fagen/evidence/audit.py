@@ -166,8 +166,8 @@ def faults(renderings: Iterable[Rendering], *, cutlass: str | None = None) -> tu
         excuses = read_excuses()
     except VerificationError as error:
         in_generated.append(Fault(UNVERIFIED, "unreadable", str(error)))
-    known = {rendering.slug: rendering for rendering in renderings}
-    for slug, rendering in known.items():
+    by_slug = {rendering.slug: rendering for rendering in renderings}
+    for slug, rendering in by_slug.items():
         unproven = list(_unproven(rendering, cutlass))
         in_generated += _drift(rendering)
         if slug not in excuses:
@@ -175,7 +175,7 @@ def faults(renderings: Iterable[Rendering], *, cutlass: str | None = None) -> tu
         elif not unproven:
             message = f"has good evidence: take it out of {UNVERIFIED}"
             in_generated.append(Fault(slug, "unneeded", message))
-    return (*in_generated, *_orphans(known, excuses))
+    return (*in_generated, *_orphans(by_slug, excuses))
 
 
 def _drift(rendering: Rendering) -> Iterator[Fault]:
@@ -227,9 +227,9 @@ def _unproven(rendering: Rendering, cutlass: str | None) -> Iterator[Fault]:
         yield Fault(slug, "failed", f"{message}: {remedy}")
 
 
-def _orphans(known: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> Iterator[Fault]:
+def _orphans(by_slug: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> Iterator[Fault]:
     top = locate("generated")
-    belongs = {beside(slug, end) for slug in known if slug in forms() for end in (".cu", ".json")}
+    belongs = {beside(slug, end) for slug in by_slug if slug in forms() for end in (".cu", ".json")}
     belongs |= {top / LEDGER / f"{kind}.jsonl" for kind in ENTRIES}
     belongs |= {top / UNVERIFIED, top / "README.md", top / LOCK}
     for path in sorted(top.rglob("*")):
@@ -238,9 +238,9 @@ def _orphans(known: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> I
             yield Fault(name, "orphan", "no schedule makes this file: delete it")
     with suppress(VerificationError):  # of which each kernel tells
         for slug, kind in slugs_in_ledgers().items():
-            if slug not in known:
+            if slug not in by_slug:
                 message = f"no schedule makes it: delete its line in {LEDGER}/{kind}.jsonl"
                 yield Fault(slug, "orphan", message + _TAKEN_OVER)
     for slug in excuses:
-        if slug not in known:
+        if slug not in by_slug:
             yield Fault(slug, "orphan", f"no schedule makes it: delete its entry in {UNVERIFIED}")

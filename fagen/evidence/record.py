@@ -91,7 +91,7 @@ def in_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def in_rows(columns: Any) -> list[dict[str, Any]]:
     """Records out of columns.  Raises ValueError where these are none, or not alike in length."""
-    if not isinstance(columns, dict) or not all(isinstance(one, list) for one in columns.values()):
+    if not isinstance(columns, dict) or not all(isinstance(x, list) for x in columns.values()):
         raise ValueError(f"these are no columns: {json.dumps(columns)[:40]}")
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]

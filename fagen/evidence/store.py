@@ -344,17 +344,17 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
         with editing(kind) as texts:
             before = dict(texts)
             lost = {evidence.device: evidence for evidence in outlived(None, of_kind[0].slug)}
-            for one in of_kind:
-                old = read(one.slug) or lost.get(one.hashes.device)
-                new = _renamed(old, one, ran) if old else None
-                if old and new and old.slug != one.slug:
+            for entry in of_kind:
+                old = read(entry.slug) or lost.get(entry.hashes.device)
+                new = _renamed(old, entry, ran) if old else None
+                if old and new and old.slug != entry.slug:
                     del texts[old.slug]
-                kept = old if old and old.slug == one.slug else None
-                texts[one.slug] = str(Line(one.slug, one.hashes, new or kept))
+                kept = old if old and old.slug == entry.slug else None
+                texts[entry.slug] = str(Line(entry.slug, entry.hashes, new or kept))
         written.append(_ledger(kind) if texts != before else None)
-        for one in of_kind:
-            written.append(_put(one.slug, ".cu", one.kernel) if one.kernel else None)
-            written.append(lay_out(one.slug))
+        for entry in of_kind:
+            written.append(_put(entry.slug, ".cu", entry.kernel) if entry.kernel else None)
+            written.append(lay_out(entry.slug))
     return [path for path in written if path]
 
 

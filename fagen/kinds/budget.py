@@ -57,17 +57,17 @@ def shared_memory(
 
 
 def register_file(
-    values: Values, asked: Mapping[str, tuple[int, str]], threads: int, launched: int
+    values: Values, roles: Mapping[str, tuple[int, str]], threads: int, launched: int
 ) -> Ledger:
     """Return what setmaxnreg asks for, of what the launch brought; more would wait for ever.
 
-    `asked` says of each role how many warpgroups it has, and the key of their threads' registers.
+    `roles` says of each role how many warpgroups it has, and the key of their threads' registers.
     So many `threads` have been `launched` with so many.
     """
     group = SM90.warpgroup_threads
     lines = (
         Row(role, groups * group * values[key], f"{f'{groups}·' * (groups > 1)}{group}·{key}")
-        for role, (groups, key) in asked.items()
+        for role, (groups, key) in roles.items()
     )
     return Ledger(
         REGISTER_FILE,
@@ -120,7 +120,8 @@ class Budget:
         values = schedule.values()
         sizes = self.sizes(values)
         return Ledgers(
-            one if isinstance(one, Ledger) else one.ledger(sizes) for one in self.accounts(values)
+            account if isinstance(account, Ledger) else account.ledger(sizes)
+            for account in self.accounts(values)
         )
 
     def sums(self, values: Values) -> Iterator[tuple[str, int, int]]:
@@ -129,10 +130,10 @@ class Budget:
         `values` are those of a schedule's keys that keep the rules between keys.
         """
         sizes = self.sizes(values)
-        for one in self.accounts(values):
-            total = one.total if isinstance(one, Ledger) else one.total(sizes)
-            if total > one.limit:
-                yield one.name, total, one.limit
+        for account in self.accounts(values):
+            total = account.total if isinstance(account, Ledger) else account.total(sizes)
+            if total > account.limit:
+                yield account.name, total, account.limit
 
     def fits(self, schedule: Schedule, changes: Mapping[str, Any]) -> bool:
         """Whether a schedule is one and fits once keys are changed."""
@@ -147,8 +148,8 @@ class Budget:
 
     def nearest(self, schedule: Schedule) -> tuple[Changes, ...]:
         """Return changes that make a schedule fit: of each key alone the nearest."""
-        alone = (self.first(schedule, [options]) for options in self.options(schedule))
-        return tuple(changes for changes in alone if changes)
+        changes_by_key = (self.first(schedule, [options]) for options in self.options(schedule))
+        return tuple(changes for changes in changes_by_key if changes)
 
     def kept(self, schedule: Schedule, key: str) -> Ledgers:
         """Return the ledgers of a schedule that fits.
@@ -166,10 +167,10 @@ class Budget:
         values = schedule.values()
         sizes = self.sizes(values)
         yield "with " + ", ".join(f"{name} = {value}" for name, value in sizes.items())
-        for one in self.accounts(values):
-            if isinstance(one, Account):
-                formulae = one.formulae(*one.choices)
-                yield from solved(one.ledger(sizes), formulae, sizes, one.unknown)
+        for account in self.accounts(values):
+            if isinstance(account, Account):
+                formulae = account.formulae(*account.choices)
+                yield from solved(account.ledger(sizes), formulae, sizes, account.unknown)
 
 
 def _over(

@@ -33,9 +33,9 @@ class Layout:
         return self._tensor(name, "k", "kv_heads", columns, note, more)
 
     def _tensor(
-        self, name: str, of: str, heads: str, columns: int, note: str, more: dict[str, Any]
+        self, name: str, side: str, heads: str, columns: int, note: str, more: dict[str, Any]
     ) -> Tensor:
-        rows = Dim(Extent(self._rows(of)), "seq")
+        rows = Dim(Extent(self._rows(side)), "seq")
         dims = (*self._batch, rows, Dim(Extent(heads), "head"), Dim(Extent(number=columns)))
         most = MOST_PACKED_STRIDE if self.varlen else 0
         return replace(Tensor(name, dims, self.dtype, note, max_stride=most), **more)
@@ -68,18 +68,18 @@ class Layout:
             lengths("seqused_k", Extent("offsets", plus=-1), used + more_of_used, optional=True),
         )
 
-    def tiles(self, of: str, heads: str, rows: int, cluster: int = 1) -> tuple[Extent, ...]:
+    def tiles(self, side: str, heads: str, rows: int, cluster: int = 1) -> tuple[Extent, ...]:
         """Return how many tiles of so many rows of queries or keys a call has; of varlen at most.
 
         There each offset may begin one, since the rows around all sequences are some too.
         """
         if self.varlen:
-            return Extent(self._rows(of), per=rows, more="offsets"), Extent(heads)
-        blocks = Extent(self._rows(of), per=rows * cluster, times=cluster)
+            return Extent(self._rows(side), per=rows, more="offsets"), Extent(heads)
+        blocks = Extent(self._rows(side), per=rows * cluster, times=cluster)
         return blocks, Extent(heads), Extent("batch")
 
-    def _rows(self, of: str) -> str:
-        return f"{'total' if self.varlen else 'seqlen'}_{of}"
+    def _rows(self, side: str) -> str:
+        return f"{'total' if self.varlen else 'seqlen'}_{side}"
 
     @property
     def _batch(self) -> tuple[Dim, ...]:

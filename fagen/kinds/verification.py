@@ -33,7 +33,7 @@ _REGIMES = (replace(SUSTAINED, rounds=2), BURST)
 def share(error: Errors) -> float:
     """The largest share of what is allowed; infinite of what is no number."""
     shares = (getattr(error, name) / getattr(error, most) for name, most in error.bounds.items())
-    return max(math.inf if math.isnan(one) else one for one in shares)
+    return max(math.inf if math.isnan(share) else share for share in shares)
 
 
 def hard_scores(
@@ -57,15 +57,15 @@ def hard_scores(
 # ---- varlen sequences ---------------------------------------------------------------------------
 
 
-def judged_rows(case: Case, given: Mapping[str, Any]) -> Rows:
+def judged_rows(case: Case, call: Mapping[str, Any]) -> Rows:
     """Where the queries and the keys lie of each sequence that is judged."""
-    at_q, at_k = given["cu_seqlens_q"].tolist(), given["cu_seqlens_k"].tolist()
+    at_q, at_k = call["cu_seqlens_q"].tolist(), call["cu_seqlens_k"].tolist()
     return {
-        one: (
-            slice(at_q[one], at_q[one] + case.lengths[one][0]),
-            slice(at_k[one], at_k[one] + case.lengths[one][1]),
+        sequence: (
+            slice(at_q[sequence], at_q[sequence] + case.lengths[sequence][0]),
+            slice(at_k[sequence], at_k[sequence] + case.lengths[sequence][1]),
         )
-        for one in case.judged
+        for sequence in case.judged
     }
 
 
@@ -107,7 +107,7 @@ def beside_a_copy(
 
     calls = {"kernel": Call(run), "copy": Call(lambda: target.copy_(source))}
     if repeats:
-        calls = {name: captured(one, repeats) for name, one in calls.items()}
+        calls = {name: captured(call, repeats) for name, call in calls.items()}
     times = time_calls(calls, regime)
     kernel, copy = (times[name].seconds / (repeats or 1) for name in ("kernel", "copy"))
     return kernel, copy

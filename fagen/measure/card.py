@@ -85,8 +85,8 @@ def _driver() -> str:
         version = nvml.nvmlSystemGetDriverVersion()
         return version.decode() if isinstance(version, bytes) else str(version)
     try:
-        asked = process.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        query = process.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     except FagenError:
         return "unknown"
-    lines = asked.stdout.split()
-    return lines[0] if asked.returncode == 0 and lines else "unknown"
+    lines = query.stdout.split()
+    return lines[0] if query.returncode == 0 and lines else "unknown"

@@ -61,10 +61,10 @@ def bench(
     hopper()
     others = [peer(name) for name in peers]
     rows: list[Row] = []
-    for one in sizes:
+    for size in sizes:
         cells: dict[Cell, list[Implementation]] = {}
         for plan, binary in kernels:
-            cells.setdefault(cell_of(plan, one), []).append(ours(binary))
+            cells.setdefault(cell_of(plan, size), []).append(ours(binary))
         for cell, mine in cells.items():
             rows += race(cell, [*mine, *others], regimes=regimes, progress=progress)
     return tuple(rows)
@@ -151,12 +151,12 @@ def _agree(cell: Cell, calls: dict[str, Call], who: dict[str, Implementation]) -
     ]
     if not judges:
         return
-    seen = rows_with_keys(cell)
-    judge = compared(calls[judges[0]].once(), seen)
+    rows = rows_with_keys(cell)
+    judge = compared(calls[judges[0]].once(), rows)
     for label, implementation in who.items():
         if not implementation.schedule:
             continue
-        for own, theirs in zip(compared(calls[label].once(), seen), judge, strict=True):
+        for own, theirs in zip(compared(calls[label].once(), rows), judge, strict=True):
             worst, allowed = disagreement(cell, own, theirs)
             if not worst <= allowed:
                 raise VerificationError(
@@ -166,10 +166,10 @@ def _agree(cell: Cell, calls: dict[str, Call], who: dict[str, Implementation]) -
                 )
 
 
-def compared(outputs: Tensor | tuple[Tensor, ...], seen: Tensor | slice) -> tuple[Tensor, ...]:
-    """What a call gave; of the first output the query rows that are `seen`."""
+def compared(outputs: Tensor | tuple[Tensor, ...], rows: Tensor | slice) -> tuple[Tensor, ...]:
+    """What a call gave; of the first output the query `rows`."""
     first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-    return first[:, seen], *others
+    return first[:, rows], *others
 
 
 def _row(cell: Cell, who: Implementation, regime: Regime, timing: Timing) -> Row:

@@ -187,7 +187,7 @@ class Errors:
     def share(self) -> float:
         """The larger share of what is allowed; infinite of what is no number."""
         shares = self.error / self.allowed, self.lse_error / self.lse_allowed
-        return max(math.inf if math.isnan(one) else one for one in shares)
+        return max(math.inf if math.isnan(share) else share for share in shares)
 
     def __str__(self) -> str:
         return (
@@ -226,19 +226,19 @@ def errors(
 ) -> Iterator[Errors]:
     """Run a Plan's kernel, and what is exact, on each family at each size."""
     dtype = getattr(torch, plan.dtype.torch)
-    for one in sizes:
+    for size in sizes:
         for family in families:
             if family.wide and plan.dtype.narrow:
                 continue
-            q, k, v, scale = made(family, one, plan.head_dim, plan.head_dim_v, dtype, device)
-            yield _errors(family, one, v, *kernel(q, k, v, scale), *exact(q, k, v, scale))
+            q, k, v, scale = made(family, size, plan.head_dim, plan.head_dim_v, dtype, device)
+            yield _errors(family, size, v, *kernel(q, k, v, scale), *exact(q, k, v, scale))
 
 
 def worst(errors: Iterable[Errors]) -> list[Errors]:
     """Return of each size what came nearest to its bound."""
     by_size: dict[Sizes, Errors] = {}
-    for one in errors:
-        by_size[one.sizes] = max(one, by_size.get(one.sizes, one), key=lambda each: each.share)
+    for error in errors:
+        by_size[error.sizes] = max(error, by_size.get(error.sizes, error), key=lambda x: x.share)
     return list(by_size.values())
 
 

@@ -63,13 +63,13 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
         getattr(torch.ops.aten, f"{name}{end}").default for end in ("", "_backward")
     )
     query, key, value = (x.detach().transpose(1, 2) for x in (q, k, v))
-    given = {"query": query, "key": key, "value": value, "attn_bias": None}
-    given |= {"is_causal": causal, "scale": softmax_scale(q.shape[-1]), "compute_log_sumexp": True}
-    results = forward(**_taken(forward, given))
+    named = {"query": query, "key": key, "value": value, "attn_bias": None}
+    named |= {"is_causal": causal, "scale": softmax_scale(q.shape[-1]), "compute_log_sumexp": True}
+    results = forward(**_taken(forward, named))
     # by place: the random state's names differ from backend to backend, and between versions
     names = ["out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
     names += ["philox_seed", "philox_offset"]
-    kept = _taken(backward, given | dict(zip(names, results, strict=False)) | {"dropout_p": 0.0})
+    kept = _taken(backward, named | dict(zip(names, results, strict=False)) | {"dropout_p": 0.0})
 
     def back(dout: Tensor) -> Gradients:
         dq, dk, dv = backward(grad_out=dout.transpose(1, 2), **kept)
@@ -78,10 +78,10 @@ def attended(backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> 
     return Attended(results[0], results[1], back)
 
 
-def _taken(op: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _taken(op: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What an op takes of all these."""
     names = {argument.name for argument in op._schema.arguments}
-    return {name: value for name, value in given.items() if name in names}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def varlen_lengths(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor, int, int]:

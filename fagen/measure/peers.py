@@ -98,7 +98,7 @@ def ours(binary: Binary) -> Implementation:
 def _unpacked(output: Any, batch: int) -> Any:
     """What a call gave of so many sequences of one length that were packed: (B, S, H, D)."""
     if isinstance(output, tuple):
-        return tuple(_unpacked(one, batch) for one in output)
+        return tuple(_unpacked(tensor, batch) for tensor in output)
     return output.unflatten(0, (batch, -1))
 
 
@@ -297,7 +297,7 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
     # P lies in [0, 1]: this takes it to the top of e4m3's range, as fagen's p_offset does
     p_scale = torch.full((1, 1, 1, 1), 256.0, device=q.device)
-    one = torch.ones(1, 1, 1, 1, device=q.device)
+    unit = torch.ones(1, 1, 1, 1, device=q.device)
     inputs = {name: x.values.transpose(1, 2) for name, x in zip("qkv", quantised, strict=True)}
     factors = {
         f"descale_{name}": x.descale[0, 0].view(1, 1, 1, 1).contiguous()
@@ -305,10 +305,10 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     }
     # the output has V's size: its scale is V's
     factors |= {"descale_s": 1 / p_scale, "scale_s": p_scale, "scale_o": 1 / factors["descale_v"]}
-    known = {name: described(x, e4m3) for name, x in inputs.items()}
-    known |= {name: described(x, fp32) for name, x in factors.items()}
+    graph_tensors = {name: described(x, e4m3) for name, x in inputs.items()}
+    graph_tensors |= {name: described(x, fp32) for name, x in factors.items()}
     out, _, amax_s, amax_o = graph.sdpa_fp8(
-        **known,
+        **graph_tensors,
         is_inference=True,
         attn_scale=softmax_scale(cell.problem.head_dim),
         use_causal_mask=is_causal(cell),
@@ -330,8 +330,8 @@ def _cudnn_e4m3(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Call:
     except Exception as error:  # each step refuses in a class of its own
         raise DeviceError(f"cuDNN refuses e4m3: {reason([str(error)], '')}") from error
     workspace = torch.empty(graph.get_workspace_size(), device=q.device, dtype=torch.uint8)
-    tensors = {known[name]: x for name, x in (inputs | factors).items()}
-    tensors |= {amax_s: one.clone(), amax_o: one.clone()}
+    tensors = {graph_tensors[name]: x for name, x in (inputs | factors).items()}
+    tensors |= {amax_s: unit.clone(), amax_o: unit.clone()}
     handle = cudnn.create_handle()
     cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
 

@@ -90,7 +90,7 @@ def rotated(
 def turns(cell: Cell) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
     """One Q, and so many K and V that none is left in the L2 cache when its turn comes again."""
     first, *others = (inputs(cell, seed=n) for n in range(buffers_for(cell.problem, cell.sizes)))
-    return first[0], (first[1:], *(one[1:] for one in others))
+    return first[0], (first[1:], *(copies[1:] for copies in others))
 
 
 def in_turns(

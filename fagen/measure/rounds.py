@@ -139,10 +139,10 @@ def side_by_side(
         contender = contender_of(plan)
         like = plan.kind, contender.alike(plan)
         if like not in shared:
-            arguments = [_taken(cell, plan, *one) for one in turns]
+            arguments = [_taken(cell, plan, *turn) for turn in turns]
             shared[like] = arguments, contender.outputs(plan, arguments[0])
         arguments, outputs = shared[like]
-        launches = [contender.launch(plan, kernel.library, one, outputs) for one in arguments]
+        launches = [contender.launch(plan, kernel.library, turn, outputs) for turn in arguments]
 
         def run() -> Tensor:
             for launch in launches:
@@ -157,19 +157,19 @@ def side_by_side(
         bound[cell.problem.peer.name] = peers
     calls, beside = bound, bound_anchor
     if rotates:  # the host would be slower than so many short calls
-        calls = {name: captured(one, 1) for name, one in bound.items()}
+        calls = {name: captured(bound_call, 1) for name, bound_call in bound.items()}
         beside = captured(bound_anchor, 1)
         if graph := _cudnn_in_turns(_unmasked(cell)):
             calls[CUDNN] = graph
-    each = _anchor_seconds(cell, anchor, beside)
-    runs = RUNS if each < SHORT and not rotates else 1
+    anchor_seconds = _anchor_seconds(cell, anchor, beside)
+    runs = RUNS if anchor_seconds < SHORT and not rotates else 1
     if runs > 1:
-        calls = {name: captured(one, runs) for name, one in bound.items()}
+        calls = {name: captured(bound_call, runs) for name, bound_call in bound.items()}
         beside = captured(bound_anchor, runs)
     clock = Clock()
     laps: list[Lap] = []
     for number in repeats:
-        laps += _one_round(number, calls, beside, each * runs, regime, clock)
+        laps += _one_round(number, calls, beside, anchor_seconds * runs, regime, clock)
     of_one = runs * len(turns)
     return tuple(
         replace(lap, seconds=lap.seconds / of_one, anchor_seconds=lap.anchor_seconds / of_one)
@@ -178,7 +178,7 @@ def side_by_side(
 
 
 def _one_round(
-    number: int, calls: Mapping[str, Call], anchor: Call, each: float, regime: Regime, clock: Clock
+    number: int, calls: Mapping[str, Call], anchor: Call, span: float, regime: Regime, clock: Clock
 ) -> list[Lap]:
     """Every call once, in random order, and the anchor between groups of them.
 
@@ -188,10 +188,10 @@ def _one_round(
     order = random.Random(number).sample(list(calls), len(calls))
     groups = [order[i : i + ANCHOR_EVERY] for i in range(0, len(order), ANCHOR_EVERY)]
     laps = []
-    before, _ = time_round(anchor, regime, each, clock)
+    before, _ = time_round(anchor, regime, span, clock)
     for group in groups:
-        times = {name: time_round(calls[name], regime, each, clock) for name in group}
-        after, _ = time_round(anchor, regime, each, clock)
+        times = {name: time_round(calls[name], regime, span, clock) for name in group}
+        after, _ = time_round(anchor, regime, span, clock)
         for name, (seconds, readings) in times.items():
             mhz = readings[len(readings) // 2] if readings else None
             laps.append(Lap(name, number, seconds, min(before, after), mhz))
@@ -225,8 +225,8 @@ def _turns(cell: Cell) -> tuple[tuple[Tensor, Tensor, Tensor], ...]:
 def _cudnn_in_turns(cell: Cell) -> Call | None:
     """CuDNN on each K and V, as one graph; None where it refuses."""
     try:
-        each = [peer(CUDNN).bind(cell, *one) for one in _turns(cell)]
-        return in_turns((one.run for one in each), within=each[0].within)
+        peers = [peer(CUDNN).bind(cell, *turn) for turn in _turns(cell)]
+        return in_turns((bound.run for bound in peers), within=peers[0].within)
     except (DeviceError, RuntimeError):
         return None
 

@@ -112,17 +112,17 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def ratios(
-    rows: Sequence[Row], regime: str, *, over: str = YARDSTICK, of: str = "fagen"
+    rows: Sequence[Row], regime: str, *, over: str = YARDSTICK, label: str = "fagen"
 ) -> dict[Cell, float]:
-    """TFLOP/s of `of` divided by those of `over`, per cell that both ran in `regime`.
+    """TFLOP/s of `label` divided by those of `over`, per cell that both ran in `regime`.
 
     Where one implementation ran a cell with several schedules, its fastest counts.
     """
     best = fastest(rows, regime)
     return {
-        cell: times[of].tflops / times[over].tflops
+        cell: times[label].tflops / times[over].tflops
         for cell, times in best.items()
-        if of in times and over in times
+        if label in times and over in times
     }
 
 
@@ -130,7 +130,7 @@ def table(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     """The rows as Markdown: problem by problem, then the geomeans."""
     if not rows:
         return "nothing was measured\n"
-    passes = [[row for row in rows if row.pass_ == one] for one in PASSES]
+    passes = [[row for row in rows if row.pass_ == name] for name in PASSES]
     parts = ((problems(some, over=over), geomeans(some, over=over)) for some in passes if some)
     return "\n".join(filter(None, (part for both in parts for part in both)))
 
@@ -186,8 +186,8 @@ def problems(rows: Sequence[Row], *, over: str = YARDSTICK) -> str:
     return markdown(head, body)
 
 
-def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK, of: str = "fagen") -> str:
-    """Markdown: geomeans of `of` ÷ `over` per dtype and head dim, and over all of a dtype."""
+def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK, label: str = "fagen") -> str:
+    """Markdown: geomean of `label` ÷ `over` per dtype and head dim, and over all of a dtype."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for dtype in sorted({row.dtype for row in rows}, reverse=True):
         of_dtype = [row for row in rows if row.dtype == dtype]
@@ -197,7 +197,7 @@ def geomeans(rows: Sequence[Row], *, over: str = YARDSTICK, of: str = "fagen") -
             groups[dtype, of_pair[0].cell.problem.head_dims] = of_pair
         if len(dims) > 1:
             groups[dtype, "all"] = of_dtype
-    return means(("dtype", "hd"), groups, over=over, of=of)
+    return means(("dtype", "hd"), groups, over=over, label=label)
 
 
 def means(
@@ -205,23 +205,23 @@ def means(
     groups: Mapping[tuple[str, ...], Sequence[Row]],
     *,
     over: str = YARDSTICK,
-    of: str = "fagen",
+    label: str = "fagen",
 ) -> str:
-    """Markdown: geomean of `of` ÷ `over` for each group of rows, whose key stands below `head`.
+    """Markdown: geomean of `label` ÷ `over` for each group of rows, its key below `head`.
 
     The worst single problem stands beside each mean, since a mean hides a bad cell. A group that
     `over` ran nothing of is left out; '' where that is all of them.
     """
     everything = [row for rows in groups.values() for row in rows]
     regimes = [
-        name for name in regimes_of(everything) if ratios(everything, name, over=over, of=of)
+        name for name in regimes_of(everything) if ratios(everything, name, over=over, label=label)
     ]
     columns = [
         f"{REGIME_TITLES[regime]} {what}" for regime in regimes for what in ("geomean", "worst")
     ]
     body = []
     for names, rows in groups.items():
-        quotients = [ratios(rows, regime, over=over, of=of).values() for regime in regimes]
+        quotients = [ratios(rows, regime, over=over, label=label).values() for regime in regimes]
         figures = []
         for values in quotients:
             figures += [f"{geomean(values):.3f}", f"{min(values):.2f}"] if values else ["–", "–"]
@@ -230,7 +230,7 @@ def means(
     if not body:
         return ""
     beside = title_beside(over, everything)
-    return f"{title(of)} ÷ {beside}:\n\n" + markdown([*head, "cells", *columns], body)
+    return f"{title(label)} ÷ {beside}:\n\n" + markdown([*head, "cells", *columns], body)
 
 
 def regimes_of(rows: Iterable[Row]) -> list[str]:

@@ -52,7 +52,7 @@ class Case:
         return range(0, len(self.lengths), 2 if self.poisoned else 1)
 
     def __str__(self) -> str:
-        queries, keys = (sum(one) for one in zip(*self.lengths, strict=True))
+        queries, keys = (sum(lengths) for lengths in zip(*self.lengths, strict=True))
         text = f"{len(self.lengths)} sequences of {queries} queries and {keys} keys"
         heads = f"{self.heads}/{self.kv_heads}"
         return f"{text} H={heads}{' used' * self.used}{' beside NaN' * self.poisoned}"
@@ -167,8 +167,8 @@ def noise(
     dtype = torch.float32 if plan.dtype.fp8 else getattr(torch, plan.dtype.torch)
     numbers = torch.randn((rows, *shape), generator=dice, device=dice.device, dtype=dtype)
     mine = torch.zeros(rows, dtype=torch.bool)
-    for one in case.judged:
-        mine[at[one] : at[one] + counts[one]] = True
+    for sequence in case.judged:
+        mine[at[sequence] : at[sequence] + counts[sequence]] = True
     return numbers.masked_fill_(~mine.to(dice.device).view(-1, *[1] * len(shape)), torch.nan)
 
 

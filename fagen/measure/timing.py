@@ -123,9 +123,9 @@ def _neighbours(order: Sequence[str]) -> set[tuple[str, str]]:
     return {(before, after) for before, after in around}
 
 
-def repeats(seconds: float, each: float) -> int:
-    """How many calls of `each` seconds fill `seconds`: one at least."""
-    return max(1, math.ceil(seconds / max(each, 1e-7)))
+def repeats(seconds: float, span: float) -> int:
+    """How many calls of `span` fill `seconds`: one at least."""
+    return max(1, math.ceil(seconds / max(span, 1e-7)))
 
 
 def summary(seconds: Sequence[float], clocks: Sequence[int]) -> Timing:
@@ -159,16 +159,16 @@ def estimate(call: Call) -> float:
     return lasted / runs
 
 
-def time_round(call: Call, regime: Regime, each: float, clock: Clock) -> tuple[float, list[int]]:
+def time_round(call: Call, regime: Regime, span: float, clock: Clock) -> tuple[float, list[int]]:
     """Seconds per call of one round, and the clocks read while the timed calls ran.
 
     Everything is enqueued at once, so that the GPU passes from warm-up to timing without a pause;
     the clock is read by the waiting host.
     """
     start, end = _event(), _event()
-    run, timed = call.run, repeats(regime.timed, each)
+    run, timed = call.run, repeats(regime.timed, span)
     with call.within():
-        for _ in range(repeats(regime.warm, each)):
+        for _ in range(repeats(regime.warm, span)):
             run()
         start.record()
         for _ in range(timed):

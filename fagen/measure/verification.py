@@ -70,14 +70,14 @@ class Rule:
     what a case says, runs the kernels on it and returns a record of their errors against fp64.
     `hard(plan, run, small, device)` gives the errors on inputs that are hard on a kernel, each with
     its name. A line says what a record says, behind the name of its case in so many columns; a
-    refusal counts what `of` says.
+    refusal counts its `noun`.
     """
 
     cases: Callable[[Any], Iterable[Any]]
     error: Callable[[Any, Run, Any, int, str], Any]
     small: Callable[[Any], Iterable[Any]] | None = None
     hard: Callable[[Any, Run, bool, str], Iterable[tuple[str, Any]]] = _nothing_hard
-    of: str = "cases"
+    noun: str = "cases"
     columns: int = 40
 
 
@@ -113,7 +113,9 @@ def check(
             progress(line)
     if wrong:
         raise VerificationError(
-            "\n".join([f"{plan.slug}: {len(wrong)} of {len(records)} {rule.of} are wrong", *wrong])
+            "\n".join(
+                [f"{plan.slug}: {len(wrong)} of {len(records)} {rule.noun} are wrong", *wrong]
+            )
         )
     return tuple(records)
 

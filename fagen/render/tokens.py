@@ -43,7 +43,7 @@ def hashes_of(kernel: str, slug: str) -> Hashes:
     device, host = _cut(rest, HOST_MARK)
     own = [*tokens(device[device.index(f"namespace fagen_{_SLUG}_kernel") :])]
     declared = [*_declarations(own)]
-    names = dict.fromkeys(one.name for one in declared)
+    names = dict.fromkeys(decl.name for decl in declared)
     launcher, constants = _launched([*declared, *_declarations([*tokens(host)])])
     return Hashes(
         device=_digest([*tokens(top), *_unnamed(own, _numbered(names))]),
@@ -127,22 +127,22 @@ def _launched(declared: Sequence[_Declaration]) -> tuple[list[str], list[str]]:
     The former are in the order in which the C functions reach them, the latter in that of the text.
     """
     named: dict[str, list[_Declaration]] = {}
-    for one in declared:
-        named.setdefault(one.name, []).append(one)
-    reached = [one for name in _ENTRIES for one in named[name]]
-    seen = dict.fromkeys(_ENTRIES)
-    for one in reached:  # which grows meanwhile
-        for word in one.tokens:
-            if word in named and word not in seen:
-                seen[word] = None
+    for decl in declared:
+        named.setdefault(decl.name, []).append(decl)
+    reached = [decl for name in _ENTRIES for decl in named[name]]
+    used = dict.fromkeys(_ENTRIES)
+    for decl in reached:  # which grows meanwhile
+        for word in decl.tokens:
+            if word in named and word not in used:
+                used[word] = None
                 if word not in _NOT_FOLLOWED:
                     reached += [new for new in named[word] if not new.is_device_code]
-    numeric = [one for one in reached if one.value or one.name == _WORKSPACE]
-    launcher = [word for one in reached if one not in numeric for word in one.tokens]
+    numeric = [decl for decl in reached if decl.value or decl.name == _WORKSPACE]
+    launcher = [word for decl in reached if decl not in numeric for word in decl.tokens]
     in_order = sorted(numeric, key=declared.index)
-    names = dict.fromkeys(named, "#") | _numbered(one.name for one in in_order)
-    constants = [word for one in in_order for word in one.value or one.tokens]
-    texts = map(_without_message, _unnamed(launcher, _numbered(seen)))
+    names = dict.fromkeys(named, "#") | _numbered(decl.name for decl in in_order)
+    constants = [word for decl in in_order for word in decl.value or decl.tokens]
+    texts = map(_without_message, _unnamed(launcher, _numbered(used)))
     return [*texts], [*_unnamed(constants, names)]
 
 
@@ -182,17 +182,17 @@ def _declarations(text: Sequence[str]) -> Iterator[_Declaration]:
         behind = text[place + 1] if place + 1 < len(text) else ""
         ends = token in (";", "\n") or (token == "}" and behind not in (";", ",", ")"))
         if depth == 0 and ends and place >= begin:
-            declaration = tuple(text[begin : place + 1])
-            yield _Declaration(_name(declaration), declaration)
+            decl = tuple(text[begin : place + 1])
+            yield _Declaration(_name(decl), decl)
             begin = place + 1
 
 
-def _name(declaration: tuple[str, ...]) -> str:
+def _name(decl: tuple[str, ...]) -> str:
     """Return the name that is declared: what stands before its value, its body or its arguments."""
-    if declaration[:2] == ("enum", ":"):  # of one enumerator
-        return declaration[declaration.index("{") + 1]
+    if decl[:2] == ("enum", ":"):  # of one enumerator
+        return decl[decl.index("{") + 1]
     depth, name, of_type = 0, "", False
-    for token in declaration:
+    for token in decl:
         if depth:
             depth += (token == "(") - (token == ")")
         elif token == "(" and name in _ATTRIBUTES:

@@ -55,7 +55,9 @@ class Schedule(Section):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Have a kind's keys know its tables."""
         super().__pydantic_init_subclass__(**kwargs)
-        tables: dict[str, Any] = {name: one.annotation for name, one in cls.model_fields.items()}
+        tables: dict[str, Any] = {
+            name: field.annotation for name, field in cls.model_fields.items()
+        }
         cls.keys = replace(cls.keys, tables=tables)
 
     @model_validator(mode="after")
@@ -70,7 +72,7 @@ class Schedule(Section):
             filled = {key: values[key] for key in type(section).model_fields}
             self.__dict__[name] = section.model_copy(update=filled)
         sections = self.keys.sections
-        if broken := [((sections[key], key), said) for key, said in self.keys.rules(values)]:
+        if broken := [((sections[key], key), message) for key, message in self.keys.rules(values)]:
             raise BrokenRules(broken)
         return self
 
@@ -113,8 +115,8 @@ class Schedule(Section):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema of this kind, for editors that read a `#:schema` line."""
         schema = cls.model_json_schema()
-        said = {"const": cls.kind, "description": "what kind of kernel; its tables say it too"}
-        schema["properties"] = {"kind": said, **schema["properties"]}
+        kind = {"const": cls.kind, "description": "what kind of kernel; its tables say it too"}
+        schema["properties"] = {"kind": kind, **schema["properties"]}
         for table in (schema, *schema["$defs"].values()):
             for key, rule in table["properties"].items():
                 rule.pop("title", None)

@@ -25,11 +25,11 @@ MOST = 20  # faults that are judged and shown; of more it is said how many there
 Fault = tuple[tuple[str, ...], str]  # a key's path, a sentence; of one that is only counted, ""
 
 
-def refusal(found: Iterable[Fault], origin: Origin) -> ScheduleError:
+def refusal(faults: Iterable[Fault], origin: Origin) -> ScheduleError:
     """Return the error that says the first faults, by line, and how many more there are."""
-    listed = list(dict.fromkeys(found))
+    listed = list(dict.fromkeys(faults))
     ordered = sorted(listed[:MOST], key=lambda fault: origin.line(fault[0]))
-    lines = [f"{origin.at(*path)}: {dotted(path)} {said}" for path, said in ordered]
+    lines = [f"{origin.at(*path)}: {dotted(path)} {message}" for path, message in ordered]
     if more := len(listed) - len(ordered):
         lines.append(f"{printable(origin.where)}: and {more:,} more")
     return ScheduleError("\n".join(lines))
@@ -78,15 +78,15 @@ def unknown(path: tuple[str, ...], keys: Keys) -> str:
     name, sections = path[-1], keys.sections
     if name in keys.former:
         return keys.former[name]
-    known = list(keys.tables if len(path) == 1 else keys.tables[path[0]].model_fields)
+    allowed = list(keys.tables if len(path) == 1 else keys.tables[path[0]].model_fields)
     if name in sections:
         return f"belongs under [{sections[name]}]"
     table = "a table of this kind of schedule" if len(path) == 1 else f"a key of [{path[0]}]"
-    close = get_close_matches(name, known, 1) or get_close_matches(name, sections, 1)
+    close = get_close_matches(name, allowed, 1) or get_close_matches(name, sections, 1)
     if close:
-        place = f" under [{sections[close[0]]}]" if close[0] not in known else ""
+        place = f" under [{sections[close[0]]}]" if close[0] not in allowed else ""
         return f"is not {table}; did you mean {close[0]}{place}?"
-    return f"is not {table}: {', '.join(known)}"
+    return f"is not {table}: {', '.join(allowed)}"
 
 
 def _property(path: tuple[str, ...], keys: Keys) -> dict[str, Any]:

@@ -61,14 +61,14 @@ class Chooser:
         """The next schedule to try; None where there is none left."""
         if self._stale >= _FRESH:
             self._reorder()
-        self._left = left = [one for one in self._left if one[1].keys not in self._given]
+        self._left = left = [scored for scored in self._left if scored[1].keys not in self._given]
         if not left:
             return None
         exploring = len(self._given) % EXPLORED == EXPLORED - 1
 
-        def rank(one: tuple[float, Point]) -> float:
-            tried = self._tried.get(self._cell(one[1].keys), 0)
-            return tried if exploring else one[0] + REPEATED * tried
+        def rank(scored: tuple[float, Point]) -> float:
+            tried = self._tried.get(self._cell(scored[1].keys), 0)
+            return tried if exploring else scored[0] + REPEATED * tried
 
         _, chosen = min(left, key=rank)
         self._give(chosen.keys)
@@ -159,5 +159,5 @@ def spearman(pairs: Iterable[tuple[float, float]]) -> float:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
-    middle = {one: (bisect_left(order, one) + bisect_right(order, one)) / 2 for one in {*values}}
-    return [middle[one] for one in values]
+    middle = {x: (bisect_left(order, x) + bisect_right(order, x)) / 2 for x in {*values}}
+    return [middle[value] for value in values]

@@ -165,7 +165,7 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     file: _File | _PackedFile
     try:
         file = kind_of_file.model_validate(own)
-        broken += varlen_faults([one for one in file.shapes if isinstance(one, VarlenShape)])
+        broken += varlen_faults([shape for shape in file.shapes if isinstance(shape, VarlenShape)])
     except ValidationError as invalid:
         file = kind_of_file()
         broken += _own_faults(invalid, VarlenShape if kind_of_file is _PackedFile else Shape)
@@ -266,11 +266,11 @@ def _listed(path: tuple[str, ...], value: Any) -> tuple[Sequence[Any], list[Faul
 
 def _distinct(values: Iterable[Any]) -> Iterator[Any]:
     """Yield each value once; 1, 1.0 and true are three."""
-    seen: set[Any] = set()
+    earlier: set[Any] = set()
     for value in values:
-        known = (type(value), value) if isinstance(value, str | int | float) else None
-        if known is None or known not in seen:
-            seen.add(known)
+        typed = (type(value), value) if isinstance(value, str | int | float) else None
+        if typed is None or typed not in earlier:
+            earlier.add(typed)
             yield value
 
 
@@ -323,13 +323,13 @@ def _judged(errors: Sequence[Any], shape: type[Shape | VarlenShape]) -> Iterator
         path = (table, *(step for step in steps if step not in (LISTED, DRAWN)))
         message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
         if kind == "extra_forbidden":
-            known: Any = (shape if table == "shapes" else Effort).model_fields
+            keys: Any = (shape if table == "shapes" else Effort).model_fields
             if table == "shapes" and shape is Shape and path[-1] in VarlenShape.model_fields:
                 yield path, 'is of varlen sequences, whose space says lengths = "varlen"'
                 continue
             if len(path) > 3:  # within lengths that are drawn
-                known = ("from", "to")
-            yield path, f"is not a key of {table}{nearest_or_all(path[-1], known)}"
+                keys = ("from", "to")
+            yield path, f"is not a key of {table}{nearest_or_all(path[-1], keys)}"
         elif kind == "missing":
             yield path, "is missing"
         else:
@@ -372,7 +372,7 @@ def _head_faults(declared: Declared) -> Iterator[Fault]:
 def _divisor(number: int, below: int) -> int:
     """The largest divisor of a number that is less than another."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return max(n for one in small for n in (one, number // one) if n < below)
+    return max(n for divisor in small for n in (divisor, number // divisor) if n < below)
 
 
 def _anchor_faults(declared: Declared) -> Iterator[Fault]:

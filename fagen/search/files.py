@@ -36,7 +36,7 @@ def parse_spaces(text: str, where: str) -> tuple[Declared, ...]:
     if ARRAY not in tables:
         return (declared_by(tables, origin, text),)
     listed = tables[ARRAY]
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(space, dict) for space in listed):
         raise ScheduleError(f"{origin.at(ARRAY)}: several spaces are [[{ARRAY}]] tables")
     if beside := [key for key in tables if key != ARRAY]:
         raise ScheduleError(
@@ -48,7 +48,7 @@ def parse_spaces(text: str, where: str) -> tuple[Declared, ...]:
             f"{printable(where)}: {len(listed)} spaces; a file has 1 to {MAX_SPACES}"
         )
     spaces = tuple(
-        declared_by(one, _within(origin, number), text) for number, one in enumerate(listed)
+        declared_by(space, _within(origin, number), text) for number, space in enumerate(listed)
     )
     points = sum(space.points for space in spaces)
     times = sum(space.points * len(space.shapes) for space in spaces)

@@ -83,8 +83,8 @@ class Marks:
     def mark(self, slug: str, regime: str | None = None) -> float | None:
         """The weighted mean of a kernel's log ratios; None until it was timed at every size."""
         logs = [self.at(slug, size, regime) for size in self.sizes]
-        known = [log * w for log, w in zip(logs, self.weights, strict=True) if log is not None]
-        return sum(known) / sum(self.weights) if len(known) == len(self.sizes) else None
+        weighted = [log * w for log, w in zip(logs, self.weights, strict=True) if log is not None]
+        return sum(weighted) / sum(self.weights) if len(weighted) == len(self.sizes) else None
 
     def ranked(self, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at every size, the fastest first."""
@@ -92,9 +92,9 @@ class Marks:
 
     def ranked_at(self, size: Sizes, regime: str = BRIEF) -> list[str]:
         """The kernels that were timed at one size, the fastest first."""
-        there = [slug for slug, how, at in self._logs if (how, at) == (regime, size)]
+        slugs = [slug for slug, how, at in self._logs if (how, at) == (regime, size)]
         logs = {
-            slug: self.at(slug, size, regime) or 0.0 for slug in there if slug not in PEER_NAMES
+            slug: self.at(slug, size, regime) or 0.0 for slug in slugs if slug not in PEER_NAMES
         }
         return sorted(logs, key=logs.__getitem__)
 
@@ -155,8 +155,8 @@ class Marks:
     def anchor_seconds(self, size: Sizes, regime: str | None = None) -> float | None:
         """Seconds of one call of the anchor, in one regime's runs or in all."""
         regimes = (regime,) if regime else (BRIEF, LONG)
-        known = [one for how in regimes for one in self._anchor.get((how, size), ())]
-        return median(known) if known else None
+        seconds = [mark for how in regimes for mark in self._anchor.get((how, size), ())]
+        return median(seconds) if seconds else None
 
     def over_peer(self, slug: str, regime: str | None = None) -> float | None:
         """How many times faster than the peer, by weighted mean; None where that cannot do it."""

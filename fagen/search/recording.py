@@ -149,17 +149,18 @@ def _add(
     recorded = read_recording(path)
     dropped = Counter(left_out)
     for problem, sizes in calls.items():
-        known = recorded.setdefault(problem, {})
+        counts = recorded.setdefault(problem, {})
         for size, count in sizes.items():
             if max(vars(size).values()) > MAX_SIZE:
                 dropped[f"with sizes above {MAX_SIZE:,}, the largest that is searched"] += count
             elif size.varlen and size.batch > MAX_SEQUENCES:
                 dropped[f"of more than {MAX_SEQUENCES:,} sequences, the most searched"] += count
             else:
-                known[size] = _sum(known.get(size, 0.0), count)
+                counts[size] = _sum(counts.get(size, 0.0), count)
     kept: Weights = {}
     for problem in sorted(
-        (one for one in recorded if recorded[one]), key=lambda one: -_sum(*recorded[one].values())
+        (problem for problem in recorded if recorded[problem]),
+        key=lambda problem: -_sum(*recorded[problem].values()),
     ):
         # one search has one space for problems of one name
         if len(kept) == MOST_PROBLEMS or problem.name in {other.name for other in kept}:
@@ -186,7 +187,7 @@ def _fewer(weights: dict[Sizes, float], most: int) -> dict[Sizes, float]:
             break
         alike: dict[tuple[int, ...], list[Sizes]] = {}
         for size in weights:
-            lengths = (of for name, of in vars(size).items() if "heads" not in name)
+            lengths = (length for name, length in vars(size).items() if "heads" not in name)
             place = (round(math.log2(length) * grain) for length in lengths)
             alike.setdefault((size.heads, size.kv_heads, *place), []).append(size)
         weights = {

@@ -57,7 +57,7 @@ def recording(path: str) -> Recording:
                 by_size = times.setdefault((row.time.slug, row.target), {})
                 by_size.setdefault(str(row.time.size), []).append(row.time)
         wrong = {row.slug: row.said for row in store.wrong()}
-    compiler = next((one.compiler for one in compiled.values()), "")
+    compiler = next((kernel.compiler for kernel in compiled.values()), "")
     return Recording(card, compiler, compiled, targets, times, wrong)
 
 
@@ -91,9 +91,9 @@ class Replay:
                 continue
             by_size = recorded.times.get((slug, task.target.name), {})
             for size in task.sizes:
-                known = by_size.get(str(size), [])
-                for number in task.repeats if known else ():
-                    times.append(_answer(known, task.regime, number))
+                recorded_times = by_size.get(str(size), [])
+                for number in task.repeats if recorded_times else ():
+                    times.append(_answer(recorded_times, task.regime, number))
         return Timed(*recorded.card, tuple(times), tuple(wrong))
 
     def source_hash(self, slug: str) -> str:
@@ -126,19 +126,19 @@ def only_recorded(path: Path | str, survey: Survey) -> Survey:
     Raises FagenError where there is none of them.
     """
     recorded = recording(str(Path(path).absolute()))
-    there = {
+    recorded_sizes = {
         size
         for (_, target), by_size in recorded.times.items()
         if target == survey.target.name
         for size in by_size
     }
-    kept = [at for at, size in enumerate(survey.sizes) if str(size) in there]
+    kept = [at for at, size in enumerate(survey.sizes) if str(size) in recorded_sizes]
     keys_of = Chooser(survey, 1.0).keys
-    known = {keys_of(from_slug(s)) for s in recorded.slugs(survey.target.name)}
+    recorded_keys = {keys_of(from_slug(s)) for s in recorded.slugs(survey.target.name)}
     points = tuple(
         replace(point, seconds=tuple(point.seconds[at] for at in kept))
         for point in survey.points
-        if point.keys in known
+        if point.keys in recorded_keys
     )
     if not kept or not points:
         raise FagenError(f"{path}: nothing of {survey.target.name} was recorded there")
@@ -147,11 +147,11 @@ def only_recorded(path: Path | str, survey: Survey) -> Survey:
     return replace(survey, sizes=sizes, weights=weights, points=points)
 
 
-def _answer(known: list[Time], regime: str, number: int) -> Time:
+def _answer(times: list[Time], regime: str, number: int) -> Time:
     """The time of that round, else of the middle one of its regime, else of any."""
-    same = [one for one in known if one.regime == regime]
-    exact = next((one for one in same if one.repeat == number), None)
+    same = [time for time in times if time.regime == regime]
+    exact = next((time for time in same if time.repeat == number), None)
     if exact:
         return exact
-    ratios = {one.seconds / one.anchor_seconds: one for one in same or known}
+    ratios = {time.seconds / time.anchor_seconds: time for time in same or times}
     return replace(ratios[median_low(ratios)], regime=regime, repeat=number)

@@ -89,9 +89,9 @@ class Result:
         predict = space_of(self.kind).predictor(self.sizes)
         for slug in self.marks.slugs():
             measured = [self.marks.seconds(slug, size, BRIEF) for size in self.sizes]
-            known = [one for one in measured if one is not None]
+            timed = [seconds for seconds in measured if seconds is not None]
             predicted = mean(predict(from_slug(slug).values()), weights)
-            kernels.append((slug, predicted, mean(known, weights)))
+            kernels.append((slug, predicted, mean(timed, weights)))
         return kernels
 
     @property
@@ -116,12 +116,12 @@ class Result:
         chosen: list[tuple[int, float, str]] = []
         for (rows, _, bits), sizes in sorted(calls.items()):
             like = [
-                one
-                for one in self.marks.slugs()
-                if bits == tuple(from_slug(one).values()[key] for key in keys)
+                kernel
+                for kernel in self.marks.slugs()
+                if bits == tuple(from_slug(kernel).values()[key] for key in keys)
             ]
             if like:
-                chosen += [(rows, most, one) for most, one in _ends(self._best_like(like, sizes))]
+                chosen += [(rows, most, best) for most, best in _ends(self._best_like(like, sizes))]
         return chosen
 
     def _best_like(self, slugs: Sequence[str], sizes: Sequence[Sizes]) -> list[tuple[int, str]]:
@@ -206,7 +206,7 @@ class Result:
         None where there are no runs of both.
         """
         for regime in (LONG, BRIEF):
-            ours, theirs = (self.marks.at(one, size, regime) for one in (slug, other))
+            ours, theirs = (self.marks.at(own, size, regime) for own in (slug, other))
             if ours is not None and theirs is not None:
                 return ours - theirs
         return None
@@ -267,11 +267,11 @@ def results(store: Store) -> tuple[Result, ...]:
         sizes = tuple(sizes_from(**size) for size in counts)
         for card, driver in store.cards() or [("no card", "")]:
             marks = Marks(sizes, weights)
-            for one in timed:
-                here = (one.target, one.card, one.driver) == (name, card, driver)
-                compiled = latest.get(one.time.slug)
-                if here and (compiled is None or compiled.source_hash == one.source_hash):
-                    marks.add(one.time)
+            for run in timed:
+                same = (run.target, run.card, run.driver) == (name, card, driver)
+                compiled = latest.get(run.time.slug)
+                if same and (compiled is None or compiled.source_hash == run.source_hash):
+                    marks.add(run.time)
             wrong = {
                 row.slug: row.said
                 for row in store.wrong()
@@ -414,7 +414,7 @@ def record(result: Result) -> dict[str, Any]:
         "ranges": [
             [least, most if math.isfinite(most) else None, s] for least, most, s in result.ranges()
         ],
-        "few": [list(one) for one in result.few()],
+        "few": [list(row) for row in result.few()],
         "groups": [[g, most if math.isfinite(most) else None, s] for g, most, s in result.groups()],
     }
 

@@ -81,8 +81,8 @@ class _OfSlug(Row):
         head = self.target.removesuffix(DETERMINISTIC).removesuffix(_VARLEN)
         varlen = _VARLEN in self.slug or _VARLEN not in self.target
         alike = f"_{head}_" in f"_{self.slug}" and varlen and _SLUG.fullmatch(self.slug)
-        known = (self.target, None) if alike else (self.target,)
-        if self.peer is None and _computed(self.slug) not in known:
+        targets = (self.target, None) if alike else (self.target,)
+        if self.peer is None and _computed(self.slug) not in targets:
             raise ValueError(f"{shown(self.slug)} is no schedule of {shown(self.target)}")
         return self
 

@@ -89,9 +89,9 @@ class Search:
         interrupted = False
         try:
             self._news()
-            known = self._store.anchors()
+            anchors = self._store.anchors()
             for tournament in self._tournaments:
-                if anchor := known.get((tournament.target.name, *self._executor.card)):
+                if anchor := anchors.get((tournament.target.name, *self._executor.card)):
                     tournament.fix_anchor(anchor)
             while not all(tournament.done for tournament in self._tournaments):
                 if time.monotonic() > self._deadline:
@@ -149,10 +149,10 @@ class Search:
 
     def _claim(self, job: str) -> bool:
         """Take a job; what another process did until then is known when this returns."""
-        taken = self._store.claim(job)
-        if taken:
+        claim = self._store.claim(job)
+        if claim:
             self._news()
-        return taken
+        return claim
 
     # ---- taking in
 
@@ -185,7 +185,7 @@ class Search:
             raise  # the kernel is gone: that is no fault of its own
         except Exception as error:
             if len(task.kernels) > 1:  # which one was it?
-                self._alone += [(tournament, one) for one in tournament.one_by_one(task)]
+                self._alone += [(tournament, single) for single in tournament.one_by_one(task)]
                 return
             why = ((task.kernels[0].slug, f"{type(error).__name__}: {error}"),)
             timed = Timed(*self._executor.card, (), why)
@@ -226,8 +226,8 @@ class Search:
 
     def _is_ours(self, row: TimedRow | WrongRow) -> bool:
         """Whether a row is of this card and driver, and of a source as it is rendered today."""
-        here = (row.card, row.driver) == self._executor.card
-        return here and self._is_current(row.slug, row.source_hash)
+        same_card = (row.card, row.driver) == self._executor.card
+        return same_card and self._is_current(row.slug, row.source_hash)
 
     def _is_current(self, slug: str, source_hash: str) -> bool:
         return not source_hash or source_hash == self._hash(slug)  # a peer has no source
@@ -251,13 +251,13 @@ class Search:
 
 def _untimed(task: Round, timed: Timed) -> dict[str, str]:
     """The kernels of which a time is missing: to ask again would not bring it."""
-    there = {(one.slug, one.size, one.repeat) for one in timed.times}
+    timed_rounds = {(time.slug, time.size, time.repeat) for time in timed.times}
     return {
         compiled.slug: f"no time came back at {size}"
         for compiled in task.kernels
         for size in task.sizes
         for number in task.repeats
-        if (compiled.slug, size, number) not in there
+        if (compiled.slug, size, number) not in timed_rounds
     }
 
 
@@ -308,7 +308,7 @@ def serving(survey: Survey, card: str) -> list[str]:
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
     problem = replace(Problem.of(any_of), out_dtype=None)
     served = (serve(problem, size, card).schedule for size in survey.sizes)
-    return list(dict.fromkeys(one.slug for one in served if one.kind == survey.kind))
+    return list(dict.fromkeys(row.slug for row in served if row.kind == survey.kind))
 
 
 def summary(survey: Survey, declared: Declared) -> dict[str, Any]:

@@ -58,7 +58,7 @@ LISTED, DRAWN = "listed", "drawn"  # where a fault lies pydantic says by these t
 _Lengths = Annotated[
     Annotated[_Listed, Tag(LISTED)] | Annotated[Drawn, Tag(DRAWN)],
     Discriminator(
-        lambda said: {list: LISTED, dict: DRAWN}.get(type(said)),
+        lambda value: {list: LISTED, dict: DRAWN}.get(type(value)),
         custom_error_type="lengths",
         custom_error_message="must be a list of lengths, or { from = 16, to = 16384 }",
     ),
@@ -111,8 +111,8 @@ class VarlenShape(Strict):
         if self.seqlen is not None:
             batch = self.batch or max(1, TOKENS // self.seqlen)
             return batch, batch * self.seqlen, batch * (self.seqlen_k or self.seqlen)
-        each = self.each()
-        return len(each), sum(q for q, _ in each), sum(k for _, k in each)
+        pairs = self.each()
+        return len(pairs), sum(q for q, _ in pairs), sum(k for _, k in pairs)
 
     def _totals(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """The tokens and the longest sequence, of queries and of keys; where none is said, even."""
@@ -150,8 +150,8 @@ class VarlenShape(Strict):
             yield "seqlens", "goes without seqlen: of one length, or of lengths of their own"
             return
         for key, other in (("seqlen_k", "seqlen"), ("seqlens_k", "a list of seqlens")):
-            there = self.seqlen is not None if key == "seqlen_k" else listed
-            if getattr(self, key) is not None and not there:
+            companion = self.seqlen is not None if key == "seqlen_k" else listed
+            if getattr(self, key) is not None and not companion:
                 yield key, f"goes with {other}"
         if self.batch is not None and listed:
             yield "batch", "goes without a list of seqlens, which says how many there are"

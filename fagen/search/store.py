@@ -111,15 +111,15 @@ class Store:
     def _check_layout(self, *, empty: bool = False) -> None:
         """Refuse a file that is not of these tables alone, or `empty` where that is not meant."""
         layout = self._base.execute("PRAGMA user_version").fetchone()[0]
-        there = self._base.execute(_DECLARED).fetchall()
-        if not layout and not there:
+        layout_rows = self._base.execute(_DECLARED).fetchall()
+        if not layout and not layout_rows:
             if empty:
                 return
             raise FagenError(f"{self._named}: nothing is in this file yet")
         if layout != LAYOUT:
             message = f"results of layout {layout}, not {LAYOUT}"
             raise FagenError(f"{self._named}: {message}: use a new file")
-        if sorted(map(str, there)) != _declared():
+        if sorted(map(str, layout_rows)) != _declared():
             raise FagenError(f"{self._named}: its tables are not those of search results")
 
     @contextmanager
@@ -147,7 +147,7 @@ class Store:
         joins = "".join(f" JOIN {other} ON {other}.id = {table}.{other}" for other in joined)
         try:
             select = self._base.execute(f"SELECT {columns} FROM {table}{joins} {more}", values)
-            return [rows.read(row, one) for one in select]
+            return [rows.read(row, selected) for selected in select]
         except rows.Damaged as damaged:
             raise FagenError(
                 f"{self._named}: no search has written all of its table {table}: {damaged}; "
@@ -159,7 +159,7 @@ class Store:
     def _news(self, row: type[Kernel], table: str, since: int) -> list[Kernel]:
         """Rows after number `since`; those are left out whose slug is no schedule's any more."""
         more = f"WHERE {table}.rowid > ? ORDER BY {table}.rowid"
-        return [one for one in self._rows(row, table, more, since) if one.stands]
+        return [own for own in self._rows(row, table, more, since) if own.stands]
 
     def _one(self, statement: str, *values: Any) -> Any:
         row = self._base.execute(statement, values).fetchone()
@@ -285,8 +285,8 @@ class Store:
 
     def surveys(self) -> dict[str, Any]:
         """What was found in each target's space, by the target's name."""
-        found = self._rows(rows.SurveyRow, "survey")
-        return {row.target: row.found.model_dump(mode="json") for row in found}
+        survey_rows = self._rows(rows.SurveyRow, "survey")
+        return {row.target: row.found.model_dump(mode="json") for row in survey_rows}
 
     def anchors(self) -> dict[tuple[str, str, str], str]:
         """The anchor of each target on each card and driver."""
@@ -334,8 +334,8 @@ _DECLARED = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 def _opened(path: Path, read_only: bool) -> sqlite3.Connection:
     # a committed file may lie where nothing can be written, not even sqlite's own lock
-    alone = "" if Path(f"{path}-wal").exists() else "&immutable=1"
-    how = f"?mode=ro{alone}" if read_only else ""
+    immutable = "" if Path(f"{path}-wal").exists() else "&immutable=1"
+    how = f"?mode=ro{immutable}" if read_only else ""
     try:
         address = f"{path.absolute().as_uri()}{how}"
         base = sqlite3.connect(address, uri=True, timeout=60, isolation_level=None)

@@ -120,10 +120,10 @@ class Tournament:
             self._since_best = 0 if better else self._since_best + 1
             self._best = min(self._best, mark)
 
-    def add_wrong(self, slug: str, said: str) -> None:
+    def add_wrong(self, slug: str, message: str) -> None:
         """Take it that a kernel is not to be timed."""
         entry = self._entry(slug)
-        entry.wrong = entry.wrong or said
+        entry.wrong = entry.wrong or message
         self.chooser.tell(entry.schedule, None)
 
     def _entry(self, slug: str) -> Entry:
@@ -269,8 +269,8 @@ class Tournament:
     def _missing(self, slug: str) -> list[Sizes]:
         """The sizes at which this stage has no times of a kernel yet."""
         stage = STAGES[self.stage]
-        here = [size for size in self.survey.sizes if self._runs(slug, size)]
-        return [s for s in here if not self.marks.has(slug, s, stage.regime, stage.repeats)]
+        sizes = [size for size in self.survey.sizes if self._runs(slug, size)]
+        return [s for s in sizes if not self.marks.has(slug, s, stage.regime, stage.repeats)]
 
     def _runs(self, slug: str, size: Sizes) -> bool:
         return self.stage == SCREEN or slug in self._field.get(size, ())
@@ -300,7 +300,7 @@ class Tournament:
         if self.stage > FINAL:
             lead = self.marks.leader()
             ahead = [self.marks.lead_at(size) for size in self.survey.sizes]
-            if lead is None or (lead.sure and all(one is None or one.sure for one in ahead)):
+            if lead is None or (lead.sure and all(x is None or x.sure for x in ahead)):
                 self.done = True
         if self.stage == (len(STAGES) if self.effort.long_runs else FINAL):
             self.done = True

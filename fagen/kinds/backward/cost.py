@@ -48,19 +48,19 @@ LEFT = 1 / 3  # of dQ's sums, that are rounded after all tiles where a warp roun
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks of one step, by what is busy; under `alone` nothing else runs."""
+    """Clocks of one step, by what is busy; under `exposed` nothing else runs."""
 
     tensor: float
     shared: float
     l2: float
     ring: float
-    alone: float
+    exposed: float
 
     @property
     def clocks(self) -> float:
         """Clocks from one step to the next."""
         beside = (self.tensor, self.shared, self.l2, self.ring)
-        return norm(beside, SHARPNESS) + self.alone
+        return norm(beside, SHARPNESS) + self.exposed
 
     @property
     def bound(self) -> str:
@@ -85,18 +85,18 @@ def step(values: Mapping[str, Any]) -> Step:
     # of LSEs as of deltas: a step of K
     statistics = 2 * (n // rows) * (m + rows * ones_in_shared_memory(values)) * MULTIPLIED_BYTES
     columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k
-    alone = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
-    alone *= AHEAD if values["intra_warpgroup"] else 1.0
+    exposed = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
+    exposed *= AHEAD if values["intra_warpgroup"] else 1.0
     by_keys = values["partition"] == "keys"
     if by_keys and (values["under_dp"] or ones_in_shared_memory(values)):
-        alone *= UNDER
-    alone += AGAIN * ((values["ds_stages"] == 1 and by_keys) + (values["dq_slices"] > 1))
+        exposed *= UNDER
+    exposed += AGAIN * ((values["ds_stages"] == 1 and by_keys) + (values["dq_slices"] > 1))
     return Step(
         tensor=2 * m * n * columns / (SM90.tensor_flops * 2 / e),
         shared=((scores + gradients + of_dq) * e + written + passed + statistics) / SM90.smem_bytes,
         l2=(4 * m * d + m * (d + d_v) * e) / values["cluster"] / L2_BYTES,
         ring=FETCH / (stages - 1) if stages > 1 else 0.0,
-        alone=alone + (FETCH * (1.0 if by_keys else UNHIDDEN) if stages == 1 else 0.0),
+        exposed=exposed + (FETCH * (1.0 if by_keys else UNHIDDEN) if stages == 1 else 0.0),
     )
 
 
@@ -111,11 +111,11 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
 
     @cache
     def grids(m: int, n: int, mask: str) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, one) for one in sizes)
+        return tuple(grid(m, n, mask, size) for size in sizes)
 
     @cache
     def around(m: int, dtype: str, d: int, d_v: int, meanwhile: bool) -> tuple[float, ...]:
-        return tuple(rows_seconds(m, dtype, d, d_v, one, meanwhile) for one in sizes)
+        return tuple(rows_seconds(m, dtype, d, d_v, size, meanwhile) for size in sizes)
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         counts = tuple(values[key] for key in _KEYS)
@@ -194,8 +194,8 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
         return [group * ceil(own.seqlen_q / m)] * len(lefts)
 
     tiles, steps, longest = varlen_tiles(sizes, steps_of, group)
-    each = tiles * sizes.kv_heads / SM90.sm_count
-    return max(steps * sizes.kv_heads / SM90.sm_count + longest / 2, longest, 1), max(each, 1)
+    per_sm = tiles * sizes.kv_heads / SM90.sm_count
+    return max(steps * sizes.kv_heads / SM90.sm_count + longest / 2, longest, 1), max(per_sm, 1)
 
 
 def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:
@@ -203,7 +203,7 @@ def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:
 
     Ends of intervals rise from row to row, and so do those of the rows that see a key.
     """
-    seen = MASKS[mask].keys
+    visible_keys = MASKS[mask].keys
 
     def first(sees: Callable[[int], bool]) -> int:
         low, high = 0, sizes.seqlen_q
@@ -212,7 +212,7 @@ def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:
             low, high = (low, middle) if sees(middle) else (middle + 1, high)
         return low
 
-    right = min(left + n, sizes.seqlen_k)
-    top = first(lambda row: seen(row, sizes.seqlen_q, sizes.seqlen_k)[1] > left)
-    bottom = first(lambda row: seen(row, sizes.seqlen_q, sizes.seqlen_k)[0] >= right)
+    end = min(left + n, sizes.seqlen_k)
+    top = first(lambda row: visible_keys(row, sizes.seqlen_q, sizes.seqlen_k)[1] > left)
+    bottom = first(lambda row: visible_keys(row, sizes.seqlen_q, sizes.seqlen_k)[0] >= end)
     return ceil(bottom / m) - top // m if top < bottom else 0

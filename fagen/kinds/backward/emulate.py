@@ -93,11 +93,11 @@ def compute_varlen(
     and dlse (H, total_q); where sequences begin, and the last one ends, (B + 1), and how many keys
     of each count, (B), in int32. Lengths that lead out of the tensors are cut off.
     """
-    one = replace(plan, varlen=False)
+    dense = replace(plan, varlen=False)
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     for of_q, of_k in sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k)):
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
-        gradients = compute(one, *rows, lse[None, :, of_q], scale, own)
+        gradients = compute(dense, *rows, lse[None, :, of_q], scale, own)
         dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients)
     return dq, dk, dv

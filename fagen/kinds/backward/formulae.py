@@ -94,14 +94,14 @@ def _sizes(values: Values) -> dict[str, int]:
 
 
 def _accounts(values: Values) -> Iterator[Account | Ledger]:
-    ones, one = ones_in_shared_memory(values), values["dq_by"] == "one"
+    ones, one_adder = ones_in_shared_memory(values), values["dq_by"] == "one"
     by_gradients = values["partition"] == "gradients"
     choices = (
         by_gradients,
         values["cluster"],
         values["lengths"] == "varlen",
         ones,
-        not one,
+        not one_adder,
         values["persistent"],
         values["postprocess"],
     )
@@ -109,7 +109,7 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
     for role, key, computes in roles(values):
         own = (
             computes,
-            one and "dq" in computes,
+            one_adder and "dq" in computes,
             values["intra_warpgroup"] and "dv" in computes,
             values["kept"],
             ones,
@@ -121,13 +121,13 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
         unit = str(MARGIN)
         yield Account(_registers(role), unit, register_formulae, own, limit, source, unknown)
     count, in_block = consumers(values), threads(values)
-    alone = {role: (1, key) for role, key, _ in roles(values)}
-    if len(alone) == 1:
-        alone = {"consumers": (count, "consumer_registers")}
-    elif one:
-        alone["consumer"] = count - 1, "consumer_registers"
-    asked = {"producer": (1, "producer_registers"), **alone}
-    yield register_file(values, asked, in_block, SM90.registers_left(in_block))
+    by_role = {role: (1, key) for role, key, _ in roles(values)}
+    if len(by_role) == 1:
+        by_role = {"consumers": (count, "consumer_registers")}
+    elif one_adder:
+        by_role["consumer"] = count - 1, "consumer_registers"
+    groups = {"producer": (1, "producer_registers"), **by_role}
+    yield register_file(values, groups, in_block, SM90.registers_left(in_block))
 
 
 @cache
@@ -191,11 +191,11 @@ def shared_formulae(
 
 @cache
 def register_formulae(
-    computes: tuple[str, ...], alone: bool, ahead: bool, kept: str = "none", ones: bool = False
+    computes: tuple[str, ...], waits: bool, ahead: bool, kept: str = "none", ones: bool = False
 ) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold, at the most.
 
-    `computes` says which gradients, `alone` that dQ waits until dV's P is free; `ahead`: the next
+    `computes` says which gradients, `waits` that dQ waits until dV's P is free; `ahead`: the next
     step's S is issued within a step; `kept`: what of its keys is there; `ones`: that what
     statistics are multiplied by is not.
     """
@@ -210,7 +210,7 @@ def register_formulae(
     held = {"dk": d * per_thread, "dv": d_v * per_thread}
     both = "dk" in computes and "dv" in computes
     if both:  # S and dP; then P and dS in 16 bits, beside dQ
-        most = [2 * s, (1 if alone else 2) * packed + dq]
+        most = [2 * s, (1 if waits else 2) * packed + dq]
     else:  # S or dP, and P; then one of them in 16 bits, or the next S, beside dQ
         most = [s + packed, (s if ahead else packed) + dq]
     working = WORKING_REGISTERS["keys" if both else "gradients"]

@@ -20,7 +20,7 @@ BACKEND = "flash"  # of torch: its forward pass is quick, and its causal mask al
 
 
 def arguments(
-    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
 ) -> tuple[Any, ...]:
     """What the Plan's op takes for q, k and v: dout, these, a forward pass's out and lse, a scale.
 
@@ -28,13 +28,13 @@ def arguments(
     them. Where the op takes varlen sequences these are of the lengths that `sizes` says, or of
     equal ones.
     """
-    dout, scale = output_gradient(q, v), softmax_scale(of.head_dim)
+    dout, scale = output_gradient(q, v), softmax_scale(plan.head_dim)
     if sizes and sizes.varlen:
-        out, lse = _varlen_results(of, q[0], k[0], v[0], sizes)
+        out, lse = _varlen_results(plan, q[0], k[0], v[0], sizes)
         at = offsets(sizes, q.device)
         return dout[0], q[0], k[0], v[0], *at, out, lse, scale
-    out, lse = _results(of, q, k, v)
-    if of.varlen:
+    out, lse = _results(plan, q, k, v)
+    if plan.varlen:
         (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
         equal = Sizes(batch, heads, kv_heads, queries, keys)
         dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
@@ -44,43 +44,47 @@ def arguments(
 
 
 def _varlen_results(
-    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, H, Dv) and lse (H, total_q) of varlen sequences."""
-    if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
+    if q.is_cuda and _has_peer(plan):
         with suppress(RuntimeError):  # as torch refuses
             lengths = varlen_lengths(sizes, q.device)
-            attention = attended_varlen(q, k, v, lengths, causal=of.mask.causal)
+            attention = attended_varlen(q, k, v, lengths, causal=plan.mask.causal)
             if attention.lse.shape == (sizes.heads, sizes.total_q):
                 return attention.out, attention.lse
     outs, sums, top, first = [], [], 0, 0
     for queries, keys in sizes.sequences:
         own = q[None, top : top + queries], *(x[None, first : first + keys] for x in (k, v))
-        out, lse = _by_formula(of, *own)
+        out, lse = _by_formula(plan, *own)
         outs.append(out[0])
         sums.append(lse[0])
         top, first = top + queries, first + keys
     return torch.cat(outs), torch.cat(sums, 1)
 
 
-def _results(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if q.is_cuda and of.head_dim == of.head_dim_v and (of.mask.causal or not of.mask.by_row):
+def _results(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if q.is_cuda and _has_peer(plan):
         with suppress(RuntimeError):  # as torch refuses
-            attention = attended(BACKEND, q, k, v, causal=of.mask.causal)
+            attention = attended(BACKEND, q, k, v, causal=plan.mask.causal)
             return attention.out, attention.lse
-    return _by_formula(of, q, k, v)
+    return _by_formula(plan, q, k, v)
 
 
-def _by_formula(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _has_peer(plan: Plan) -> bool:
+    return plan.head_dim == plan.head_dim_v and (plan.mask.causal or not plan.mask.by_row)
+
+
+def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     dout = torch.zeros_like(output_gradient(q, v))
-    scale = softmax_scale(of.head_dim)
-    out, lse, *_ = gradients(dout, q, k, v, mask=of.mask, scale=scale, dtype=torch.float32)
+    scale = softmax_scale(plan.head_dim)
+    out, lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale, dtype=torch.float32)
     return out.to(q.dtype).contiguous(), lse
 
 
-def outputs(of: Plan, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def outputs(plan: Plan, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Where the Plan's kernels may write the gradients of these arguments: dq, dk, dv, all NaN."""
-    named = dict(zip((one.name for one in of.signature.arguments), given, strict=False))
+    named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=False))
     return tuple(
         torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
         for name in ("q", "k", "v")
@@ -88,17 +92,17 @@ def outputs(of: Plan, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def launch(
-    of: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, ...]
+    plan: Plan, library: Path, arguments: tuple[Any, ...], into: tuple[Tensor, ...]
 ) -> Callable[[], None]:
     """The kernels through their C interface, on the current stream; the workspace is full of NaN.
 
     Arguments as of the op, in its order; what is left out at their end is null.
     """
-    named = dict(zip((one.name for one in of.signature.arguments), given, strict=False))
+    named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=False))
     dq, dk, dv = into
-    return bind(of, library, **named, dq=dq, dk=dk, dv=dv)
+    return bind(plan, library, **named, dq=dq, dk=dk, dv=dv)
 
 
-def alike(of: Plan) -> Hashable:
+def alike(plan: Plan) -> Hashable:
     """Kernels with the same take the same arguments, and write to the same outputs."""
-    return Problem.of(of.schedule)
+    return Problem.of(plan.schedule)

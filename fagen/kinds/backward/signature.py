@@ -35,7 +35,7 @@ def signature(plan: "Plan") -> Signature:
     """
     d, d_v, varlen = plan.head_dim, plan.head_dim_v, plan.varlen
     layout = Layout(plan.dtype, varlen)
-    found = f"the gradient of {{}}{'; zeros in a row of no sequence' * varlen}"
+    note = f"the gradient of {{}}{'; zeros in a row of no sequence' * varlen}"
     return Signature(
         kind=plan.kind,
         form="varlen" if varlen else "",
@@ -54,9 +54,9 @@ def signature(plan: "Plan") -> Signature:
                 "sees no key",
             ),
             layout.numbers("dlse", "the gradient of lse; null: 0", optional=True),
-            layout.queries("dq", d, found.format("q"), access="out"),
-            layout.keys("dk", d, found.format("k"), access="out"),
-            layout.keys("dv", d_v, found.format("v"), access="out"),
+            layout.queries("dq", d, note.format("q"), access="out"),
+            layout.keys("dk", d, note.format("k"), access="out"),
+            layout.keys("dv", d_v, note.format("v"), access="out"),
         ),
         scalars=(SCALE,),
         order=ORDER,

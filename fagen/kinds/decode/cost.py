@@ -84,8 +84,8 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
     outputs = sizes.batch * sizes.kv_heads * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
-    each = chunk_blocks(sizes.seqlen_k, block_n, num_splits)
-    num_chunks = ceil(n_blocks / each)
+    chunk = chunk_blocks(sizes.seqlen_k, block_n, num_splits)
+    num_chunks = ceil(n_blocks / chunk)
     most = SM90.sm_count * blocks
     slots = min(outputs * num_chunks, most)
     resident = ceil(slots / SM90.sm_count)
@@ -94,15 +94,15 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
             return Dealt(tiles, resident, whole * num_chunks, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
-        if even + outputs * num_chunks / slots >= 2 * (each + 1):  # a run has two chunks, or more
+        if even + outputs * num_chunks / slots >= 2 * (chunk + 1):  # a run has two chunks, or more
             # who has a chunk's first step has all of it: about half of one too many
-            steps = max(each, even + each / 2)
+            steps = max(chunk, even + chunk / 2)
             # a thread block begins within a tile, whose chunks it hands on: half in the mean
             partials = of_rows * num_chunks * min(1.0, slots / outputs / 2)
             units = max(1, even * num_chunks / n_blocks)
             return Dealt(tiles, resident, units, steps, partials, 1 + outputs / slots)
     rounds = ceil(outputs * num_chunks / slots)
-    steps = max(each, rounds * n_blocks / num_chunks)
+    steps = max(chunk, rounds * n_blocks / num_chunks)
     folded = rounds if by == "stream_k" else 0
     return Dealt(tiles, resident, rounds, steps, of_rows * num_chunks, folded)
 
@@ -171,14 +171,15 @@ def _read_twice(deal: Dealt, values: Mapping[str, Any]) -> float:
 
 def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[float, ...]]:
     """Return a function from a schedule's values to its predicted seconds at each of the sizes."""
-    known: dict[tuple[Any, ...], tuple[Dealt, ...]] = {}  # of all ways to deal, there are few
+    cache: dict[tuple[Any, ...], tuple[Dealt, ...]] = {}  # of all ways to deal, there are few
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
         keys = tuple(values[key] for key in _DEAL_KEYS)
-        if keys not in known:
-            known[keys] = tuple(dealt(values, one) for one in sizes)
+        if keys not in cache:
+            cache[keys] = tuple(dealt(values, size) for size in sizes)
         return tuple(
-            _parts(deal, values, one).seconds for deal, one in zip(known[keys], sizes, strict=True)
+            _parts(deal, values, size).seconds
+            for deal, size in zip(cache[keys], sizes, strict=True)
         )
 
     return times

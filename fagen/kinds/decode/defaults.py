@@ -70,8 +70,8 @@ def _runs_from(head_dim: int, tile: int) -> int:
     """
     if not _fold(head_dim, tile) or (head_dim > _WIDE and tile == ROWS[0]):
         return 0
-    each = _IN_RUNS_OF_16 if tile == 16 and head_dim > _NARROW else _IN_RUNS
-    return math.ceil(each * _slots(head_dim))
+    per_slot = _IN_RUNS_OF_16 if tile == 16 and head_dim > _NARROW else _IN_RUNS
+    return math.ceil(per_slot * _slots(head_dim))
 
 
 def _slots(head_dim: int) -> int:
@@ -123,20 +123,20 @@ def derived(
 
 def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
     """Return the schedule for the rows and KV heads of a call, of the problem of another."""
-    asked, rows = _asked(schedule), sizes.seqlen_q * sizes.heads // sizes.kv_heads
-    by = deal_for(asked["head_dim"], rows, sizes.kv_heads, sizes.batch)
-    return derived(**asked, rows=rows, num_splits=num_splits_for(sizes.kv_heads), by=by)[0]
+    fields, rows = _asked(schedule), sizes.seqlen_q * sizes.heads // sizes.kv_heads
+    by = deal_for(fields["head_dim"], rows, sizes.kv_heads, sizes.batch)
+    return derived(**fields, rows=rows, num_splits=num_splits_for(sizes.kv_heads), by=by)[0]
 
 
 def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that `sized` has for the problem of another, by what calls they serve."""
-    asked = _asked(schedule)
+    fields = _asked(schedule)
     for rows in ROWS:
-        runs_from = _runs_from(asked["head_dim"], rows)
+        runs_from = _runs_from(fields["head_dim"], rows)
         dealt = {"stream_k": runs_from, "round_robin": 0} if runs_from else {"round_robin": 0}
         for kv_heads, num_splits in _CUTS:
             for by, tiles in dealt.items():
-                first, *_ = derived(**asked, rows=rows, num_splits=num_splits, by=by)
+                first, *_ = derived(**fields, rows=rows, num_splits=num_splits, by=by)
                 yield Step(rows, kv_heads, tiles, first)
 
 

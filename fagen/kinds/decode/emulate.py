@@ -57,7 +57,7 @@ def _chunks(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    given: Tensor | None,
+    unified_reference: Tensor | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each chunk's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
@@ -67,13 +67,13 @@ def _chunks(
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
         *chunk, _ = _chunk(plan, queries, keys, values, log2, first, last, reference)
-        if given is not None:
-            inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=given.device)
-            reference = (given * inverse)[:, None].expand(queries.shape[:2])
+        if unified_reference is not None:
+            inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=unified_reference.device)
+            reference = (unified_reference * inverse)[:, None].expand(queries.shape[:2])
             *unified, fails = _chunk(plan, queries, keys, values, log2, first, last, reference)
             chunk = [
-                torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, one)
-                for own, one in zip(chunk, unified, strict=True)
+                torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, other)
+                for own, other in zip(chunk, unified, strict=True)
             ]
         yield chunk[0], chunk[1], chunk[2]
 
@@ -93,13 +93,13 @@ def _chunk(
     row = torch.arange(seqlen_q, device=keys.device)[:, None]
     total = queries.new_zeros(*queries.shape[:2], values.shape[2])
     summed = torch.zeros_like(reference)
-    seen = 0
+    key_counts = 0
     for left in range(first, last, plan.block_n):
         block = slice(left, min(left + plan.block_n, last))
         key = torch.arange(block.start, block.stop, device=keys.device)
         scores = (queries.double() @ keys[:, block].mT.double()).float()  # rounded once
         visible = plan.mask.sees(row, key, seqlen_q, length)
-        seen = seen + visible.sum(-1)
+        key_counts = key_counts + visible.sum(-1)
         scores = scores.masked_fill(~visible, -math.inf)
         # subtracted before they are scaled: exact where it matters, however large scores are
         grown = scores.amax(-1)
@@ -112,5 +112,5 @@ def _chunk(
         # what the tensor cores read next is rounded
         p = p.to(getattr(torch, plan.dtype.torch)).float()
         total = total * factor[..., None] + p @ values[:, block]
-    fails = ~(summed >= plan.least_mean * seen)
+    fails = ~(summed >= plan.least_mean * key_counts)
     return total, reference, summed, fails

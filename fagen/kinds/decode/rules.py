@@ -60,8 +60,8 @@ def straddles(dtype: str, *head_dims: int) -> bool:
 def share(blocks: int) -> int:
     """Return the bytes of shared memory that each of so many thread blocks may take."""
     align = SM90.smem_tile_alignment
-    each = (SM90.smem_per_sm // blocks - SM90.smem_reserved) // align * align
-    return min(each, SM90.smem_per_block)
+    bytes_of_block = (SM90.smem_per_sm // blocks - SM90.smem_reserved) // align * align
+    return min(bytes_of_block, SM90.smem_per_block)
 
 
 def _stages(keys: Values, blocks: int) -> int:

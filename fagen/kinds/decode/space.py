@@ -25,7 +25,7 @@ def _shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
     """Return calls of one size of a group, that would get such rows and chunks by rule."""
     kv_heads = next((n for n in (8, 4, 1) if num_splits_for(n) == values["num_splits"]), 8)
     queries = 1 if values["rows"] == ROWS[0] else values["rows"] // _GROUP
-    return tuple(_shape(batch, queries, keys, kv_heads) for batch, one, keys in _CALLS if one == 1)
+    return tuple(_shape(batch, queries, keys, kv_heads) for batch, q, keys in _CALLS if q == 1)
 
 
 SPACE = Space(

@@ -50,7 +50,7 @@ class Step:
     """Clocks of one step, by what is busy.
 
     `ring` is how soon its buffers are full again, `chain` one warpgroup's own way through it; under
-    `alone` nothing else runs, and `between` is from one tile to the next.
+    `exposed` nothing else runs, and `between` is from one tile to the next.
     """
 
     tensor: float
@@ -60,14 +60,14 @@ class Step:
     loads: float
     ring: float
     chain: float
-    alone: float
+    exposed: float
     between: float
 
     @property
     def clocks(self) -> float:
         """Clocks from one step to the next."""
-        beside = [clocks for name, clocks in self.parts().items() if name != "alone"]
-        return norm(beside, SHARPNESS) + self.alone
+        beside = [clocks for name, clocks in self.parts().items() if name != "exposed"]
+        return norm(beside, SHARPNESS) + self.exposed
 
     @property
     def bound(self) -> str:
@@ -111,11 +111,11 @@ def _step(*key: Any) -> Step:
     copied = n * (d + d_v) * e
     shared = (read + copied) / SM90.smem_bytes
 
-    each = keys["maximum"] == "online"
+    online = keys["maximum"] == "online"
     # of O's registers, in every step
-    rescaling = 1.0 if each and not keys["rescale_threshold"] else 0.0
+    rescaling = 1.0 if online and not keys["rescale_threshold"] else 0.0
     per_warp = (
-        n / 2 * (INSTRUCTIONS_PER_SCORE + each * MAXIMUM)  # a thread's scores of two rows
+        n / 2 * (INSTRUCTIONS_PER_SCORE + online * MAXIMUM)  # a thread's scores of two rows
         + d_v / 2 * rescaling
         + INSTRUCTIONS
     )
@@ -139,7 +139,7 @@ def _step(*key: Any) -> Step:
         loads=n * row_loads / keys["cluster"],
         ring=FETCH / (keys["stages"] - 1),
         chain=chain,
-        alone=0.0 if keys["producer"] == "warp" else NO_PRODUCER,
+        exposed=0.0 if keys["producer"] == "warp" else NO_PRODUCER,
         between=0.0 if overlapped else chain,
     )
 
@@ -164,20 +164,20 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
     def grids(
         m: int, n: int, mask: str, order: str, cluster: int, num_splits: int
     ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, one, cluster, num_splits) for one in sizes)
+        return tuple(grid(m, n, mask, order, size, cluster, num_splits) for size in sizes)
 
     @cache
     def merging(n: int, num_splits: int, head_dim_v: int) -> tuple[float, ...]:
-        return tuple(_merging(one, n, num_splits, head_dim_v) for one in sizes)
+        return tuple(_merging(size, n, num_splits, head_dim_v) for size in sizes)
 
     @cache
     def times(
         mask: str, order: str, output: str, num_splits: int, *of_step: Any
     ) -> tuple[float, ...]:
-        one, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
-        tile = one.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
+        step, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
+        tile = step.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
-        clocks, clock, launch = one.clocks, SM90.clock_hz, SM90.launch_seconds
+        clocks, clock, launch = step.clocks, SM90.clock_hz, SM90.launch_seconds
         of_grids = grids(m, n, mask, order, cluster, num_splits)
         return tuple(
             (a * clocks + b * tile) / clock + launch + merge
@@ -253,22 +253,22 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
     tiles, steps, longest = varlen_tiles(sizes, steps_of)
     if not tiles:
         return 0, 0
-    each = tiles * sizes.heads / SM90.sm_count
-    return max(steps / tiles * (each + DRAWN), longest), max(each, 1)
+    per_sm = tiles * sizes.heads / SM90.sm_count
+    return max(steps / tiles * (per_sm + DRAWN), longest), max(per_sm, 1)
 
 
 def _grid_of_splits(
     m: int, n: int, mask: str, sizes: Sizes, num_splits: int
 ) -> tuple[float, float]:
     """Return the steps and the tiles of chunks, dealt in turns, of who has the most."""
-    each = max(1, chunk_blocks(sizes.seqlen_k, n, num_splits))
+    chunk = max(1, chunk_blocks(sizes.seqlen_k, n, num_splits))
     heads = sizes.batch * sizes.heads
     of_tiles = [_steps(n, mask, top, top + m, sizes) for top in range(0, max(1, sizes.seqlen_q), m)]
-    units = sum(ceil(steps / each) for steps in of_tiles)
+    units = sum(ceil(steps / chunk) for steps in of_tiles)
     if units == 0:
         return 0, 0
     rounds = ceil(units * heads / SM90.sm_count)
-    return max(min(each, max(of_tiles)), rounds * sum(of_tiles) / units), rounds
+    return max(min(chunk, max(of_tiles)), rounds * sum(of_tiles) / units), rounds
 
 
 def _steps(n: int, mask: str, top: int, bottom: int, sizes: Sizes) -> int:

@@ -128,7 +128,7 @@ def shared_formulae(
     drawn: int,
     varlen: bool,
     votes: bool,
-    asked: bool,
+    scheduler_warp: bool,
     splits: bool,
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
@@ -136,7 +136,7 @@ def shared_formulae(
     `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
     which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
     `drawn`: tiles that are drawn, in a ring that passes them on; `varlen`: they are of packed
-    sequences; `votes`: the warps of a warpgroup vote on how to go on; `asked`: a warp of its own
+    sequences; `votes`: the warps of a warpgroup vote on how to go on; `scheduler_warp`: one
     draws tiles when it is asked to; `splits`: O goes from registers to the workspace.
     """
     import sympy
@@ -165,7 +165,7 @@ def shared_formulae(
         + 2 * q_stages * readers
         + (1 if output == "reuse_v" else 0)
         + 2 * drawn
-        + (1 if asked else 0)
+        + (1 if scheduler_warp else 0)
     )
     tiles = (VARLEN_TILE_BYTES if varlen else TILE_BYTES) * drawn
     votes_bytes = WARPS * readers if votes else 0
@@ -211,11 +211,11 @@ def _sizes(values: Values) -> dict[str, int]:
 def _accounts(values: Values) -> Iterator[Account | Ledger]:
     yield shared_memory(shared_formulae, _shared_choices(values), "block_n")
     in_block = threads(values)
-    launched, asked = SM90.registers_left(in_block), values["consumer_registers"]
-    usable = min(asked or launched, SM90.max_registers_per_thread)
+    launched, setmaxnreg = SM90.registers_left(in_block), values["consumer_registers"]
+    usable = min(setmaxnreg or launched, SM90.max_registers_per_thread)
     source = (
-        f"consumer_registers = {asked}"
-        if asked == usable
+        f"consumer_registers = {setmaxnreg}"
+        if setmaxnreg == usable
         else SM90.source("max_registers_per_thread")
         if usable == SM90.max_registers_per_thread
         else f"{SM90.registers_per_sm:,} in {in_block} threads"

@@ -31,13 +31,13 @@ class Operands(NamedTuple):
     k_mean: Tensor | None = None
 
 
-def has_descales(of: Plan) -> bool:
+def has_descales(plan: Plan) -> bool:
     """Whether the Plan's kernel takes Q, K and V with a scale for their numbers."""
-    return of.descales
+    return plan.descales
 
 
 def operands(
-    of: Plan,
+    plan: Plan,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -54,7 +54,7 @@ def operands(
     Scales of Q and K are the Plan's, or one for a "head" or the "tensor" if `scales` says so; of V
     `v_scales`.
     """
-    scales, scale_rows = scales or of.schedule.fp8.scales, of.scale_rows
+    scales, scale_rows = scales or plan.schedule.fp8.scales, plan.scale_rows
     if rotated:
         signs = random_signs(q.shape[-1]).to(q.device)
         q, k = rotate(q, signs), rotate(k, signs)
@@ -63,48 +63,48 @@ def operands(
     k = k if k_mean is None else k.float() - k_mean[:, None]
     v = v if v_mean is None else v.float() - v_mean[:, None]
     q8, k8 = rounded(q, scales, scale_rows), rounded(k, scales, scale_rows)
-    v8 = rounded(v, v_scales or of.schedule.fp8.v_scales, scale_rows)
-    values = v8.values if of.v_rows else by_columns(v8.values)
+    v8 = rounded(v, v_scales or plan.schedule.fp8.v_scales, scale_rows)
+    values = v8.values if plan.v_rows else by_columns(v8.values)
     descales = q8.descale, k8.descale, v8.descale
     return Operands(q8.values, k8.values, values, *descales, v_mean, k_mean)
 
 
-def real(of: Plan, given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def real(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
     """What bytes, descales and means stand for, in fp32; V's bytes row-major."""
-    q = given.q.float() * _by_row(of, given.q_descale, given.q)
-    k = given.k.float() * _by_row(of, given.k_descale, given.k)
-    v = given.v.float() * of_v(of, given)
-    k = k if given.k_mean is None else k + given.k_mean[:, None]
-    v = v if given.v_mean is None else v + given.v_mean[:, None]
+    q = operands.q.float() * _by_row(plan, operands.q_descale, operands.q)
+    k = operands.k.float() * _by_row(plan, operands.k_descale, operands.k)
+    v = operands.v.float() * of_v(plan, operands)
+    k = k if operands.k_mean is None else k + operands.k_mean[:, None]
+    v = v if operands.v_mean is None else v + operands.v_mean[:, None]
     return q, k, v
 
 
-def of_v(of: Plan, given: Operands) -> Tensor:
+def of_v(plan: Plan, operands: Operands) -> Tensor:
     """V's descales, as they spread to its rows (B, Sk, Hk, Dv)."""
-    if of.v_scales_by_block:
-        return _by_row(of, given.v_descale, given.v)
-    return given.v_descale[:, None]
+    if plan.v_scales_by_block:
+        return _by_row(plan, operands.v_descale, operands.v)
+    return operands.v_descale[:, None]
 
 
-def _by_row(of: Plan, descale: Tensor, x: Tensor) -> Tensor:
+def _by_row(plan: Plan, descale: Tensor, x: Tensor) -> Tensor:
     """A descale for each row of x (B, S, H, D), as it spreads to them."""
-    return rows_of(descale, of.scale_rows, x.shape[1]).transpose(1, 2)
+    return rows_of(descale, plan.scale_rows, x.shape[1]).transpose(1, 2)
 
 
 # ---- a call -------------------------------------------------------------------------------------
 
 
 def arguments(
-    of: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes | None = None
 ) -> tuple[Any, ...]:
     """What the Plan's op takes of 16-bit tensors, in its order: q, k, v, the scale, descales.
 
     Where it takes varlen sequences these are of the lengths that `sizes` says, or of equal ones.
     """
-    scale = softmax_scale(of.head_dim)
-    given: tuple[Any, ...] = operands(of, q, k, v) if has_descales(of) else (q, k, v)
-    tensors, numbers = given[:3], given[3:]
-    if of.varlen:
+    scale = softmax_scale(plan.head_dim)
+    call: tuple[Any, ...] = operands(plan, q, k, v) if has_descales(plan) else (q, k, v)
+    tensors, numbers = call[:3], call[3:]
+    if plan.varlen:
         varlen = (x.flatten(0, 1) for x in tensors)
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
@@ -112,23 +112,23 @@ def arguments(
     return *tensors, scale, *numbers
 
 
-def outputs(of: Plan, q: Tensor) -> tuple[Tensor, Tensor]:
+def outputs(plan: Plan, q: Tensor) -> tuple[Tensor, Tensor]:
     """Where the Plan's kernel may write what it computes of q: out and lse, full of NaN."""
     *rows, heads, _ = q.shape  # (batch, seqlen), or the total of packed ones
-    dtype = getattr(torch, of.out_dtype.torch)
-    out = q.new_full((*rows, heads, of.head_dim_v), math.nan, dtype=dtype)
+    dtype = getattr(torch, plan.out_dtype.torch)
+    out = q.new_full((*rows, heads, plan.head_dim_v), math.nan, dtype=dtype)
     return out, q.new_full((*rows[:-1], heads, rows[-1]), math.nan, dtype=torch.float32)
 
 
 def launch(
-    of: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, Tensor]
+    plan: Plan, library: Path, arguments: tuple[Any, ...], into: tuple[Tensor, Tensor]
 ) -> Callable[[], None]:
     """The kernel through its C interface, on the current stream: arguments as of `arguments`."""
-    named = dict(zip((one.name for one in of.signature.arguments), given, strict=True))
+    named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=True))
     out, lse = into
-    return bind(of, library, **named, out=out, lse=lse)
+    return bind(plan, library, **named, out=out, lse=lse)
 
 
-def alike(of: Plan) -> Hashable:
+def alike(plan: Plan) -> Hashable:
     """Kernels with the same take the same arguments, and write to the same outputs."""
-    return Problem.of(of.schedule), of.schedule.fp8.scales, of.schedule.fp8.v_scales
+    return Problem.of(plan.schedule), plan.schedule.fp8.scales, plan.schedule.fp8.v_scales

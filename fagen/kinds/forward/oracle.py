@@ -32,9 +32,9 @@ def reference(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> tu
         queries = q[:, top:bottom].permute(0, 2, 1, 3).double()
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
         rows = torch.arange(top, bottom, device=q.device).repeat(group)
-        seen = visible(mask, rows, seqlen_q, seqlen_k)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -math.inf)
+        attended = visible(mask, rows, seqlen_q, seqlen_k)
+        if attended is not None:
+            scores = scores.masked_fill(~attended, -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         weights = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0.0))
         tile = (weights @ values).view(batch, heads, bottom - top, -1)
@@ -48,5 +48,5 @@ def visible(mask: str, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | N
     if not MASKS[mask].by_row:
         return None
     key = torch.arange(seqlen_k, device=rows.device)
-    seen: Tensor = MASKS[mask].sees(rows[:, None], key, seqlen_q, seqlen_k)
-    return seen
+    pairs: Tensor = MASKS[mask].sees(rows[:, None], key, seqlen_q, seqlen_k)
+    return pairs

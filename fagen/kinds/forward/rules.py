@@ -194,9 +194,9 @@ def rules(keys: Values) -> Broken:
         )
     if keys["cluster"] > 1:
         mask = MASKS[keys["mask"]]
-        for key, wanted in (("producer", "warp"), ("order", _order(keys))):
-            if keys[key] != wanted:
-                yield "cluster", f'2 needs {key} = "{wanted}"; use cluster = 1'
+        for key, required in (("producer", "warp"), ("order", _order(keys))):
+            if keys[key] != required:
+                yield "cluster", f'2 needs {key} = "{required}"; use cluster = 1'
         if mask.by_row and not keys["intra_warpgroup"]:
             fault = f"2 with a {mask.name} mask needs intra_warpgroup = true; use cluster = 1"
             yield "cluster", fault

@@ -111,26 +111,28 @@ def _numbers(plan: "Plan") -> tuple[Tensor, ...]:
             all_strides=strides,
         )
 
-    def descale(of: str, seqlen: str, heads: str) -> Tensor:
+    def descale(name: str, seqlen: str, heads: str) -> Tensor:
         """What the numbers of a tensor are to be multiplied by: one for each block, or one."""
         blocks = Dim(Extent(seqlen, per=rows) if rows else Extent(number=1))
-        said = f"what {of} is to be multiplied by, finite and above 0{'' if rows else '; null: 1'}"
-        strides = _COLUMN_STRIDES if of == "v" else ()
-        return given(f"{of}_descale", heads, blocks, said, strides)
+        note = (
+            f"what {name} is to be multiplied by, finite and above 0{'' if rows else '; null: 1'}"
+        )
+        strides = _COLUMN_STRIDES if name == "v" else ()
+        return given(f"{name}_descale", heads, blocks, note, strides)
 
     def by_column(name: str, columns: int, note: str) -> Tensor:
         """Numbers of the columns of K's or V's heads; a dimension of 1 serves for all."""
         column = Dim(Extent(number=columns), "column", broadcast=True)
         return given(name, "kv_heads", column, note, ())
 
-    said = "what columns of v are to be multiplied by, finite and above 0; null: 1"
+    column_note = "what columns of v are to be multiplied by, finite and above 0; null: 1"
     taken_off = "what was taken off columns of {} before they were quantised; null: nothing"
     return (
         descale("q", "seqlen_q", "heads"),
         descale("k", "seqlen_k", "kv_heads"),
         descale("v", "seqlen_k", "kv_heads")
         if plan.v_scales_by_block
-        else by_column("v_descale", plan.head_dim_v, said),
+        else by_column("v_descale", plan.head_dim_v, column_note),
         by_column("v_mean", plan.head_dim_v, taken_off.format("v")),
         by_column("k_mean", plan.head_dim, taken_off.format("k")),
     )

@@ -28,7 +28,7 @@ def compute(
     values, scales, *means = oracle.quantize(plan, x, seed, spread, rotary, mean)
     nothing = x.new_empty(0, dtype=torch.float32)
     descales = nothing if descale is not None else _as_found(plan, scales)
-    return values, descales, *(one if mean is None else nothing for one in means)
+    return values, descales, *(tensor if mean is None else nothing for tensor in means)
 
 
 def _as_found(plan: "Plan", scales: Tensor) -> Tensor:

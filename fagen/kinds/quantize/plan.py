@@ -83,9 +83,9 @@ class Plan(Streaming):
         """How often the input is read, in words."""
         if self.readings == 1:
             return "once"
-        given = "means" if self.by_block else "descales and means" if self.center else "descales"
+        names = "means" if self.by_block else "descales and means" if self.center else "descales"
         often = {2: "twice", 3: "three times"}[self.readings]
-        return f"once where {given} are given, else {often}"
+        return f"once where {names} are given, else {often}"
 
     @property
     def readings(self) -> int:
@@ -145,10 +145,10 @@ class Plan(Streaming):
         workspace = None
         unless = "mean" if self.by_block else "descale"
         if not (self.by_block or self.by_column):
-            one = Grid(Product() if self.by_tensor else Product((heads, batch)))
+            single = Grid(Product() if self.by_tensor else Product((heads, batch)))
             kernels = [
                 Launch("find_maxima", grid, self.threads, unless=unless),
-                Launch("reduce_maxima", one, self.reduce_threads, unless=unless),
+                Launch("reduce_maxima", single, self.reduce_threads, unless=unless),
                 *kernels,
             ]
             workspace = Product((batch, heads, tiles, fp32))

@@ -88,12 +88,12 @@ class Report:
     @property
     def leaders(self) -> int:
         """How many targets have one."""
-        return sum(one.leader is not None for one in self.targets)
+        return sum(target.leader is not None for target in self.targets)
 
     @property
     def renewed(self) -> int:
         """How many leaders ran as sources that fagen renders otherwise by now."""
-        return sum(bool(one.leader and one.leader.renewed) for one in self.targets)
+        return sum(bool(target.leader and target.leader.renewed) for target in self.targets)
 
 
 def write_report(store: Path, path: Path) -> None:
@@ -120,15 +120,15 @@ def rendered(report: Report) -> str:
 def view(targets: Sequence[Result], sessions: Sequence[Session] = (), store: str = "") -> Report:
     """Work out all that the page shows."""
     shared = scale(targets)
-    peers = {PEERS[one.target.lengths].title for one in targets} or {PEERS[LENGTHS[0]].title}
+    peers = {PEERS[result.target.lengths].title for result in targets} or {PEERS[LENGTHS[0]].title}
     return Report(
         title="fagen search",
         store=name(printable(store)),
         sessions=tuple(sessions),
-        cards=tuple(dict.fromkeys(f"{one.card}, driver {one.driver}" for one in targets)),
+        cards=tuple(dict.fromkeys(f"{result.card}, driver {result.driver}" for result in targets)),
         peer=next(iter(peers)) if len(peers) == 1 else "the peer",
         scale=shared,
-        targets=tuple(_target(one, shared) for one in targets),
+        targets=tuple(_target(result, shared) for result in targets),
     )
 
 
@@ -170,7 +170,7 @@ def _leader(result: Result) -> Leader | None:
     if lead is None:
         return None
     first_in_brief = next(iter(result.marks.ranked()), lead.slug)
-    known = {compiled.slug: compiled.source_hash for compiled in result.compiled}
+    hashes = {compiled.slug: compiled.source_hash for compiled in result.compiled}
     return Leader(
         name=name(lead.slug),
         runs=lead.regime,
@@ -182,8 +182,8 @@ def _leader(result: Result) -> Leader | None:
         noise=f"{lead.error:.1%}",
         sure=lead.sure,
         brief=() if first_in_brief == lead.slug else name(first_in_brief),
-        source=known.get(lead.slug, "")[:12],
-        renewed=_source(lead.slug) != known.get(lead.slug),
+        source=hashes.get(lead.slug, "")[:12],
+        renewed=_source(lead.slug) != hashes.get(lead.slug),
     )
 
 

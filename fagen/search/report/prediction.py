@@ -35,7 +35,7 @@ def plot(result: Result) -> Plot | None:
     if len(pairs) < 2:
         return None
     lead = result.lead
-    sides = [[one for _, one, _ in pairs], [one for _, _, one in pairs]]
+    sides = [[seconds for _, seconds, _ in pairs], [seconds for _, _, seconds in pairs]]
     # the same factor on both axes, so that a step means the same across and up
     extent = max(math.log(max(side) / min(side)) for side in sides) * 1.12 or 0.1
     starts = [(math.log(max(side)) + math.log(min(side)) - extent) / 2 for side in sides]

@@ -83,7 +83,9 @@ def _speeds(result: Result, size: Sizes) -> Iterator[tuple[str, str, float]]:
 
 def scale(targets: Sequence[Result]) -> Scale:
     """The axis on which the bars of all targets fit."""
-    speeds = [speed for one in targets for size in one.sizes for *_, speed in _speeds(one, size)]
+    speeds = [
+        speed for target in targets for size in target.sizes for *_, speed in _speeds(target, size)
+    ]
     end = max(speeds, default=1e12) * ROOM / 1e12
     steps = [step * 10.0**power for power in range(-3, 6) for step in (1, 2, 2.5, 5)]
     step = next(step for step in steps if end / step < TICKS + 1)
@@ -127,7 +129,7 @@ def _percent(part: float, whole: float) -> float:
 def fastest(result: Result) -> Iterator[Standing]:
     """The fastest kernels: by long runs those that had them, by brief ones the others."""
     marks = result.marks
-    compiled = {one.slug: one for one in result.compiled}
+    compiled = {kernel.slug: kernel for kernel in result.compiled}
     for slug in [*dict.fromkeys([*marks.ranked(LONG), *marks.ranked(BRIEF)])][:TOP]:
         registers = compiled[slug].registers if slug in compiled else None
         logs = {regime: marks.mark(slug, regime) for regime in (LONG, BRIEF)}

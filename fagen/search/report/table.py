@@ -56,14 +56,14 @@ def served(result: Result) -> Iterator[Served]:
         if row.card == result.card and row.problem == problem and not row.for_few_tiles
     ]
     for row in sorted(rows, key=lambda row: (not row.for_few_rows, row.rows_to, row.keys_from)):
-        same, here, than = _beside(result, row)
+        same, words, than = _beside(result, row)
         yield Served(
             sizes=f"at most {row.rows_to:,} query rows"
             if row.for_few_rows
             else _keys(row.keys_from, math.inf if row.keys_to == MOST else row.keys_to),
             name=name(row.slug),
             same=same,
-            here=here,
+            here=words,
             than=name(than),
             by=name(printable(row.by)),
         )
@@ -85,18 +85,18 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
     if result.target.varlen:  # a row is for all lengths, and so is the leader
         others = dict.fromkeys(result.sizes, lead.slug)
     else:
-        there = [s for s in result.sizes if s.square and row.keys_from <= s.seqlen_k <= row.keys_to]
-        others = {size: result.best_at(size, lead.slug) for size in there}
+        sizes = [s for s in result.sizes if s.square and row.keys_from <= s.seqlen_k <= row.keys_to]
+        others = {size: result.best_at(size, lead.slug) for size in sizes}
     if not others:
         return None, "no such length was searched", ""
     others = {size: slug for size, slug in others.items() if slug != row.slug}
     if not others:
         return True, "the same", ""
     behind = {size: result.behind(row.slug, slug, size) for size, slug in others.items()}
-    known = {size: log for size, log in behind.items() if log is not None}
-    if not known:
+    timed = {size: log for size, log in behind.items() if log is not None}
+    if not timed:
         return False, "not timed here; instead", next(iter(others.values()))
-    size = max(known, key=known.__getitem__)
-    by = math.expm1(known[size])
+    size = max(timed, key=timed.__getitem__)
+    by = math.expm1(timed[size])
     at = size.lengths if size.varlen else f"{size.seqlen_k:,} keys"
     return False, f"at {at} it takes {by:.1%} longer than", others[size]

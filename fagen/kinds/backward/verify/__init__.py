@@ -102,8 +102,8 @@ def judged_by(
     formula = partial(gradients, dout, q, k, v, mask=plan.mask, scale=scale, dlse=dlse)
     out, lse, *exact = formula()
     *_, dq, dk, dv = formula(dtype=q.dtype)
-    given = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, dlse)
-    return given, tuple(exact), (dq, dk, dv)
+    tensors = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, dlse)
+    return tensors, tuple(exact), (dq, dk, dv)
 
 
 def errors_of(
@@ -131,10 +131,10 @@ def _gradient_error(
 def dense(plan: Plan, run: Run) -> Kernel:
     """Kernels that are run by names, by the op's arguments in order, into outputs full of NaN."""
 
-    def kernel(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        names = (one.name for one in plan.signature.arguments)
-        into = dict(zip(("dq", "dk", "dv"), operands.outputs(plan, given), strict=True))
-        run(**dict(zip(names, given, strict=True)), **into)
+    def kernel(tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        names = (argument.name for argument in plan.signature.arguments)
+        into = dict(zip(("dq", "dk", "dv"), operands.outputs(plan, tensors), strict=True))
+        run(**dict(zip(names, tensors, strict=True)), **into)
         return tuple(into.values())
 
     return kernel
@@ -142,8 +142,8 @@ def dense(plan: Plan, run: Run) -> Kernel:
 
 def size_error(plan: Plan, run: Run, sizes: Sizes, seed: int, device: str) -> GradientError:
     """Run kernels on a `case`."""
-    given, exact, rough = case(plan, sizes, seed=seed, device=device)
-    return errors_of(sizes, dense(plan, run)(given), exact, rough)
+    tensors, exact, rough = case(plan, sizes, seed=seed, device=device)
+    return errors_of(sizes, dense(plan, run)(tensors), exact, rough)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -192,13 +192,13 @@ def hard_error(plan: Plan, kernel: Kernel, sizes: Sizes, device: str = "cuda") -
     """
     records = []
     for hard in HARD:
-        given, exact, rough = hard.case(plan, sizes, device)
+        tensors, exact, rough = hard.case(plan, sizes, device)
         floor = _FLOOR * hard.dout * hard.v + 2.0**-24
         errors, most = (
-            [largest(x.double() - y) for x, y in zip(of, exact, strict=True)]
-            for of in (kernel(given), rough)
+            [largest(x.double() - y) for x, y in zip(results, exact, strict=True)]
+            for results in (kernel(tensors), rough)
         )
-        records.append(_gradient_error(sizes, errors, [2 * one + floor for one in most]))
+        records.append(_gradient_error(sizes, errors, [2 * error + floor for error in most]))
     return max(records, key=share)
 
 
@@ -229,7 +229,7 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
     )
 
 
-RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, of="shapes")
+RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, noun="shapes")
 VARLEN_RULE = Rule(
     verification_cases,
     partial(varlen.case_error, rule=errors_of),
@@ -254,8 +254,8 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ..
 
 def _error(plan: Plan, library: Path, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> GradientError:
     """Run a built kernel on these inputs and a gradient of their output."""
-    given, exact, rough = judged_by(plan, output_gradient(q, v), q, k, v)
-    results = dense(plan, partial(call, plan, library))(given)
+    tensors, exact, rough = judged_by(plan, output_gradient(q, v), q, k, v)
+    results = dense(plan, partial(call, plan, library))(tensors)
     return errors_of(cell.sizes, results, exact, rough)
 
 

@@ -33,30 +33,30 @@ def case_error(
     NaN means that an output was no number, or that a row that nobody sees, or is of no sequence,
     was not exactly 0.
     """
-    given = inputs(plan, case, seed, device)
-    at_q, at_k = given["cu_seqlens_q"].tolist(), given["cu_seqlens_k"].tolist()
+    call = inputs(plan, case, seed, device)
+    at_q, at_k = call["cu_seqlens_q"].tolist(), call["cu_seqlens_k"].tolist()
     queries = [rows for rows, _ in case.lengths]
     dice = torch.Generator(device=device).manual_seed(~seed & 0xFFFF)
     heads = case.heads
-    given["dout"] = noise(plan, case, at_q, queries, (heads, plan.head_dim_v), dice)
+    call["dout"] = noise(plan, case, at_q, queries, (heads, plan.head_dim_v), dice)
     of_rows = noise(plan, case, at_q, queries, (heads,), dice).T.float().contiguous()
-    given["dlse"] = of_rows if seed % 2 else None
-    given["out"] = torch.full_like(given["dout"], math.nan)
-    given["lse"] = torch.full_like(of_rows, math.nan)
+    call["dlse"] = of_rows if seed % 2 else None
+    call["out"] = torch.full_like(call["dout"], math.nan)
+    call["lse"] = torch.full_like(of_rows, math.nan)
     exacts, rough, places, blind = [], [], [], []
-    for of_q, of_k in judged_rows(case, given).values():
-        dout, q = given["dout"][None, of_q], given["q"][None, of_q]
-        k, v = given["k"][None, of_k], given["v"][None, of_k]
-        dlse = None if given["dlse"] is None else of_rows[None, :, of_q]
-        how: dict[str, Any] = dict(mask=plan.mask, scale=given["scale"], dlse=dlse)
+    for of_q, of_k in judged_rows(case, call).values():
+        dout, q = call["dout"][None, of_q], call["q"][None, of_q]
+        k, v = call["k"][None, of_k], call["v"][None, of_k]
+        dlse = None if call["dlse"] is None else of_rows[None, :, of_q]
+        how: dict[str, Any] = dict(mask=plan.mask, scale=call["scale"], dlse=dlse)
         out, lse, *exact = gradients(dout, q, k, v, **how)
-        given["out"][of_q], given["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
+        call["out"][of_q], call["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
         blind.append((lse[0] == -math.inf).all(0))
         exacts.append([x[0] for x in exact])
         rough.append([x[0] for x in gradients(dout, q, k, v, **how, dtype=q.dtype)[2:]])
         places.append((of_q, of_k, of_k))
-    into = {f"d{name}": torch.full_like(given[name], UNTOUCHED) for name in ("q", "k", "v")}
-    run(**given, **into)
+    into = {f"d{name}": torch.full_like(call[name], UNTOUCHED) for name in ("q", "k", "v")}
+    run(**call, **into)
     results = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
     ends = (at_q, at_k, at_k)
     intact = all(empty_around(x, at) for x, at in zip(into.values(), ends, strict=True))
@@ -64,15 +64,17 @@ def case_error(
         intact &= not dq[of_none].any() and (len(dq) > 0 or not (dk.any() or dv.any()))
     intact &= _unused_are_zeros(case, at_k, into["dk"], into["dv"])
     sizes = Sizes(len(case.lengths), heads, case.kv_heads, len(into["dq"]), len(into["dk"]))
-    together = ([torch.cat(x) for x in zip(*of, strict=True)] for of in (results, exacts, rough))
+    together = (
+        [torch.cat(x) for x in zip(*rows, strict=True)] for rows in (results, exacts, rough)
+    )
     error = rule(sizes, *together)
     return error if intact else replace(error, dq_error=math.nan)
 
 
 def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bool:
     """Whether keys that a sequence holds and does not see have gradients of 0."""
-    for one in case.judged:
-        unused = slice(at_k[one] + case.lengths[one][1], at_k[one + 1])
+    for sequence in case.judged:
+        unused = slice(at_k[sequence] + case.lengths[sequence][1], at_k[sequence + 1])
         if bool(dk[unused].any() or dv[unused].any()):
             return False
     return True
@@ -81,9 +83,9 @@ def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bo
 def as_dense(run: Run) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
     """Kernels of one sequence, (1, S, H, D), which they get packed."""
 
-    def dense(given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def dense(tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
         dout, q, k, v, out, lse, scale, dlse = (
-            one[0] if isinstance(one, Tensor) else one for one in given
+            tensor[0] if isinstance(tensor, Tensor) else tensor for tensor in tensors
         )
         into = {name: torch.full_like(x, math.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
         named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)

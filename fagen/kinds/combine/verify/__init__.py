@@ -133,14 +133,14 @@ def _packing(case: Case, generator: torch.Generator) -> dict[str, Tensor]:
 
 def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> MergeError:
     """How the kernel's output differs from fp64, and from the emulation, both on its device."""
-    given = inputs(plan, case, seed, device)
-    out, lse = (tensor.fill_(math.nan) for tensor in allocated(plan, given, checked(plan, given)))
-    run(**given, out=out, lse=lse)
-    exact, exact_lse = combine(**given)
-    emulated, emulated_lse = compute(plan, **given)
-    packing = {name: given[name] for name in given.keys() - {"outs", "lses"}}
-    counted = counting(given["lses"].transpose(-1, -2), **packing) != -math.inf
-    largest = given["outs"].double().masked_fill(~counted[..., None], 0).abs().amax((0, -1))
+    call = inputs(plan, case, seed, device)
+    out, lse = (tensor.fill_(math.nan) for tensor in allocated(plan, call, checked(plan, call)))
+    run(**call, out=out, lse=lse)
+    exact, exact_lse = combine(**call)
+    emulated, emulated_lse = compute(plan, **call)
+    packing = {name: call[name] for name in call.keys() - {"outs", "lses"}}
+    counted = counting(call["lses"].transpose(-1, -2), **packing) != -math.inf
+    largest = call["outs"].double().masked_fill(~counted[..., None], 0).abs().amax((0, -1))
     error = (out.double() - exact).abs().amax(-1) / largest.clamp_min(2.0**-60)
     # where no split counts both are minus infinity; their difference is no number
     off = (lse.double() - exact_lse).masked_fill((lse == exact_lse) & exact_lse.isinf(), 0)
@@ -180,19 +180,19 @@ def bandwidth(
     dtype = getattr(torch, plan.dtype.torch)
     batch = (tokens,) if plan.varlen else (tokens, 1)
     numbers = (HEADS, tokens) if plan.varlen else (tokens, HEADS, 1)
-    given = dict(
+    call = dict(
         outs=torch.randn((splits, *batch, HEADS, plan.head_dim), device="cuda").to(dtype),
         lses=torch.randn((splits, *numbers), device="cuda"),
     )
     if plan.varlen:
         count = torch.int32
-        given["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
+        call["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
         starts = torch.arange(tokens + 1, dtype=count, device="cuda")
         if uneven:
             starts[1:-1] = torch.randint_like(starts[1:-1], tokens + 1).sort().values
-        given["cu_seqlens"] = starts
-    out, lse = allocated(plan, given, checked(plan, given))
-    launch = bind(plan, binary.library, **given, out=out, lse=lse)
+        call["cu_seqlens"] = starts
+    out, lse = allocated(plan, call, checked(plan, call))
+    launch = bind(plan, binary.library, **call, out=out, lse=lse)
     kernel, copy = beside_a_copy(launch, out, moved, BRIEF, REPEATS)
     return MergeBandwidth(
         batch=case.batch,

@@ -47,7 +47,7 @@ class Case:
     pads: tuple[int, ...] | None = None
     sigma: float = 1.0
     rises: bool = False
-    alone: bool = True  # each sequence is computed by itself too
+    per_sequence: bool = True  # each sequence is computed by itself too
     references: tuple[float, ...] = (0.0, 2.0)
 
     @property
@@ -73,7 +73,7 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
     return (
         Case(Sizes(1, 1, 1, 1, 1)),
         Case(Sizes(1, 4, 1, 1, 2 * n + 3), sigma=4.0),
-        Case(Sizes(3, 3, 1, 2, n + 9), (0, n + 9, n), alone=False),
+        Case(Sizes(3, 3, 1, 2, n + 9), (0, n + 9, n), per_sequence=False),
         Case(Sizes(2, 6, 2, 3, 3 * n), (3 * n - 1, n + 1), (n + 5, 2)),
         Case(Sizes(1, m + 1, 1, 1, n - 1), rises=True),
         Case(Sizes(1, 2, 1, m, n), (m // 2,), sigma=8.0),
@@ -84,10 +84,10 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
             (n * (plan.num_splits + 1), n * plan.num_splits - 3),
             rises=True,
             sigma=6.0,
-            alone=False,
+            per_sequence=False,
         ),
         # more sequences than a warp has lanes, more units than there are thread blocks
-        Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), alone=False),
+        Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), per_sequence=False),
         *(_missed(plan) if plan.unified else ()),
     )
 
@@ -127,12 +127,12 @@ def verification_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(3, 4, 1, 1, 300), (2**31 - 1, -(2**31), 77), (-5, 4, 2**31 - 1)),
         Case(Sizes(2, 8, 2, 1, 4 * long + 3), rises=True, sigma=30.0),
         Case(Sizes(2, 8, 2, 4, 3 * long + 3), sigma=16.0),
-        Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), alone=False),
+        Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), per_sequence=False),
         Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
         Case(Sizes(1, 32, 8, 4, 32_768)),
         # more than two chunks of the longest for each thread block, and fewer
-        Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), alone=False),
-        Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), alone=False),
+        Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), per_sequence=False),
+        Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), per_sequence=False),
     )
 
 
@@ -151,7 +151,7 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
     if case.rises:
         q = q.abs()
         k = k.abs() * torch.linspace(0.1, 1, sizes.seqlen_k, device=device)[:, None, None]
-    given: dict[str, Tensor | float] = {"scale": softmax_scale(plan.head_dim)}
+    arguments: dict[str, Tensor | float] = {"scale": softmax_scale(plan.head_dim)}
     lengths = {
         name: torch.tensor(numbers, dtype=torch.int32, device=device)
         for name, numbers in (("seqused_k", case.used), ("leftpad_k", case.pads))
@@ -164,13 +164,13 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
             x[number, last:] = math.nan
     if plan.unified:
         turns = [case.references[head % len(case.references)] for head in range(sizes.heads)]
-        given["reference"] = torch.tensor(turns, device=device)
-    return given | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
+        arguments["reference"] = torch.tensor(turns, device=device)
+    return arguments | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
 
 
-def outputs(given: dict[str, Tensor | float]) -> dict[str, Tensor]:
+def outputs(arguments: dict[str, Tensor | float]) -> dict[str, Tensor]:
     """Return where a call of these arguments writes, full of NaN."""
-    q, v = given["q"], given["v"]
+    q, v = arguments["q"], arguments["v"]
     assert isinstance(q, Tensor) and isinstance(v, Tensor)
     batch, seqlen_q, heads, _ = q.shape
     return {
@@ -181,13 +181,13 @@ def outputs(given: dict[str, Tensor | float]) -> dict[str, Tensor]:
 
 def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> DecodeError:
     """Run the kernels on a case, and on each of its sequences alone."""
-    given = inputs(plan, case, seed, device)
-    results = outputs(given)
-    run(**given, **results)
+    call = inputs(plan, case, seed, device)
+    results = outputs(call)
+    run(**call, **results)
     by_sequence = {
-        name: one for name, one in given.items() if isinstance(one, Tensor) and name != "reference"
+        name: x for name, x in call.items() if isinstance(x, Tensor) and name != "reference"
     }
-    formula = partial(attend, **by_sequence, mask=plan.mask, scale=given["scale"])
+    formula = partial(attend, **by_sequence, mask=plan.mask, scale=call["scale"])
     exact, exact_lse = formula()
     dtype = by_sequence["q"].dtype
     rough, _ = formula(dtype=dtype)
@@ -196,12 +196,12 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     # where no key is seen nothing else will do
     off = (results["lse"].double() - exact_lse).masked_fill(none & (results["lse"] == -math.inf), 0)
     differing = 0
-    for number in range(case.sizes.batch if case.alone and case.sizes.batch > 1 else 0):
-        own = given | {name: one[number : number + 1] for name, one in by_sequence.items()}
-        alone = outputs(own)
-        run(**own, **alone)
-        pairs = ((alone[name][0], results[name][number]) for name in alone)
-        differing += sum(int((one != other).sum()) for one, other in pairs)
+    for number in range(case.sizes.batch if case.per_sequence and case.sizes.batch > 1 else 0):
+        own = call | {name: x[number : number + 1] for name, x in by_sequence.items()}
+        own_results = outputs(own)
+        run(**own, **own_results)
+        pairs = ((own_results[name][0], results[name][number]) for name in own_results)
+        differing += sum(int((own_value != other).sum()) for own_value, other in pairs)
     return DecodeError(
         batch=case.sizes.batch,
         seqlen_q=case.sizes.seqlen_q,
@@ -224,19 +224,19 @@ def hard_errors(
     """Yield the kernels' worst errors of the families of hard scores, at each size."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        given: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
+        arguments: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
         if plan.unified:
-            given["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
-        into = outputs(given)
-        run(**given, **into)
+            arguments["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
+        into = outputs(arguments)
+        run(**arguments, **into)
         return into["out"], into["lse"]
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return attend(q, k, v, mask=plan.mask, scale=scale)
 
     sizes = families.SMALL_SIZES if small else families.SIZES
-    for one, fields in hard_scores(plan, kernel, exact, sizes, device):
-        yield f"{one} all", DecodeError(**fields, lengths="all", differing=0)
+    for label, fields in hard_scores(plan, kernel, exact, sizes, device):
+        yield f"{label} all", DecodeError(**fields, lengths="all", differing=0)
 
 
 RULE = Rule(verification_cases, decode_error, small_cases, hard_errors, columns=65)
@@ -254,10 +254,10 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpe
 # ---- beside others -------------------------------------------------------------------------------
 
 
-def _named(plan: Plan, given: tuple[Any, ...]) -> dict[str, Any]:
+def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """What a call takes, by name."""
     names = ("q", "k", "v", *(("reference",) if plan.unified else ()), "scale")
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, arguments, strict=True))
 
 
 def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
@@ -267,15 +267,15 @@ def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     return q, k, v, *more, softmax_scale(plan.head_dim)
 
 
-def _outputs(plan: Plan, given: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _outputs(plan: Plan, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Where it writes the output; the log-sum-exp is left out."""
-    return (outputs(_named(plan, given))["out"],)
+    return (outputs(_named(plan, arguments))["out"],)
 
 
 def _launch(
-    plan: Plan, library: Path, given: tuple[Any, ...], into: tuple[Tensor, ...]
+    plan: Plan, library: Path, arguments: tuple[Any, ...], into: tuple[Tensor, ...]
 ) -> Callable[[], None]:
-    return bind(plan, library, **_named(plan, given), out=into[0])
+    return bind(plan, library, **_named(plan, arguments), out=into[0])
 
 
 def _quick(plan: Plan, sizes: Sizes) -> tuple[Sizes, ...]:

@@ -29,8 +29,8 @@ def compute(
         return emulate_varlen(plan, q, k, v, scale=scale, **more)
     if not more:
         return emulate(plan, q, k, v, scale)
-    one = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
-    given = (more[f"{name}_descale"] for name in ("q", "k", "v"))
-    q_descale, k_descale, v_descale = (one if x is None else x for x in given)
+    unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
+    descales = (more[f"{name}_descale"] for name in ("q", "k", "v"))
+    q_descale, k_descale, v_descale = (unit if x is None else x for x in descales)
     means = more["v_mean"], more["k_mean"]
     return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means)

@@ -36,10 +36,10 @@ def emulate_varlen(
     dtype = getattr(torch, plan.out_dtype.torch)
     out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    one = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
-    descales = [one if x is None else x for x in (q_descale, k_descale, v_descale)]
-    each = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
-    for number, (of_q, of_k) in enumerate(each):
+    unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
+    descales = [unit if x is None else x for x in (q_descale, k_descale, v_descale)]
+    slices = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
+    for number, (of_q, of_k) in enumerate(slices):
         sequence = q[None, of_q], k[None, of_k], v[None, of_k]
         if plan.descales:
             own = (_own(x, number) for x in (*descales, v_mean, k_mean))

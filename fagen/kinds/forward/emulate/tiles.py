@@ -52,9 +52,11 @@ def emulate(
         chunks = []
         for first in range(0, seqlen_k, step):
             blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)
-            seen = ((block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks)
+            hidden_keys = (
+                (block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks
+            )
             softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
-            total = _weighted(softmax, queries, keys, values, seen, hopper_sums)
+            total = _weighted(softmax, queries, keys, values, hidden_keys, hopper_sums)
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
@@ -147,10 +149,10 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
-def spread(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+def spread(p: Tensor, key_counts: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     """Tell of which rows the scores of their first block are widely spread: (…, rows, 1).
 
-    p (…, rows, columns) is relative to that block's maximum, of whose keys a row sees `seen`
+    p (…, rows, columns) is relative to that block's maximum, of whose keys a row sees `key_counts`
     (…, rows, 1). A warpgroup's rows are, if in enough of its warps, in enough threads, the shares
     of both rows add up to little, and not because most warps' first rows see few keys. Rows past
     the end of the sequence have scores of 0, and thus a lot; they see what the last row sees.
@@ -160,7 +162,7 @@ def spread(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
     warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
     light = (warps < plan.spread_sum).sum((-1, -2)) > plan.spread_threads
-    keys = seen.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
+    keys = key_counts.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
     keys = torch.cat([keys, keys[..., -1:].expand(*keys.shape[:-1], missing)], -1)
     many = keys[..., ::_WARP_ROWS].unflatten(-1, (-1, 4)) >= plan.spread_keys
     most = (light.sum(-1, keepdim=True) >= plan.spread_warps) & (
@@ -181,16 +183,16 @@ def _any_row(rows: Tensor) -> Tensor:
 
 
 def _shared(
-    found: Tensor,
+    row_flags: Tensor,
     rows_of_a_head: int,
-    told: Callable[[Tensor], Tensor],
+    reduce: Callable[[Tensor], Tensor],
     together: int = _WARP_ROWS,
 ) -> Tensor:
-    """Return what rows have (…, rows, 1) after `told` was told by so many `together`."""
-    heads = found.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
+    """Return what rows have (…, rows, 1) after `reduce` took so many `together`."""
+    heads = row_flags.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
     groups = torch.nn.functional.pad(heads, (0, -rows_of_a_head % together))
     groups = groups.unflatten(-1, (-1, together))
-    rows = told(groups).expand_as(groups).flatten(-2)[..., :rows_of_a_head]
+    rows = reduce(groups).expand_as(groups).flatten(-2)[..., :rows_of_a_head]
     return rows.flatten(-2).unsqueeze(-1)
 
 
@@ -240,25 +242,25 @@ class _OnlineSoftmax:
         """Count the blocks that warpgroups visit, and tell how the scores of their first spread."""
         if not self.plan.spread_blocks:
             return
-        seen = (~unseen).sum(-1, keepdim=True).expand_as(self.far)
+        key_counts = (~unseen).sum(-1, keepdim=True).expand_as(self.far)
         together = (
             _WARPGROUP_ROWS
             if self.plan.skips_masked_blocks and self.plan.cluster == 1
             else self.plan.block_m
         )
-        visited = _shared(seen > 0, self.rows_of_a_head, _any_row, together)
+        visited = _shared(key_counts > 0, self.rows_of_a_head, _any_row, together)
         first = visited & (self.blocks == 0)
         self.spread = torch.where(
-            first, spread(p, seen, self.plan, self.rows_of_a_head), self.spread
+            first, spread(p, key_counts, self.plan, self.rows_of_a_head), self.spread
         )
         self.blocks += visited
 
-    def _of_warps(self, found: Tensor) -> Tensor:
-        return _shared(found, self.rows_of_a_head, _any_row)
+    def _of_warps(self, row_flags: Tensor) -> Tensor:
+        return _shared(row_flags, self.rows_of_a_head, _any_row)
 
-    def _of_threads(self, found: Tensor) -> Tensor:
+    def _of_threads(self, row_flags: Tensor) -> Tensor:
         half = _WARP_ROWS // 2  # a thread has a row, and that so many below
-        return _shared(found, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
+        return _shared(row_flags, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
 
     def _reference(self, maximum: Tensor) -> Tensor:
         reference = maximum * self.scale_log2

@@ -27,7 +27,7 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ..
 
 CONTENDER = Contender(
     arguments=arguments,
-    outputs=lambda of, given: outputs(of, given[0]),
+    outputs=lambda plan, arguments: outputs(plan, arguments[0]),
     launch=launch,
     alike=alike,
     error=dense.kernel_error,

@@ -111,18 +111,18 @@ def shape_error(
     mask = cell.problem.mask
     scale = softmax_scale(cell.problem.head_dim) if scale is None else scale
     out, lse = kernel(q, k, v, scale)
-    seen = rows_with_keys(cell).to(q.device)
+    rows = rows_with_keys(cell).to(q.device)
     exact, exact_lse = reference(q, k, v, mask=mask, scale=scale)
     beside = torch_math(q, k, v, mask=mask, scale=scale)
-    masked_right = bool((out[:, ~seen] == 0).all() and (lse[..., ~seen] == -math.inf).all())
-    ours = largest(out[:, seen].double() - exact[:, seen]) if masked_right else math.nan
-    torchs = largest(beside[:, seen].double() - exact[:, seen])
+    masked_right = bool((out[:, ~rows] == 0).all() and (lse[..., ~rows] == -math.inf).all())
+    ours = largest(out[:, rows].double() - exact[:, rows]) if masked_right else math.nan
+    torchs = largest(beside[:, rows].double() - exact[:, rows])
     return ShapeError(
         **vars(cell.sizes),
         error=ours,
         torch_error=torchs,
         allowed=2 * torchs + unit_in_last_place(largest(exact), q.dtype),
-        lse_error=largest(lse[..., seen].double() - exact_lse[..., seen]),
+        lse_error=largest(lse[..., rows].double() - exact_lse[..., rows]),
         lse_allowed=LSE_TOLERANCE,
     )
 
@@ -139,10 +139,10 @@ def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> T
     query = q.transpose(1, 2)
     key, value = (tensor.transpose(1, 2).repeat_interleave(ratio, dim=1) for tensor in (k, v))
     rows = torch.arange(q.shape[1], device=q.device)
-    seen = visible(mask, rows, q.shape[1], k.shape[1])
+    attn_mask = visible(mask, rows, q.shape[1], k.shape[1])
     with sdpa_kernel(SDPBackend.MATH):
         out = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scale
+            query, key, value, attn_mask=attn_mask, scale=scale
         )
     return out.transpose(1, 2)
 
@@ -151,14 +151,14 @@ def _hard_errors(
     plan: Plan, run: Run, small: bool, device: str
 ) -> Iterator[tuple[str, ShapeError]]:
     sizes = families.SMALL_SIZES if small else families.SIZES
-    for one, error in zip(
+    for label, error in zip(
         sizes,
         fp8.hard_errors(plan, by_operands(plan, run), sizes, device)
         if has_descales(plan)
         else hard_errors(plan, dense(plan, run), sizes, device),
         strict=True,
     ):
-        yield str(one), error
+        yield str(label), error
 
 
-RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, of="shapes")
+RULE = Rule(verification_sizes, size_error, small_sizes, _hard_errors, noun="shapes")

@@ -44,7 +44,7 @@ Kernel8 = Callable[[Operands, float], tuple[Tensor, Tensor]]
 
 
 def fp8_error(
-    of: Plan,
+    plan: Plan,
     cell: Cell,
     kernel: Kernel8,
     q: Tensor,
@@ -69,20 +69,20 @@ def fp8_error(
     usual_scale = softmax_scale(cell.problem.head_dim)
     scale = usual_scale if scale is None else scale
     # rows of V whatever the kernel takes: what they stand for is read off them
-    given = operands(_by_rows(of), q, k, v, centered=centered)
-    given = given._replace(**dict(zip(given._fields[3:], descales or given[3:], strict=False)))
-    laid_out = given if of.v_rows else given._replace(v=by_columns(given.v))
+    fp8 = operands(_by_rows(plan), q, k, v, centered=centered)
+    fp8 = fp8._replace(**dict(zip(fp8._fields[3:], descales or fp8[3:], strict=False)))
+    laid_out = fp8 if plan.v_rows else fp8._replace(v=by_columns(fp8.v))
     out, lse = kernel(laid_out, scale)
-    expected = textbook(_by_rows(of), given, scale)
-    exact, exact_lse = reference(*real(of, given), mask=cell.problem.mask, scale=scale)
-    seen = rows_with_keys(cell).to(q.device)
-    ours, theirs, true = (x[:, seen].double() for x in (out, expected, exact))
-    masked_right = bool((out[:, ~seen] == 0).all() and (lse[..., ~seen] == -math.inf).all())
+    expected = textbook(_by_rows(plan), fp8, scale)
+    exact, exact_lse = reference(*real(plan, fp8), mask=cell.problem.mask, scale=scale)
+    rows = rows_with_keys(cell).to(q.device)
+    ours, theirs, true = (x[:, rows].double() for x in (out, expected, exact))
+    masked_right = bool((out[:, ~rows] == 0).all() and (lse[..., ~rows] == -math.inf).all())
     error, beside, allowed = by_the_rule(ours, theirs, true, coarse)
     # sums of products are as inexact as they are large
     lse_allowed = LSE_TOLERANCE * max(1.0, scale / usual_scale)
-    log_sum = exact_lse[..., seen]
-    off = (lse[..., seen].double() - log_sum) / (1 + lse_rounding / lse_allowed * log_sum.abs())
+    log_sum = exact_lse[..., rows]
+    off = (lse[..., rows].double() - log_sum) / (1 + lse_rounding / lse_allowed * log_sum.abs())
     return ShapeError(
         **vars(cell.sizes),
         error=error if masked_right else math.nan,
@@ -94,18 +94,20 @@ def fp8_error(
 
 
 def hard_errors(
-    of: Plan, kernel: Kernel8, sizes: Iterable[Sizes], device: str
+    plan: Plan, kernel: Kernel8, sizes: Iterable[Sizes], device: str
 ) -> Iterator[ShapeError]:
     """Yield the kernel's worst errors of those hard scores that bytes can have, at each size."""
-    for one in sizes:
+    for size in sizes:
         records = []
         for family in families.COARSE:
-            given = families.made(family, one, of.head_dim, of.head_dim_v, torch.float32, device)
-            q, k, v, scale = given
+            call = families.made(
+                family, size, plan.head_dim, plan.head_dim_v, torch.float32, device
+            )
+            q, k, v, scale = call
             full = families.FULL_BYTES
             records.append(
                 fp8_error(
-                    *(of, cell_of(of, one), kernel, q * full, k * full, v, scale / full**2),
+                    *(plan, cell_of(plan, size), kernel, q * full, k * full, v, scale / full**2),
                     centered="v",
                     lse_rounding=LSE_ROUNDING,
                 )
@@ -128,12 +130,12 @@ def by_the_rule(
     return error, beside, allowed
 
 
-def by_operands(of: Plan, run: Run) -> Kernel8:
+def by_operands(plan: Plan, run: Run) -> Kernel8:
     """An e4m3 kernel that is run by names, by its operands, into outputs full of NaN."""
 
-    def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = outputs(of, given.q)
-        run(**given._asdict(), scale=scale, out=out, lse=lse)
+    def kernel(operands: Operands, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = outputs(plan, operands.q)
+        run(**operands._asdict(), scale=scale, out=out, lse=lse)
         return out, lse
 
     return kernel
@@ -144,6 +146,6 @@ def _worst_row(difference: Tensor) -> float:
     return largest(difference.square().mean(-1).sqrt())
 
 
-def _by_rows(of: Plan) -> Plan:
+def _by_rows(plan: Plan) -> Plan:
     """The same kernel with V as rows: it computes the same."""
-    return of if of.v_rows else dataclasses.replace(of, v_rows=True)
+    return plan if plan.v_rows else dataclasses.replace(plan, v_rows=True)

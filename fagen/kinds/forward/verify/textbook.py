@@ -19,19 +19,19 @@ _OFFSET = 2.0**8
 _SCORES = 1 << 24  # held at a time
 
 
-def textbook(of: Plan, given: Operands, scale: float) -> Tensor:
+def textbook(plan: Plan, operands: Operands, scale: float) -> Tensor:
     """Compute out (B, Sq, H, Dv) in fp32 of what the Plan's kernel takes, V's bytes row-major."""
-    q, k, _ = real(of, given)
+    q, k, _ = real(plan, operands)
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    out = q.new_zeros(batch, seqlen_q, heads, given.v.shape[-1])
+    out = q.new_zeros(batch, seqlen_q, heads, operands.v.shape[-1])
     if out.numel() == 0 or seqlen_k == 0:
         return out
     group = heads // kv_heads
     keys = k.permute(0, 2, 3, 1)
-    values = given.v.float()
-    if of.v_scales_by_block:
-        values = values * of_v(of, given)
+    values = operands.v.float()
+    if plan.v_scales_by_block:
+        values = values * of_v(plan, operands)
     values = values.permute(0, 2, 1, 3)
     height = max(1, _SCORES // (batch * heads * seqlen_k))
     for top in range(0, seqlen_q, height):
@@ -39,17 +39,17 @@ def textbook(of: Plan, given: Operands, scale: float) -> Tensor:
         queries = q[:, top:bottom].permute(0, 2, 1, 3)
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
         rows = torch.arange(top, bottom, device=q.device).repeat(group)
-        seen = visible(of.mask.name, rows, seqlen_q, seqlen_k)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -math.inf)
+        attended = visible(plan.mask.name, rows, seqlen_q, seqlen_k)
+        if attended is not None:
+            scores = scores.masked_fill(~attended, -math.inf)
         highest = scores.amax(-1, keepdim=True)
         empty = highest == -math.inf
         p = _OFFSET * torch.exp(scores - highest.masked_fill(empty, 0.0))
         tile = to_e4m3(p).float() @ values / p.sum(-1, keepdim=True)
-        if not of.v_scales_by_block:
-            tile = tile * given.v_descale[:, :, None]
-        if given.v_mean is not None:
-            tile = tile + given.v_mean[:, :, None]
+        if not plan.v_scales_by_block:
+            tile = tile * operands.v_descale[:, :, None]
+        if operands.v_mean is not None:
+            tile = tile + operands.v_mean[:, :, None]
         tile = tile.masked_fill(empty, 0.0).view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
     return out

@@ -61,36 +61,36 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     An error that is NaN means that an output was no number, or that a row without keys, or of no
     sequence, was not exactly 0 and minus infinity.
     """
-    given = inputs(plan, case, seed, device)
-    rows, scale, mask = judged_rows(case, given), given["scale"], plan.mask.name
-    into = outputs(plan, given["q"])
-    quantised = _quantised(plan, given, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
-    run(**given, **into)
+    call = inputs(plan, case, seed, device)
+    rows, scale, mask = judged_rows(case, call), call["scale"], plan.mask.name
+    into = outputs(plan, call["q"])
+    quantised = _quantised(plan, call, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
+    run(**call, **into)
     out, lse = into["out"], into["lse"]
-    at_q = given["cu_seqlens_q"].tolist()
+    at_q = call["cu_seqlens_q"].tolist()
     intact = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
     ours, theirs, true, off = [], [], [], []
-    for one, (of_q, of_k) in rows.items():
-        tensors = given["q"][None, of_q], given["k"][None, of_k], given["v"][None, of_k]
+    for sequence, (of_q, of_k) in rows.items():
+        tensors = call["q"][None, of_q], call["k"][None, of_k], call["v"][None, of_k]
         if plan.descales:
-            tensors = real(plan, quantised[one])
-            beside = textbook(plan, quantised[one], scale)
+            tensors = real(plan, quantised[sequence])
+            beside = textbook(plan, quantised[sequence], scale)
         else:
             beside = torch_math(*tensors, mask=mask, scale=scale)
         exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
-        seen = ~(exact_lse == -math.inf).all(0)
+        valid = ~(exact_lse == -math.inf).all(0)
         own_out, own_lse = out[of_q], lse[:, of_q]
-        intact &= bool((own_out[~seen] == 0).all() and (own_lse[:, ~seen] == -math.inf).all())
-        ours.append(own_out[seen].double())
-        theirs.append(beside[0][seen].double())
-        true.append(exact[seen])
-        off.append((own_lse[:, seen] - exact_lse[:, seen]).flatten())
+        intact &= bool((own_out[~valid] == 0).all() and (own_lse[:, ~valid] == -math.inf).all())
+        ours.append(own_out[valid].double())
+        theirs.append(beside[0][valid].double())
+        true.append(exact[valid])
+        off.append((own_lse[:, valid] - exact_lse[:, valid]).flatten())
     outs = (torch.cat(ours), torch.cat(theirs), torch.cat(true))
     error, beside_error, allowed = fp8.by_the_rule(*outs) if plan.descales else _beside(plan, *outs)
     return ShapeError(
         batch=len(case.lengths),
         seqlen_q=out.shape[0],
-        seqlen_k=given["k"].shape[0],
+        seqlen_k=call["k"].shape[0],
         heads=case.heads,
         kv_heads=case.kv_heads,
         error=error if intact else math.nan,
@@ -109,26 +109,27 @@ def _beside(plan: Plan, ours: Tensor, torchs: Tensor, true: Tensor) -> tuple[flo
 
 
 def _quantised(
-    of: Plan, given: dict[str, Any], rows: Rows, how: dict[str, Any] | None
+    plan: Plan, call: dict[str, Any], rows: Rows, how: dict[str, Any] | None
 ) -> dict[int, Operands]:
-    """Quantise what is `given`, NaN but for `rows`, in place; return what each sequence has.
+    """Quantise tensors of a `call`, NaN but for `rows`, in place; return what each sequence has.
 
     q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv); `how` tells how descales are made.
     """
-    each = {}
-    for one, (queries, keys) in rows.items():
-        numbers = given["q"][None, queries], given["k"][None, keys], given["v"][None, keys]
-        each[one] = _unscaled(*numbers) if how is None else operands(of, *numbers, **how)
-    given |= {name: _nan_bytes(given[name]) for name in ("q", "k", "v")}
-    for one, (queries, keys) in rows.items():
+    by_sequence = {}
+    for sequence, (queries, keys) in rows.items():
+        numbers = call["q"][None, queries], call["k"][None, keys], call["v"][None, keys]
+        own = _unscaled(*numbers) if how is None else operands(plan, *numbers, **how)
+        by_sequence[sequence] = own
+    call |= {name: _nan_bytes(call[name]) for name in ("q", "k", "v")}
+    for sequence, (queries, keys) in rows.items():
         for name, place in (("q", queries), ("k", keys), ("v", keys)):
-            given[name][place] = getattr(each[one], name)[0]
-    batch = given["cu_seqlens_q"].shape[0] - 1
-    given |= {
-        name: None if how is None else _by_sequence(name, each, batch)
+            call[name][place] = getattr(by_sequence[sequence], name)[0]
+    batch = call["cu_seqlens_q"].shape[0] - 1
+    call |= {
+        name: None if how is None else _by_sequence(name, by_sequence, batch)
         for name in Operands._fields[3:]
     }
-    return each
+    return by_sequence
 
 
 def _unscaled(*tensors: Tensor) -> Operands:
@@ -143,15 +144,15 @@ def _nan_bytes(x: Tensor) -> Tensor:
     return by_row[:, None, None].expand(x.shape).contiguous().view(torch.float8_e4m3fn)
 
 
-def _by_sequence(name: str, each: Mapping[int, Operands], batch: int) -> Tensor | None:
+def _by_sequence(name: str, by_sequence: Mapping[int, Operands], batch: int) -> Tensor | None:
     """The numbers of all sequences, (batch, heads, …); NaN for those that have none."""
-    numbers = {one: getattr(operands, name) for one, operands in each.items()}
+    numbers = {sequence: getattr(operands, name) for sequence, operands in by_sequence.items()}
     some: Tensor | None = next(iter(numbers.values()), None)
     if some is None:
         return None
     every = some.new_full((batch, *some.shape[1:]), math.nan)
-    for one, own in numbers.items():
-        every[one] = own[0]
+    for sequence, own in numbers.items():
+        every[sequence] = own[0]
     return every
 
 

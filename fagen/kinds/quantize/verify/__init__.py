@@ -74,12 +74,12 @@ SIZES = (  # one row, whole blocks and broken ones, many thread blocks, strides 
 )
 
 
-def arguments(plan: Plan, x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> dict[str, Any]:
+def arguments(plan: Plan, x: Tensor, into: Outputs, scales: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what a call takes by name; cosines and sines are added where the Plan has them."""
     rotary = angles(plan, x)
     named = {} if rotary is None else dict(zip(("cos", "sin"), rotary, strict=True))
     names = [tensor.result for tensor in plan.signature.outputs]
-    return dict(x=x, seed=SEED, **dict(zip(names, into, strict=True)), **given, **named)
+    return dict(x=x, seed=SEED, **dict(zip(names, into, strict=True)), **scales, **named)
 
 
 @dataclass(frozen=True)
@@ -87,28 +87,26 @@ class Case:
     """Numbers of a size, and whether descales and means are given."""
 
     size: Size
-    given: bool
+    with_scales: bool
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.size!s:24} {'given' if self.given else 'found'}"
+        return f"{self.size!s:24} {'given' if self.with_scales else 'found'}"
 
 
 def cases(plan: Plan, sizes: Iterable[Size] = SIZES) -> tuple[Case, ...]:
     """Every size in each way: descales and means of blocks are never given."""
-    return tuple(
-        Case(size, given, seed) for seed, size in enumerate(sizes) for given in _ways(plan)
-    )
+    return tuple(Case(size, way, seed) for seed, size in enumerate(sizes) for way in _ways(plan))
 
 
 def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> RoundingError:
     """Run the kernel on the numbers of a case, whose own seed these have."""
 
-    def kernel(x: Tensor, into: Outputs, given: Mapping[str, Tensor]) -> None:
-        run(**arguments(plan, x, into, given))
+    def kernel(x: Tensor, into: Outputs, scales: Mapping[str, Tensor]) -> None:
+        run(**arguments(plan, x, into, scales))
 
     x = numbers(plan, case.size, seed=case.seed).to(device)
-    return rounding_error(plan, kernel, x, given=case.given)
+    return rounding_error(plan, kernel, x, with_scales=case.with_scales)
 
 
 def numbers(plan: Plan, size: Size, seed: int) -> Tensor:
@@ -133,14 +131,14 @@ def angles(plan: Plan, x: Tensor) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> RoundingError:
+def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, with_scales: bool) -> RoundingError:
     """How the kernel's output for x (B, S, H, D) differs from the reference's."""
     batch, seqlen, heads, _ = x.shape
     into = outputs_for(plan, x)
     into[0].view(torch.uint8).fill_(_NOT_A_NUMBER)
     for output in into[1:]:
         output.fill_(torch.nan)
-    fixed = fixed_for(plan, into) if given else {}
+    fixed = fixed_for(plan, into) if with_scales else {}
     kernel(x, into, fixed)
     named = dict(fixed)
     if "descale" in named and not plan.by_column:
@@ -159,7 +157,7 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
         top = _beyond(descale * plan.largest, rounding, plan.least)
         errors = [torch.where(noise, top, errors[0])]
         of_noise, step, most = (
-            _of_values(plan, one.expand(noise.shape), x) for one in (noise, descale, rounding)
+            _of_values(plan, part.expand(noise.shape), x) for part in (noise, descale, rounding)
         )
         wrong = torch.where(of_noise, into[0].float().abs() * step > most, wrong)
         neighbours &= ~of_noise
@@ -173,7 +171,7 @@ def rounding_error(plan: Plan, kernel: Kernel, x: Tensor, *, given: bool) -> Rou
         batch=batch,
         seqlen=seqlen,
         heads=heads,
-        given=given,
+        given=with_scales,
         neighbours=float(neighbours.double().mean()),
         allowed=NEIGHBOURS,
         wrong=int((wrong | unwritten).sum()),
@@ -199,18 +197,18 @@ def _left(plan: Plan, x: Tensor, mean: Tensor | None) -> Tensor:
     return rounded(y, plan.scales, plan.scale_rows).descale * plan.largest
 
 
-def _beyond(found: Tensor, allowed: Tensor, least: float = 0.0) -> Tensor:
+def _beyond(error: Tensor, allowed: Tensor, least: float = 0.0) -> Tensor:
     """Zero where something is within what is allowed, else how many times as large it is."""
-    ratio = found / allowed.clamp_min(least)
+    ratio = error / allowed.clamp_min(least)
     return torch.where(ratio <= 1, torch.zeros_like(ratio), ratio)
 
 
-def _of_values(plan: Plan, of: Tensor, x: Tensor) -> Tensor:
+def _of_values(plan: Plan, by_scale: Tensor, x: Tensor) -> Tensor:
     """What belongs to scales, for each value where the kernel writes it; past the keys zero."""
     if plan.by_column:
-        spread = of[:, None]
+        spread = by_scale[:, None]
     else:
-        spread = rows_of(of, plan.scale_rows, x.shape[1]).transpose(1, 2)
+        spread = rows_of(by_scale, plan.scale_rows, x.shape[1]).transpose(1, 2)
     spread = spread.expand(x.shape)
     return by_columns(spread) if plan.columns else spread
 
@@ -234,7 +232,7 @@ def places(values: Tensor) -> Tensor:
     return torch.where(bits >= _SIGN, _SIGN - bits, bits)
 
 
-def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
+def bandwidth(plan: Plan, binary: Binary, with_scales: bool) -> Bandwidth:
     """Time the kernel and a copy of as many bytes, in turn, at a size far beyond the L2 cache."""
     batch, seqlen, heads = 4, 16_384, HIDDEN // plan.head_dim
     dtype = getattr(torch, plan.dtype.torch)
@@ -243,17 +241,17 @@ def bandwidth(plan: Plan, binary: Binary, given: bool) -> Bandwidth:
     launch = bind(
         plan,
         binary.library,
-        **arguments(plan, x, into, fixed_for(plan, into) if given else {}),
+        **arguments(plan, x, into, fixed_for(plan, into) if with_scales else {}),
     )
     # each is read, again where something was to be found first, and written as a byte
-    reads = 1 if given else plan.readings
+    reads = 1 if with_scales else plan.readings
     moved = x.numel() * (reads * plan.dtype.bytes + 1)
     kernel, copy = beside_a_copy(launch, into[0], moved, SUSTAINED)
     return Bandwidth(
         batch=batch,
         seqlen=seqlen,
         heads=heads,
-        given=given,
+        given=with_scales,
         gb_per_s=moved / kernel / 1e9,
         copy_gb_per_s=moved / copy / 1e9,
     )
@@ -264,11 +262,11 @@ def _ways(plan: Plan) -> tuple[bool, ...]:
     return (False,) if plan.by_block and not plan.center else (False, True)
 
 
-RULE = Rule(cases, case_error, of="shapes", columns=30)
+RULE = Rule(cases, case_error, noun="shapes", columns=30)
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Bandwidth, ...]:
-    return tuple(bandwidth(plan, binary, given) for given in _ways(plan))
+    return tuple(bandwidth(plan, binary, with_scales) for with_scales in _ways(plan))
 
 
 VERIFICATION = Verification(lambda plan: RULE, _speeds)
