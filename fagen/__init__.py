@@ -44,9 +44,9 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'fagen' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
-    found = getattr(import_module(f"fagen.{module}"), attribute or name)
-    globals()[name] = found  # asked once: a call by this way takes a microsecond more
-    return found
+    value = getattr(import_module(f"fagen.{module}"), attribute or name)
+    globals()[name] = value  # asked once: a call by this way takes a microsecond more
+    return value
 
 
 def __dir__() -> list[str]:

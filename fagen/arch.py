@@ -82,8 +82,8 @@ class Arch:
 
     def next_head_dim(self, columns: int, element_bytes: int) -> int | None:
         """Return the fewest columns that kernels take and these can be filled up to."""
-        taken = self.head_dims(element_bytes)
-        return next((wider for wider in taken if wider >= columns > 0), None)
+        widths = self.head_dims(element_bytes)
+        return next((wider for wider in widths if wider >= columns > 0), None)
 
     def registers_left(self, threads: int) -> int:
         """Return how many registers each of so many threads of an SM may have at most."""

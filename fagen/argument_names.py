@@ -81,21 +81,21 @@ _NEEDLESS = {
 
 def refuse_unknown_names(function: Callable[..., Any], unknown: Iterable[str]) -> NoReturn:
     """Raise TypeError for keywords that a call does not have, with what they are called here."""
-    taken = [
+    accepted = [
         name
-        for name, one in inspect.signature(function).parameters.items()
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     called = function.__name__
-    answers = "; ".join(f"no {name}: {_told(name, taken, called)}" for name in unknown)
+    answers = "; ".join(f"no {name}: {_told(name, accepted, called)}" for name in unknown)
     raise TypeError(f"{called}() takes {answers}")
 
 
-def _told(name: str, taken: list[str], called: str) -> str:
+def _told(name: str, accepted: list[str], called: str) -> str:
     """What to write instead of a name, or why there is nothing."""
     rows = [row for row in _ALIKE if name in row]
-    for here in (here for row in rows for here in row if here in taken):
-        return f"fagen calls it {here}"
+    for alias in (alias for row in rows for alias in row if alias in accepted):
+        return f"fagen calls it {alias}"
     if name in _NOT_YET:
         return f"not there yet in fagen: {_NOT_YET[name]}"
     if name in _NEEDLESS:
@@ -104,8 +104,8 @@ def _told(name: str, taken: list[str], called: str) -> str:
     others = [call for call, names in _of_other_calls().items() if alike & names and call != called]
     if others:
         return f"{' and '.join(others[:2])} {'take' if len(others) > 1 else 'takes'} one"
-    near = get_close_matches(name, taken, 1)
-    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(taken)}"
+    near = get_close_matches(name, accepted, 1)
+    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(accepted)}"
 
 
 def _of_other_calls() -> dict[str, set[str]]:

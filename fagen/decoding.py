@@ -37,8 +37,8 @@ def decoded(record: type[Record], value: Any, *, longest: int = 1 << 20, **types
         raise ValueError(f"{record.__name__} has missing or unknown fields: {names}")
     return record(
         **{
-            name: _reader(types.get(name, wanted))(value[name], name, longest)
-            for name, wanted in declared.items()
+            name: _reader(types.get(name, kind))(value[name], name, longest)
+            for name, kind in declared.items()
         }
     )
 
@@ -55,9 +55,9 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 @cache  # thousands of records are read for a list of all kernels
-def _reader(wanted: Any) -> Reader:
+def _reader(kind: Any) -> Reader:
     """Return what takes a value of this type, and raises ValueError for any other."""
-    origin, parts = get_origin(wanted), get_args(wanted)
+    origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType and NoneType in parts:
         (other,) = (_reader(part) for part in parts if part is not NoneType)
         return lambda value, *how: None if value is None else other(value, *how)
@@ -65,9 +65,9 @@ def _reader(wanted: Any) -> Reader:
         return _of_type(list, _items(_reader(parts[0])))
     if origin is Mapping:
         return _of_type(dict, _entries(_reader(str), _reader(parts[1])))
-    if isinstance(wanted, type) and is_dataclass(wanted):
-        return lambda value, name, longest: decoded(wanted, value, longest=longest)
-    return _scalar(wanted)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return lambda value, name, longest: decoded(kind, value, longest=longest)
+    return _scalar(kind)
 
 
 def _of_type(kind: type, read: Reader) -> Reader:
@@ -78,24 +78,24 @@ def _of_type(kind: type, read: Reader) -> Reader:
 
 
 def _items(read: Reader) -> Reader:
-    return lambda value, *how: tuple(read(one, *how) for one in value)
+    return lambda value, *how: tuple(read(item, *how) for item in value)
 
 
 def _entries(read_key: Reader, read: Reader) -> Reader:
-    return lambda value, *how: {read_key(key, *how): read(one, *how) for key, one in value.items()}
+    return lambda value, *how: {read_key(key, *how): read(x, *how) for key, x in value.items()}
 
 
-def _scalar(wanted: Any) -> Reader:
-    least_is_open = ABOVE_ZERO in get_args(wanted)
-    kind = float if least_is_open else wanted
+def _scalar(declared: Any) -> Reader:
+    least_is_open = ABOVE_ZERO in get_args(declared)
+    kind = float if least_is_open else declared
 
     def reader(value: Any, name: str, longest: int) -> Any:
-        found = type(value)
+        value_type = type(value)
         if kind is str or kind is bool:
-            good = is_line(value, longest) if kind is str else found is bool
+            good = is_line(value, longest) if kind is str else value_type is bool
         else:
-            good = found is kind or (kind is float and found is int)
-            good = good and 0 <= value < (COUNTS if found is int else math.inf)
+            good = value_type is kind or (kind is float and value_type is int)
+            good = good and 0 <= value < (COUNTS if value_type is int else math.inf)
             good = good and not (least_is_open and value == 0)
         if not good:
             _refuse(value, name)

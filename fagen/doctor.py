@@ -111,8 +111,8 @@ def _cache() -> str:
     named = printable(folder)
     try:
         refuse_to_compile_in(folder)
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     except OSError as error:
         raise MissingError(f"{named}: {error.strerror}", _ANOTHER_CACHE) from None
     if not writable:
@@ -124,12 +124,12 @@ def _cache() -> str:
         raise MissingError(
             f"{what}{f', and {more} more' if (more := len(not_own) - 1) else ''}", ways
         )
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     if free < _ROOM:
         what = f"{named} has {free / 1e6:.1f} MB of room"
         raise MissingError(what, f"make room by `fagen cache prune`, or {_ANOTHER_CACHE}")
     try:
-        locks = has_locks(there)
+        locks = has_locks(existing)
     except OSError as error:
         raise MissingError(f"{named}: {error.strerror}", _ANOTHER_CACHE) from None
     without = "" if locks else "; its file system has no locks, so each machine has its own for it"

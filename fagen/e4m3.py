@@ -143,8 +143,8 @@ def hadamard(x: Tensor, width: int) -> Tensor:
     half = 1
     while half < width:
         pairs = x.unflatten(-1, (-1, 2, half))
-        one, other = pairs[..., 0, :], pairs[..., 1, :]
-        x = torch.stack((one + other, one - other), -2).flatten(-3)
+        even, odd = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack((even + odd, even - odd), -2).flatten(-3)
         half *= 2
     return x
 

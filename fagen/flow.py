@@ -171,7 +171,7 @@ def need_gpu() -> None:
 
 
 def verified(
-    of: Plan,
+    plan: Plan,
     binary: Binary,
     folder: Path | None = None,
     *,
@@ -180,8 +180,8 @@ def verified(
     """Run a kernel on a Hopper GPU, and write what was found; see `measure.verify`."""
     from fagen import measure  # needs torch
 
-    evidence.need_room(of.slug, folder)  # known before the GPU works in vain
-    return measure.verify(of, binary, folder=folder, progress=progress)
+    evidence.need_room(plan.slug, folder)  # known before the GPU works in vain
+    return measure.verify(plan, binary, folder=folder, progress=progress)
 
 
 def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path]:

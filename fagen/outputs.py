@@ -28,11 +28,11 @@ def refuse_alike(files: Mapping[str, Path]) -> None:
     They are where one leads to the other by links of any kind, and where a file system that does
     not tell upper case from lower would take them for one. Raises FagenError.
     """
-    for (one, path), (other, beside) in combinations(files.items(), 2):
+    for (name, path), (other, beside) in combinations(files.items(), 2):
         if _alike(path, beside):
             also = "" if str(path) == str(beside) else f", which is {printable(beside)},"
             raise FagenError(
-                f"{printable(path)}{also} is named twice, as {one} and as {other}; nothing "
+                f"{printable(path)}{also} is named twice, as {name} and as {other}; nothing "
                 "was written: name two files"
             )
 
@@ -134,12 +134,12 @@ def _linked(path: Path) -> FagenError:
     return FagenError(f"{named} is a symbolic link; nothing was written: remove it")
 
 
-def _alike(one: Path, other: Path) -> bool:
-    if _folded(one) == _folded(other):
+def _alike(path: Path, other: Path) -> bool:
+    if _folded(path) == _folded(other):
         return True
-    for a, b in ((one, other), (one.parent, other.parent)):
+    for a, b in ((path, other), (path.parent, other.parent)):
         with suppress(OSError):
-            if a.samefile(b) and (a is one or _folded_name(one) == _folded_name(other)):
+            if a.samefile(b) and (a is path or _folded_name(path) == _folded_name(other)):
                 return True
     return False
 

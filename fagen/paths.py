@@ -181,8 +181,8 @@ def compiler_environment() -> dict[str, str]:
     A user's flags for nvcc and folders for headers (NVCC_APPEND_FLAGS, CPATH, …) are not in it:
     a kernel is what its source and fagen's own flags say, whoever finds it in the cache.
     """
-    taken = {name: value for name in _COMPILERS_TAKE if (value := environment(name))}
-    return {"PATH": os.defpath, **taken, **_COMPILERS_GET}
+    variables = {name: value for name in _COMPILERS_TAKE if (value := environment(name))}
+    return {"PATH": os.defpath, **variables, **_COMPILERS_GET}
 
 
 def withheld() -> list[str]:

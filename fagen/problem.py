@@ -45,11 +45,11 @@ class Problem:
         # where a kind has no such key it does not apply
         none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
         without = {"out_dtype": values["dtype"], **none}
-        said = {name: values.get(name, other) for name, other in without.items()}
+        optional = {name: values.get(name, other) for name, other in without.items()}
         # who is no pass of its own computes attention itself
-        of = PASSES.get(schedule.kind)
-        computed = of.computes or of.name if of else FORWARD
-        return cls(**{name: values[name] for name in _REQUIRED}, **said, kind=computed)
+        pass_ = PASSES.get(schedule.kind)
+        computed = pass_.computes or pass_.name if pass_ else FORWARD
+        return cls(**{name: values[name] for name in _REQUIRED}, **optional, kind=computed)
 
     @classmethod
     def searched(cls, schedule: Schedule) -> "Problem":
@@ -63,10 +63,10 @@ class Problem:
         """Return it with all left open in which kernels of one benchmark cell may differ."""
         return replace(self, out_dtype=None, v_layout=None, scale_rows=None, deterministic=False)
 
-    def answered_by(self, found: "Problem") -> bool:
-        """Whether a kernel of `found` computes this; what is left open here it may say."""
-        left = {key: value for key, value in vars(found).items() if getattr(self, key) is None}
-        return replace(self, **left) == found
+    def answered_by(self, other: "Problem") -> bool:
+        """Whether a kernel of the `other` computes this; what is left open here it may say."""
+        left = {key: value for key, value in vars(other).items() if getattr(self, key) is None}
+        return replace(self, **left) == other
 
     @property
     def head_dims(self) -> str:
@@ -81,7 +81,7 @@ class Problem:
         Where it has to be deterministic that stands at its end.
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
-        words = [PASSES[self.kind].said, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        words = [PASSES[self.kind].prefix, self.dtype, f"d{self.head_dim}{v}", self.mask]
         words += [self.lengths] * self.varlen
         return "_".join(filter(None, words)) + (DETERMINISTIC if self.deterministic else "")
 
@@ -195,10 +195,10 @@ class VarlenSizes(Sizes):
     varlen = True
 
     @classmethod
-    def of(cls, each: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> "VarlenSizes":
+    def of(cls, pairs: Sequence[tuple[int, int]], heads: int, kv_heads: int) -> "VarlenSizes":
         """The sizes of these sequences, in their order."""
-        queries, keys = zip(*each, strict=True)
-        return cls(len(each), heads, kv_heads, max(queries), max(keys), tuple(each))
+        queries, keys = zip(*pairs, strict=True)
+        return cls(len(pairs), heads, kv_heads, max(queries), max(keys), tuple(pairs))
 
     @property
     def sequences(self) -> Lengths:
@@ -224,8 +224,8 @@ class VarlenSizes(Sizes):
     def lengths(self) -> str:
         """'4 x 4096', or '38 of 16 … 14905' where they differ; of queries and keys likewise."""
         sides = ([*map(itemgetter(side), self.each)] for side in range(2 - self.square))
-        said = "/".join(map(_spread, sides))
-        return f"{self.batch} {'x' if len({*self.each}) == 1 else 'of'} {said}"
+        lengths = "/".join(map(_spread, sides))
+        return f"{self.batch} {'x' if len({*self.each}) == 1 else 'of'} {lengths}"
 
     def __str__(self) -> str:
         listed = lengths_in_words(self.each)
@@ -305,9 +305,9 @@ def _spread(lengths: Sequence[int]) -> str:
     return f"{least}" if least == most else f"{least} … {most}"
 
 
-def lengths_in_words(each: Lengths) -> str:
+def lengths_in_words(pairs: Lengths) -> str:
     """Return '4096*4,17/300': in their order, equal ones that follow each other once."""
-    runs = ((length, len([*same])) for length, same in groupby(each))
+    runs = ((length, len([*same])) for length, same in groupby(pairs))
     return ",".join(
         (f"{q}" if q == k else f"{q}/{k}") + (f"*{count}" if count > 1 else "")
         for (q, k), count in runs
@@ -316,17 +316,17 @@ def lengths_in_words(each: Lengths) -> str:
 
 def lengths_from(words: str, most: int) -> Lengths:
     """Read such words back, of so many sequences at most.  Raises ValueError for any others."""
-    each: list[tuple[int, int]] = []
-    for one in words.split(","):
-        matched = _LENGTH.fullmatch(one)
+    pairs: list[tuple[int, int]] = []
+    for word in words.split(","):
+        matched = _LENGTH.fullmatch(word)
         count = int(matched[3] or 1) if matched else 0
-        if not matched or not 0 < count <= most - len(each):
-            raise ValueError(f"{shown(one)} is no length, or of more than {most} sequences")
+        if not matched or not 0 < count <= most - len(pairs):
+            raise ValueError(f"{shown(word)} is no length, or of more than {most} sequences")
         queries = int(matched[1])
-        each += [(queries, int(matched[2]) if matched[2] else queries)] * count
-    if lengths_in_words(tuple(each)) != words:
+        pairs += [(queries, int(matched[2]) if matched[2] else queries)] * count
+    if lengths_in_words(tuple(pairs)) != words:
         raise ValueError("lengths are not written so")
-    return tuple(each)
+    return tuple(pairs)
 
 
 def standard_sizes(head_dim: int, seqlen: int = 4_096) -> Sizes:
@@ -349,8 +349,8 @@ class Cell:
 
     def __str__(self) -> str:
         problem = self.problem
-        of = f" {problem.kind}" if PASSES[problem.kind].said else ""
-        return f"{problem.dtype} hd{problem.head_dims} {problem.mask}{of} {self.sizes}"
+        pass_name = f" {problem.kind}" if PASSES[problem.kind].prefix else ""
+        return f"{problem.dtype} hd{problem.head_dims} {problem.mask}{pass_name} {self.sizes}"
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
@@ -361,8 +361,8 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
         problem, sizes = cell.problem, cell.sizes
         mask = masks.index(problem.mask) if problem.mask in masks else len(masks)
         lengths = sizes.seqlen_q, sizes.seqlen_k, sizes.batch, sizes.heads, sizes.kv_heads
-        of = passes.index(problem.kind), problem.dtype, problem.head_dim, problem.head_dim_v
-        return *of, mask, problem.mask, lengths
+        fields = passes.index(problem.kind), problem.dtype, problem.head_dim, problem.head_dim_v
+        return *fields, mask, problem.mask, lengths
 
     return sorted(cells, key=place)
 
@@ -377,10 +377,10 @@ def flops(problem: Problem, sizes: Sizes) -> float:
     each by itself. The gradients take
     five products for the two of the forward pass: where V is as wide as K, 2.5 times as many.
     """
-    of, pairs = PASSES[problem.kind], MASKS[problem.mask].pairs
-    columns = of.over_qk * problem.head_dim + of.over_v * problem.head_dim_v
+    pass_, pairs = PASSES[problem.kind], MASKS[problem.mask].pairs
+    columns = pass_.over_qk * problem.head_dim + pass_.over_v * problem.head_dim_v
     if sizes.varlen:
-        return 2.0 * sizes.heads * columns * sum(pairs(*one) for one in sizes.sequences)
+        return 2.0 * sizes.heads * columns * sum(pairs(*sequence) for sequence in sizes.sequences)
     return 2.0 * sizes.batch * sizes.heads * columns * pairs(sizes.seqlen_q, sizes.seqlen_k)
 
 

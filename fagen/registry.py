@@ -79,10 +79,10 @@ def parse(text: str, where: str = "schedule") -> "Schedule":
 
     Raises ScheduleError as `read` does, TypeError where `text` is none.
     """
-    for name, said in (("text", text), ("where", where)):
-        if not isinstance(said, str):
+    for name, value in (("text", text), ("where", where)):
+        if not isinstance(value, str):
             raise TypeError(
-                f"parse_schedule: {name} is of type {type(said).__name__}; it must be a str"
+                f"parse_schedule: {name} is of type {type(value).__name__}; it must be a str"
             )
     refuse_long(text, where)
     tables, origin = read_toml(text, where)

@@ -208,14 +208,14 @@ def _roles(code: list[Instruction], labels: dict[str, int]) -> dict[str, set[int
     use then: a path that kept it would be another one than those that never had it.
     """
     roles: dict[str, set[int]] = {}
-    seen: set[tuple[int, str, frozenset[tuple[str, int]]]] = set()
+    visited: set[tuple[int, str, frozenset[tuple[str, int]]]] = set()
     paths: list[tuple[int, str, frozenset[tuple[str, int]]]] = [(0, COMMON, frozenset())]
     while paths:
         path = paths.pop()
         at, role, meetings = path
-        if path in seen or at >= len(code):
+        if path in visited or at >= len(code):
             continue
-        seen.add(path)
+        visited.add(path)
         instruction = code[at]
         role = next((r for k, r in _ROLES.items() if instruction.opcode.startswith(k)), role)
         roles.setdefault(role, set()).add(at)

@@ -52,9 +52,9 @@ class Extent:
         if not self.name:
             return f"{self.number}"
         blocks = self.name if self.per == 1 else f"ceil({self.name} / {self.per})"
-        said = blocks if self.times == 1 else f"{blocks} · {self.times}"
-        said += f" + {self.more}" if self.more else ""
-        return f"{said} {self.added}" if self.plus else said
+        text = blocks if self.times == 1 else f"{blocks} · {self.times}"
+        text += f" + {self.more}" if self.more else ""
+        return f"{text} {self.added}" if self.plus else text
 
     @property
     def added(self) -> str:
@@ -210,9 +210,9 @@ class Size:
 
 @dataclass(frozen=True)
 class Multiple:
-    """A rule across arguments: size `of` is a multiple of size `by` (none of none)."""
+    """A rule across arguments: `size` is a multiple of size `by` (none of none)."""
 
-    of: str
+    size: str
     by: str
 
 
@@ -229,7 +229,7 @@ class Limit:
     def allows(self, sizes: Mapping[str, Any]) -> bool:
         """Whether sizes keep to it; torch's symbols do, until they have values."""
         counts = [factor.at(sizes) for factor in self.factors]
-        return not all(isinstance(one, int) for one in counts) or math.prod(counts) < MAX_SIZE
+        return not all(isinstance(count, int) for count in counts) or math.prod(counts) < MAX_SIZE
 
     def __str__(self) -> str:
         return " · ".join(map(str, self.factors))
@@ -298,7 +298,7 @@ class Signature:
     @cached_property
     def too_many(self) -> str:
         """What is said of a call of as many things as a limit forbids."""
-        return next(status.said for status in self.statuses if status.name == "too many")
+        return next(status.message for status in self.statuses if status.name == "too many")
 
     @cached_property
     def most(self) -> Mapping[str, int]:
@@ -358,7 +358,7 @@ class Signature:
     @cached_property
     def positional(self) -> tuple[Tensor | Scalar, ...]:
         """Those of them that need no name."""
-        return tuple(takewhile(lambda one: one.name != self.keyword_from, self.arguments))
+        return tuple(takewhile(lambda argument: argument.name != self.keyword_from, self.arguments))
 
     @cached_property
     def told(self) -> tuple[tuple[str, str, int], ...]:

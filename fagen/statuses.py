@@ -13,7 +13,7 @@ class Status:
     """A status; its number is its place."""
 
     name: str  # in words: "bad size"
-    said: str
+    message: str
 
     @property
     def constant(self) -> str:
@@ -33,7 +33,7 @@ def statuses(signatures: Sequence[Any]) -> tuple[Status, ...]:
     numbers = [s for signature in signatures for s in signature.numbers if s.positive]
     limited = _once(f"{s.name} {s.limit}" for s in numbers if s.limit)
     scalars = _once(s.name for s in numbers)
-    ratios = _once(f"{r.of} must be a multiple of {r.by}" for s in signatures for r in s.rules)
+    ratios = _once(f"{r.size} must be a multiple of {r.by}" for s in signatures for r in s.rules)
     together = _once(
         f"{_and(tensor.name for tensor in group)} go together; only one is given"
         for signature in signatures
@@ -56,7 +56,7 @@ def statuses(signatures: Sequence[Any]) -> tuple[Status, ...]:
         Status(
             "bad scalar",
             f"{', '.join(scalars) or 'a number'} must be finite and positive"
-            + "".join(f", {one}" for one in limited),
+            + "".join(f", {limit}" for limit in limited),
         ),
         Status("refused", "; ".join((*refused, *together)) or "a tensor is given that cannot be"),
         Status("null pointer", "a tensor that is needed is null"),

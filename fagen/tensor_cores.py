@@ -86,8 +86,8 @@ def _largest_product(a: Tensor, b: Tensor, adder: Adder) -> Tensor:
     # relative to the largest of each row and column: all fp64 has room for
     a_largest, b_largest = a_exponents.amax(1, keepdim=True), b_exponents.amax(0, keepdim=True)
     powers = (
-        torch.exp2(((x - most) * times).to(torch.float64)).masked_fill_(of == 0, 0.0)
-        for x, most, of in ((a_exponents, a_largest, a), (b_exponents, b_largest, b))
+        torch.exp2(((x - most) * times).to(torch.float64)).masked_fill_(values == 0, 0.0)
+        for x, most, values in ((a_exponents, a_largest, a), (b_exponents, b_largest, b))
     )
     sums = torch.mm(*powers)
     relative = torch.div(_exponent(sums), times, rounding_mode="floor")

@@ -72,10 +72,10 @@ class Origin:
         """
         if path in self.lines:
             return self.lines[path]
-        within = (known for known in self.lines if known[: len(path)] == path)
+        within = (line_path for line_path in self.lines if line_path[: len(path)] == path)
         around = (path[:length] for length in range(len(path) - 1, 0, -1))
         near = chain(within, around)
-        return next((self.lines[known] for known in near if known in self.lines), 0)
+        return next((self.lines[line_path] for line_path in near if line_path in self.lines), 0)
 
     def at(self, *path: str) -> str:
         """Return `file:line` of a key; a key that is nowhere near any line has the file alone."""
@@ -179,10 +179,10 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def nearest_or_all(name: str, known: Collection[str], otherwise: str = ": ") -> str:
+def nearest_or_all(name: str, names: Collection[str], otherwise: str = ": ") -> str:
     """Return how a message on an unknown name ends: with the nearest, or all that are known."""
-    close = get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else otherwise + ", ".join(known)
+    close = get_close_matches(name, names, 1)
+    return f"; did you mean {close[0]}?" if close else otherwise + ", ".join(names)
 
 
 def one_of(words: Collection[str], value: Any) -> str:
@@ -197,8 +197,8 @@ def near_word(value: Any, words: Collection[Any]) -> Any:
     if not isinstance(value, str):
         return None
     small = value.lower().removeprefix("torch.")
-    if (known := ALSO_CALLED.get(re.sub("[-_ ]", "", small))) in words:
-        return known
+    if (own := ALSO_CALLED.get(re.sub("[-_ ]", "", small))) in words:
+        return own
     texts = {str(word): word for word in words}
     close = get_close_matches(small, texts, 1)
     return texts[close[0]] if close else None

@@ -400,7 +400,7 @@ def _inspect(nvcc: Path, _changed: int) -> Compiler:
         "nvvm's cicc (nvvm)": (root / "nvvm/bin/cicc").is_file(),
         "ptxas (nvcc)": (root / "bin/ptxas").is_file(),
     }
-    if missing := [part for part, there in parts.items() if not there]:
+    if missing := [part for part, present in parts.items() if not present]:
         raise ToolchainError(f"{printable(nvcc)} ({version}) lacks {', '.join(missing)}")
     assert include is not None
     text = beginning(include / "cuda_runtime_api.h")

@@ -113,7 +113,7 @@ class Pass:
     over_qk: int  # products that go over, or give, the columns of Q and K
     over_v: int  # the same of those of V
     gradients: bool = False
-    said: str = ""  # before the name of a problem, as its slugs begin; the first has nothing
+    prefix: str = ""  # before the name of a problem, as its slugs begin; the first has nothing
     computes: str = ""  # another pass, where it is that in another way: calls ask for the other
 
 
@@ -299,8 +299,8 @@ ONE_QUERY = "causal"
 # for the fastest kernels by themselves
 PASSES = _table(
     Pass("forward", over_qk=1, over_v=1),
-    Pass("backward", over_qk=3, over_v=2, gradients=True, said="bwd"),
-    Pass("decode", over_qk=1, over_v=1, said="dec", computes="forward"),
+    Pass("backward", over_qk=3, over_v=2, gradients=True, prefix="bwd"),
+    Pass("decode", over_qk=1, over_v=1, prefix="dec", computes="forward"),
 )
 FORWARD, BACKWARD, DECODE = PASSES
 CALLED = tuple(name for name, row in PASSES.items() if not row.computes)

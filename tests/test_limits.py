@@ -64,7 +64,7 @@ def expected(plan: Plan, sizes: Mapping[str, int]) -> str:
     if any(not 0 <= sizes[one.name] <= one.most for one in signature.sizes):
         return "bad size"
     for rule in signature.rules:
-        of, by = sizes[rule.of], sizes[rule.by]
+        of, by = sizes[rule.size], sizes[rule.by]
         if of if by == 0 else of % by:
             return "bad ratio"
     for limit in signature.counts:
@@ -90,7 +90,7 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
         sizes = {one.name: dice.choice(few) for one in signature.sizes}
         for rule in signature.rules:
             if number % 4:
-                sizes[rule.of] = min(MOST, sizes[rule.by] * dice.choice((1, 1, 2, 8)))
+                sizes[rule.size] = min(MOST, sizes[rule.by] * dice.choice((1, 1, 2, 8)))
         args, right = changed(plan, sizes, sizes), expected(plan, sizes)
         needed = plan.launches.workspace.at(sizes) if right == "ok" else -1
         assert ask(ctypes.byref(args)) == needed, sizes
@@ -156,7 +156,7 @@ def test_a_c_function_says_each_status_and_bears_no_call_at_all(
     message.restype, ask.restype = ctypes.c_char_p, ctypes.c_int64
     statuses = registry.plan_of(slug).signature.statuses
     assert [message(number).decode() for number in range(len(statuses))] == [
-        status.said for status in statuses
+        status.message for status in statuses
     ]
     assert message(99) == message(-1) == b"unknown status"
     assert statuses[launchers[f"fagen_{slug}"](None, None)].name == "null pointer"

@@ -175,7 +175,7 @@ def test_a_folder_has_them_beside_others_with_a_struct_of_their_own() -> None:
     assert [kernel.slug for kernel in packed.kernels] == [slugs[0]] and packed.kind == "varlen"
     # nor does that of gradients, which are another kernel's
     gradient = folder.gradients[COMMITTED[0]]
-    assert (gradient.by, gradient.wanted) == (None, "bwd_bf16_d128_causal_m64n128_varlen")
+    assert (gradient.backward, gradient.missing) == (None, "bwd_bf16_d128_causal_m64n128_varlen")
     header = FORMATS["source"](folder)["include/demo.h"]
     assert "struct FagenForwardVarlenArgs {" in header and "struct FagenForwardArgs {" in header
     assert f"int fagen_{COMMITTED[0]}(const struct FagenForwardVarlenArgs* args" in header

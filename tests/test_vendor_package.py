@@ -595,7 +595,7 @@ def test_a_kernel_is_wanted_wherever_attention_has_gradients(head_dims):
     head_dim, head_dim_v = head_dims
     keys = {"head_dim": head_dim, "head_dim_v": head_dim_v, "block_m": 128, "block_n": 64}
     forward = registry.kind("forward").schedule.make(dtype="bf16", mask="causal", **keys)
-    wanted = gradients.wanted(forward)
+    wanted = gradients.gradients_slug(forward)
     assert not wanted or gradients.differentiates(registry.from_slug(wanted), forward)
     of = dict(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, causal=True, device="cpu")
     with nullcontext() if wanted else pytest.raises(ValueError, match="no kernel computes those"):
@@ -609,20 +609,20 @@ def folder(*slugs: str) -> Folder:
 def test_of_several_the_first_in_the_folder_is_taken():
     two = folder(DENSE, "bwd_fp16_d64_causal_m128n128", BY)
     (gradient,) = two.differentiable
-    assert gradient.by is two.kernels[1] and not two.lacking and gradient.repeating is None
+    assert gradient.backward is two.kernels[1] and not two.lacking and gradient.repeating is None
     both = folder(DENSE, BY, f"{BY}_det")
     (gradient,) = both.differentiable
-    assert (gradient.by, gradient.repeating) == both.kernels[1:]
+    assert (gradient.backward, gradient.repeating) == both.kernels[1:]
     (gradient,) = folder(DENSE, f"{BY}_det").differentiable
-    assert gradient.by is gradient.repeating
-    assert [one.of.slug for one in folder(DENSE, EIGHT, COMBINE).lacking] == [DENSE]
+    assert gradient.backward is gradient.repeating
+    assert [gradient.forward.slug for gradient in folder(DENSE, EIGHT, COMBINE).lacking] == [DENSE]
 
 
 def test_what_a_kernel_takes_is_told_by_its_signature():
     (gradient,) = folder(DENSE, BY).differentiable
     assert gradient.passed == ("dout", "q", "k", "v", "out", "lse", "scale", "dlse")
-    assert gradient.given == ("q", "k", "v") and gradient.optional == ("dlse",)
-    by, of = (kernel.signature for kernel in (gradient.by, gradient.of))
+    assert gradient.differentiated == ("q", "k", "v") and gradient.optional == ("dlse",)
+    by, of = (kernel.signature for kernel in (gradient.backward, gradient.forward))
     more = Scalar("deterministic", "int", "the same bits from call to call", default=0)
     other = replace(by, scalars=(*by.scalars, more), order=(*by.order, more.name))
     assert gradients.passed(other, of) == gradient.passed

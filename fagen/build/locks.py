@@ -40,8 +40,8 @@ def locked(lock: Path, waiting: Callable[[], None] | None = None) -> Iterator[bo
         with os.fdopen(_opened(lock), "a") as file:
             held = _hold(file.fileno(), waiting)
             if held is None:
-                with _held_here(lock, waiting) as here:
-                    yield here
+                with _held_here(lock, waiting) as lock_here:
+                    yield lock_here
                 return
             if not held or _same(file.fileno(), lock):  # the one before may have removed the file
                 yield held

@@ -250,8 +250,8 @@ def _remove(entry: CacheEntry) -> bool:
         with writing(folder):
             folder.unlink(missing_ok=True)
         return True
-    with writing(folder), locked(lock_of(folder)) as alone:
-        if not alone:
+    with writing(folder), locked(lock_of(folder)) as only_holder:
+        if not only_holder:
             return False
         if goes := _unchanged(entry):
             # renamed first: a reader finds all of it or nothing
@@ -323,10 +323,10 @@ def all_inside(folder: Path) -> Iterator[Path]:
     ahead = [folder]
     while ahead:
         with suppress(OSError), os.scandir(ahead.pop()) as entries:
-            for one in entries:
-                yield Path(one.path)
-                if one.is_dir(follow_symlinks=False):
-                    ahead.append(Path(one.path))
+            for entry in entries:
+                yield Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    ahead.append(Path(entry.path))
 
 
 def _state(folder: Path, inside: Sequence[Path]) -> str:

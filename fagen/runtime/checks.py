@@ -95,8 +95,8 @@ def _of_inputs(
         message = f"{' and '.join(names)} go together; only {', '.join(there)} is given"
         yield len(there) in (0, len(names)), message
     for rule in signature.rules:
-        dividend, divisor = sizes[rule.of], sizes[rule.by]
-        message = f"{rule.of} = {dividend} must be a multiple of {rule.by} = {divisor}"
+        dividend, divisor = sizes[rule.size], sizes[rule.by]
+        message = f"{rule.size} = {dividend} must be a multiple of {rule.by} = {divisor}"
         yield (dividend == 0 if divisor == 0 else dividend % divisor == 0), message
     yield all(limit.allows(sizes) for limit in signature.counts), signature.too_many
     for scalar in signature.numbers:

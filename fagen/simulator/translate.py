@@ -70,9 +70,9 @@ def _parsed(inside: str) -> Asm:
         rest = rest[string.end() :]
     operands = []
     for section in _split(rest, ":")[1:3]:
-        for one in _split(section):
-            if operand := _OPERAND.match(one):
-                operands.append(one[operand.end() : _closing(one, operand.end()) - 1].strip())
+        for text in _split(section):
+            if operand := _OPERAND.match(text):
+                operands.append(text[operand.end() : _closing(text, operand.end()) - 1].strip())
     return Asm(" ".join(code.split()), tuple(operands))
 
 
@@ -101,7 +101,7 @@ def _wgmma(asm: Asm, match: re.Match[str]) -> str:
     # which operands lie with M or N along their rows; A in registers has no say
     flags = re.findall("[01]", match[6]) or ["0"]
     transposed = ["0", flags[-1]] if in_registers else (flags * 2)[:2]
-    pointers = ", ".join(f"&({one})" for one in accumulators)
+    pointers = ", ".join(f"&({register})" for register in accumulators)
     return (
         f"sim::wgmma<{n}, {k}>(sim::Number::{_NUMBERS[number]}, "
         f"std::array<float*, {n // 2}>{{{pointers}}}, {{{', '.join(registers)}}}, "
@@ -111,7 +111,7 @@ def _wgmma(asm: Asm, match: re.Match[str]) -> str:
 
 def _mma(asm: Asm, match: re.Match[str]) -> str:
     *into, a0, a1, a2, a3, b0, b1, c = asm.operands
-    pointers = ", ".join(f"&({one})" for one in into)
+    pointers = ", ".join(f"&({register})" for register in into)
     return (
         f"sim::mma(sim::Number::{_NUMBERS[match[1]]}, {{{pointers}}}, "
         f"{{{a0}, {a1}, {a2}, {a3}}}, {{{b0}, {b1}}}, {c})"
@@ -120,9 +120,9 @@ def _mma(asm: Asm, match: re.Match[str]) -> str:
 
 def _ldmatrix(asm: Asm, match: re.Match[str]) -> str:
     *into, address = asm.operands
-    taken = " ".join(f"{one} = four[{i}];" for i, one in enumerate(into))
+    reads = " ".join(f"{register} = four[{i}];" for i, register in enumerate(into))
     transposed = "true" if match[1] else "false"
-    return f"do {{ const auto four = sim::ldmatrix({address}, {transposed}); {taken} }} while (0)"
+    return f"do {{ const auto four = sim::ldmatrix({address}, {transposed}); {reads} }} while (0)"
 
 
 _NUMBERS = {"f16": "kHalf", "bf16": "kBfloat", "e4m3": "kE4m3"}

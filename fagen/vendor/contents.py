@@ -68,8 +68,8 @@ class Kernel:
     def check(self) -> str:
         """C++ that compares a call with what it should compute; "" where its kind has none."""
         template = f"vendor/check/{self.plan.kind}.j2"
-        there = (locate("templates") / template).exists()
-        return written(template, plan=self.plan) if there else ""
+        exists = (locate("templates") / template).exists()
+        return written(template, plan=self.plan) if exists else ""
 
     def record(self) -> Mapping[str, Any]:
         """Return what manifest.json says of it."""
@@ -146,7 +146,7 @@ class Group:
     def clobbers(self) -> bool:
         """Whether one of them leaves anything in its workspace, where another's holds zeros."""
         launches = [kernel.plan.launches for kernel in self.kernels]
-        return self.zeroed and any(one.needs_workspace and not one.zeroed for one in launches)
+        return self.zeroed and any(x.needs_workspace and not x.zeroed for x in launches)
 
     @property
     def zeroed(self) -> bool:
@@ -230,7 +230,7 @@ class Folder:
         return tuple(choosing)
 
     def _dispatcher(self, kind: str) -> Group | None:
-        return next((one for one in self.dispatchers if one.kind == kind), None)
+        return next((group for group in self.dispatchers if group.kind == kind), None)
 
     @property
     def attends(self) -> bool:
@@ -260,17 +260,17 @@ class Folder:
     @property
     def called(self) -> tuple[Group, ...]:
         """Those of calls that users of Python make: all but those of gradients."""
-        return tuple(one for one in self.dispatchers if one.signature.kind != BACKWARD)
+        return tuple(group for group in self.dispatchers if group.signature.kind != BACKWARD)
 
     @property
     def varlen(self) -> tuple[Group, ...]:
         """What chooses among the kernels of varlen sequences, by struct."""
-        return tuple(one for one in self.called if one.varlen)
+        return tuple(group for group in self.called if group.varlen)
 
     @cached_property
     def measured(self) -> frozenset[str]:
         """What of calls the dispatchers choose by."""
-        return frozenset(name for one in self.dispatchers for name in one.table.measured)
+        return frozenset(name for group in self.dispatchers for name in group.table.measured)
 
     @cached_property
     def examples(self) -> tuple[Example, ...]:
@@ -287,12 +287,12 @@ class Folder:
     @property
     def differentiable(self) -> tuple[Gradient, ...]:
         """Those of them whose gradients a kernel of the folder computes."""
-        return tuple(one for one in self.gradients.values() if one.by)
+        return tuple(gradient for gradient in self.gradients.values() if gradient.backward)
 
     @property
     def lacking(self) -> tuple[Gradient, ...]:
         """Those of them whose gradients none of the folder computes."""
-        return tuple(one for one in self.gradients.values() if not one.by)
+        return tuple(gradient for gradient in self.gradients.values() if not gradient.backward)
 
     # ---- what is written beside texts ----
 
@@ -300,7 +300,7 @@ class Folder:
     def functions(self) -> tuple[str, ...]:
         """The C functions that others may call, the only ones that the library shows."""
         own = [f"{self.name}_message"]
-        for table in (one.table for one in self.dispatchers):
+        for table in (group.table for group in self.dispatchers):
             own += [f"{self.name}_{table.pick}", *_called(f"{self.name}_{table.kind}")]
         for kernel in self.pinned:
             own += _called(f"{self.name}_{kernel.alias}")
@@ -336,7 +336,7 @@ def _case(signature: Signature, number: int) -> tuple[int, ...]:
         for place, size in enumerate(signature.sizes)
     }
     for rule in signature.rules:
-        sizes[rule.of] = sizes[rule.by] * (1 + number % 2)
+        sizes[rule.size] = sizes[rule.by] * (1 + number % 2)
     return tuple(sizes.values())
 
 

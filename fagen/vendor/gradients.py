@@ -22,103 +22,103 @@ PREFIX = "d"  # an argument or result called so is the gradient of the tensor wh
 class Gradient:
     """A kernel of a folder, and the one there that computes the gradients of what it gives.
 
-    Where the folder has none, `by` is None and `wanted` the slug of one that would. `repeating` is
-    one that gives the same bits in each call, which may be `by` too.
+    Where the folder has none, `backward` is None and `missing` the slug of one that would.
+    `repeating` is one that gives the same bits in each call, which may be `backward` too.
     """
 
-    of: "Kernel"
-    by: "Kernel | None"
+    forward: "Kernel"
+    backward: "Kernel | None"
     repeating: "Kernel | None"
-    wanted: str
+    missing: str
 
     @property
     def passed(self) -> tuple[str, ...]:
-        """What `by` takes of a call: its arguments, results and the gradients of these, by name."""
-        assert self.by
-        return passed(self.by.signature, self.of.signature)
+        """What `backward` takes of a call, by name: its arguments, results and their gradients."""
+        assert self.backward
+        return passed(self.backward.signature, self.forward.signature)
 
     @property
     def suffix(self) -> str:
         """The form of the call in a name of Python: none of sequences of one length."""
-        return self.of.signature.form.title().replace(" ", "")
+        return self.forward.signature.form.title().replace(" ", "")
 
     @property
-    def taken(self) -> int:
+    def arity(self) -> int:
         """How many arguments the call takes."""
-        return len(self.of.signature.arguments)
+        return len(self.forward.signature.arguments)
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def differentiated(self) -> tuple[str, ...]:
         """The inputs of a call whose gradients it gives, in its order."""
-        assert self.by
-        return tuple(tensor.name.removeprefix(PREFIX) for tensor in self.by.signature.outputs)
+        assert self.backward
+        return tuple(tensor.name.removeprefix(PREFIX) for tensor in self.backward.signature.outputs)
 
     @property
     def results(self) -> tuple[str, ...]:
         """The gradients of the call's results that it takes."""
-        return tuple(f"{PREFIX}{tensor.name}" for tensor in self.of.signature.outputs)
+        return tuple(f"{PREFIX}{tensor.name}" for tensor in self.forward.signature.outputs)
 
     @property
     def optional(self) -> tuple[str, ...]:
         """Those of them that may be left out, where the loss is of other results alone."""
-        assert self.by
-        return tuple(t.name for t in self.by.signature.inputs if t.may_be_none)
+        assert self.backward
+        return tuple(t.name for t in self.backward.signature.inputs if t.may_be_none)
 
     @property
     def numbers(self) -> tuple[str, ...]:
         """The numbers of the call."""
-        return tuple(scalar.name for scalar in self.of.signature.numbers)
+        return tuple(scalar.name for scalar in self.forward.signature.numbers)
 
     @property
-    def repeating_wanted(self) -> str:
-        """The slug of a kernel that does as `by`, or `wanted`, with the same bits in each call."""
-        by = self.by.schedule if self.by else from_slug(self.wanted)
-        return by.but(deterministic=True).slug
+    def missing_repeating(self) -> str:
+        """The slug of one like `backward`, or `missing`, with the same bits in each call."""
+        schedule = self.backward.schedule if self.backward else from_slug(self.missing)
+        return schedule.but(deterministic=True).slug
 
 
 def gradients_of(kernels: Sequence["Kernel"]) -> Mapping[str, Gradient]:
     """Return by slug the kernels whose results have gradients, by one of them or by another."""
     by_slug = {}
-    for of in kernels:
-        every = [kernel for kernel in kernels if differentiates(kernel.schedule, of.schedule)]
-        repeating = (one for one in every if Problem.of(one.schedule).deterministic)
-        lacking = "" if every else wanted(of.schedule)
-        if every or lacking:
-            by = next(iter(every), None)
-            by_slug[of.slug] = Gradient(of, by, next(repeating, None), lacking)
+    for forward in kernels:
+        every = [kernel for kernel in kernels if differentiates(kernel.schedule, forward.schedule)]
+        repeating = (kernel for kernel in every if Problem.of(kernel.schedule).deterministic)
+        missing = "" if every else gradients_slug(forward.schedule)
+        if every or missing:
+            backward = next(iter(every), None)
+            by_slug[forward.slug] = Gradient(forward, backward, next(repeating, None), missing)
     return by_slug
 
 
-def differentiates(by: Schedule, of: Schedule) -> bool:
-    """Whether kernels of `by` compute the gradients of what those of `of` give."""
-    if by.kind != BACKWARD or of.kind != FORWARD:
+def differentiates(backward: Schedule, forward: Schedule) -> bool:
+    """Whether kernels of `backward` compute the gradients of what those of `forward` give."""
+    if backward.kind != BACKWARD or forward.kind != FORWARD:
         return False
-    return replace(Problem.of(by), kind=FORWARD, deterministic=False) == Problem.of(of)
+    return replace(Problem.of(backward), kind=FORWARD, deterministic=False) == Problem.of(forward)
 
 
-def wanted(of: Schedule) -> str:
+def gradients_slug(schedule: Schedule) -> str:
     """Return the slug of the kernel that fagen would take for that, "" where there is none."""
-    if of.kind != FORWARD:
+    if schedule.kind != FORWARD:
         return ""
     try:
-        return buildable(replace(Problem.of(of), kind=BACKWARD)).schedules[0].slug
+        return buildable(replace(Problem.of(schedule), kind=BACKWARD)).schedules[0].slug
     except ScheduleError:
         return ""
 
 
-def passed(by: Signature, of: Signature) -> tuple[str, ...]:
+def passed(backward: Signature, forward: Signature) -> tuple[str, ...]:
     """Return what the kernel of gradients takes of a call: its arguments by their names.
 
     Each is an argument or a result of the call, or the gradient of a result. What else it has is
     left to its default.
     """
-    results = [tensor.name for tensor in of.outputs]
-    there = {argument.name for argument in of.arguments} | {*results}
-    there |= {f"{PREFIX}{name}" for name in results}
-    for argument in by.arguments:
+    results = [tensor.name for tensor in forward.outputs]
+    available = {argument.name for argument in forward.arguments} | {*results}
+    available |= {f"{PREFIX}{name}" for name in results}
+    for argument in backward.arguments:
         if isinstance(argument, Scalar):
             free = argument.default is not None
         else:
             free = argument.may_be_none
-        assert free or argument.name in there, f"{by.kind}: {argument.name} is of no call"
-    return tuple(one.name for one in by.arguments if one.name in there)
+        assert free or argument.name in available, f"{backward.kind}: {argument.name} is of no call"
+    return tuple(argument.name for argument in backward.arguments if argument.name in available)

@@ -22,7 +22,7 @@ def texts(folder: Folder) -> dict[str, str]:
         "jax/CMakeLists.txt": "vendor/jax/CMakeLists.txt.j2",
         f"jax/{name}_jax.cpp": "vendor/jax/targets.cpp.j2",
         f"jax/{name}_jax.map": "vendor/jax/symbols.map.j2",
-        **{f"jax/{name}/{own}.py": of for own, (of, is_there) in modules.items() if is_there},
+        **{f"jax/{name}/{own}.py": text for own, (text, is_there) in modules.items() if is_there},
     }
     files["README.md"] += written("vendor/jax/README.md.j2", folder=folder)
     for path, template in templates.items():

@@ -57,7 +57,7 @@ def asked(
     by_slug = {schedule.slug: schedule for schedule in schedules}  # one that is named twice is one
     if not 0 < len(by_slug) <= MOST_KERNELS:
         raise ScheduleError(f"{len(by_slug)} schedules; a folder has from 1 to {MOST_KERNELS}")
-    return Manifest(name, tuple(("", one) for one in by_slug.values()), format, with_cutlass)
+    return Manifest(name, tuple(("", own) for own in by_slug.values()), format, with_cutlass)
 
 
 def read(path: Path) -> Manifest:

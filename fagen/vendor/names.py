@@ -48,7 +48,8 @@ _NAMESPACES = """
     load_library loaded_libraries mkl mkldnn mkldnn_prepacked onednn prim prims profiler
     quantization quantized rngprims sparse static_runtime symm_mem
 """
-_DEVICES = ("aux", "con", "nul", "prn", *(f"{one}{i}" for one in ("com", "lpt") for i in range(10)))
+_PORTS = (f"{port}{i}" for port in ("com", "lpt") for i in range(10))
+_DEVICES = ("aux", "con", "nul", "prn", *_PORTS)
 
 
 def _said(words: str, what: str) -> Mapping[str, str]:

@@ -80,7 +80,7 @@ def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Wri
             _remove(folder, path)
     edited = ("kept", "edited", "foreign")  # what stays one of these
     kept = {path: (before if fate in edited else hashes).get(path) for path, fate in fates.items()}
-    record = {path: known for path, known in kept.items() if known}
+    record = {path: hash_ for path, hash_ in kept.items() if hash_}
     text = json.dumps({**json.loads(texts[MANIFEST]), "files": record}, indent=1) + "\n"
     make_folder(folder)
     if _hash_of(folder / MANIFEST) != _hash(text.encode()):
@@ -89,15 +89,15 @@ def bring(texts: Mapping[str, str], folder: Path, *, force: bool = False) -> Wri
     return Written(folder, **became)
 
 
-def _fate(there: str, before: str | None, new: str | None, force: bool) -> str:
+def _fate(current: str, before: str | None, new: str | None, force: bool) -> str:
     """What becomes of a file: hashes of what is there ("" for nothing), was written, will be."""
-    if there == new:
+    if current == new:
         return "unchanged"
-    if not there:
+    if not current:
         return "new" if new else ""
     if not before:
         return "foreign" if new else ""
-    if there != before and not force:
+    if current != before and not force:
         return "edited" if new == before else "kept"
     return "updated" if new else "removed"
 

@@ -81,7 +81,7 @@ class Call:
 
 def _extras(groups: tuple[Group, ...]) -> tuple[str, ...]:
     kernels = chain(*(group.kernels for group in groups))
-    names = dict.fromkeys(tensor.name for one in kernels for tensor in one.signature.inputs)
+    names = dict.fromkeys(tensor.name for kernel in kernels for tensor in kernel.signature.inputs)
     return tuple(name for name in names if name not in ("q", "k", "v", *_OFFSETS))
 
 
@@ -124,17 +124,17 @@ class Package:
     @property
     def forms(self) -> tuple[Gradient, ...]:
         """Of those that a kernel of the folder computes one for each form that calls have."""
-        return tuple({one.suffix: one for one in self.folder.differentiable}.values())
+        return tuple({form.suffix: form for form in self.folder.differentiable}.values())
 
     @property
     def repeating(self) -> tuple[Gradient, ...]:
         """Those that a kernel of the folder computes with the same bits in each call."""
-        return tuple(one for one in self.folder.differentiable if one.repeating)
+        return tuple(form for form in self.folder.differentiable if form.repeating)
 
     @property
     def varying(self) -> tuple[Gradient, ...]:
         """Those that none of the folder computes so."""
-        return tuple(one for one in self.folder.differentiable if not one.repeating)
+        return tuple(form for form in self.folder.differentiable if not form.repeating)
 
     @property
     def not_repeating(self) -> tuple[Gradient, ...]:
@@ -144,7 +144,7 @@ class Package:
     @property
     def in_16_bits(self) -> tuple[str, ...]:
         """torch's words for the dtypes of calls that torch.autocast may cast to."""
-        dtypes = dict.fromkeys(chain(*(one.dtypes for one in self.folder.called)))
+        dtypes = dict.fromkeys(chain(*(group.dtypes for group in self.folder.called)))
         return tuple(name for name in dtypes if name in _IN_16_BITS)
 
     @property
@@ -167,7 +167,7 @@ class Package:
     @property
     def modules(self) -> dict[str, str]:
         """The package's modules that call kernels, and their templates."""
-        there = {
+        templates = {
             "vendor/torch/__init__.py.j2": True,
             "vendor/torch/_fakes.py.j2": True,
             "vendor/torch/_gradients.py.j2": self.folder.gradients,
@@ -177,7 +177,7 @@ class Package:
             "vendor/torch/_varlen.py.j2": self.varlen,
             "vendor/torch/_rows.py.j2": self.attention or self.decode,
         }
-        return {_file(template): template for template, is_there in there.items() if is_there}
+        return {_file(template): template for template, is_there in templates.items() if is_there}
 
 
 _IN_16_BITS = frozenset(DTYPES[name].torch for name in SIXTEEN_BITS)
@@ -201,7 +201,7 @@ def hub_texts(folder: Folder) -> dict[str, str]:
     package = Package(folder)
     files = {f"src/{kernel.slug}.cu": kernel.source.kernel for kernel in folder.kernels}
     files |= dict(_python_texts(package, f"torch-ext/{folder.name}", ops="_ops.py"))
-    files |= {path: written(of, package=package) for path, of in _OF_THE_HUB.items()}
+    files |= {path: written(source, package=package) for path, source in _OF_THE_HUB.items()}
     files["LICENSE"] = locate("LICENSE").read_text(encoding="utf-8")
     return files | dict(source.cutlass(folder)) | {MANIFEST: json.dumps(folder.record())}
 

@@ -113,7 +113,7 @@ def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it(
             assert named <= known, (signature.kind, tensor.name)
         for tensor in signature.outputs:
             assert {dim.extent.name for dim in tensor.dims if dim.extent.name} <= known
-        assert {name for rule in signature.rules for name in (rule.of, rule.by)} <= known
+        assert {name for rule in signature.rules for name in (rule.size, rule.by)} <= known
         assert known <= set(signature.most)
 
 

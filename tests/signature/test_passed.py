@@ -140,7 +140,7 @@ def test_so_they_do_for_every_kind(stub_op: Callable[[str], StubOp], slug: str) 
     signature = one.plan.signature
     sizes = {size.name: 2 + 2 * number for number, size in enumerate(signature.sizes)}
     for rule in signature.rules:
-        sizes[rule.of] = 3 * sizes[rule.by]
+        sizes[rule.size] = 3 * sizes[rule.by]
     named: dict[str, Any] = {scalar.name: 5 for scalar in signature.numbers}
     for tensor in signature.inputs:
         if not tensor.made:

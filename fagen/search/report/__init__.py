@@ -135,7 +135,7 @@ def view(targets: Sequence[Result], sessions: Sequence[Session] = (), store: str
 def _target(result: Result, shared: Scale) -> TargetView:
     t, r = result.target, result.correlation
     v = "" if t.head_dim == t.head_dim_v else f" and {t.head_dim_v} (V)"
-    kind = f", {t.kind}" if PASSES[t.kind].said else ""
+    kind = f", {t.kind}" if PASSES[t.kind].prefix else ""
     kind += ", varlen sequences" if t.varlen else ""
     table = tuple(served(result))
     return TargetView(
