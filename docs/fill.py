@@ -178,7 +178,7 @@ def signature_table(signature: Signature) -> Iterator[str]:
         name = f"→ `{tensor.result}`"
         yield f"| {name} | {tensor.shape} | {tensor.dtype.torch} | {'; '.join(_made(tensor))} |"
     yield ""
-    limits = [f"`{rule.of}` is a multiple of `{rule.by}`" for rule in signature.rules]
+    limits = [f"`{rule.size}` is a multiple of `{rule.by}`" for rule in signature.rules]
     for most, sizes in signature.sizes_by_most.items():
         limits.append(f"{', '.join(f'`{size.name}`' for size in sizes)}: at most {most:,}")
     limits += [f"{limit.name}: {limit}, fewer than 2^30" for limit in signature.counts]
