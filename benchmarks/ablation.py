@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from record import Asked, Run, Script, time_all
+from record import Options, Run, Script, time_all
 
 from fagen.kinds.forward.keys import Schedule
 from fagen.measure.rows import TITLES, Row, markdown, regimes_of
@@ -35,10 +35,10 @@ CELL = Cell(Problem("fp16", 128, 128, "full"), standard_sizes(128, 16_384))
 REGIMES = (dataclasses.replace(SUSTAINED, rounds=9), dataclasses.replace(BURST, rounds=15))
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time them beside cuDNN."""
     schedules = [WHOLE, *WITHOUT.values()]
-    peers = asked.peer or ["cudnn"]
+    peers = options.peer or ["cudnn"]
     time_all(run, {CELL: schedules}, run.build(schedules), peers, regimes=REGIMES)
 
 

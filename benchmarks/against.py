@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import BUILDERS, Asked, Run, Script, grid, said_of, say, serving, sizes_of
+from record import BUILDERS, Options, Run, Script, grid, said_of, say, serving, sizes_of
 from revision import git, rendered_at
 from tables import grouped
 
@@ -139,8 +139,8 @@ def call_before(
     strides = [tensor.stride(i) for tensor in (q, k) for i in rows]
     strides += [v.stride(i) for i in order] + [out.stride(i) for i in rows]
     strides += [lse.stride(0), lse.stride(1)]
-    for one in descales:
-        strides += [one.stride(i) if one.shape[i] > 1 else 0 for i in (0, 1)]
+    for descale in descales:
+        strides += [descale.stride(i) if descale.shape[i] > 1 else 0 for i in (0, 1)]
     sizes = cell.sizes
     pointers = [tensor.data_ptr() for tensor in (q, k, v, out, lse, *descales)]
     pointers += [0] * (8 - len(pointers)) + [_workspace(q.device).data_ptr()]
@@ -174,7 +174,7 @@ class Pair:
     before: str  # by which the kernel of before is known
     ahead: float | None = None  # the speed of before over FlashAttention-3's, where that is known
     same: bool = True  # the outputs, to the bit
-    each: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, roughly
+    estimates: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds, roughly
     new: list[float] = dataclasses.field(default_factory=list)
     old: list[float] = dataclasses.field(default_factory=list)
 
@@ -217,7 +217,7 @@ def time_pairs(
         names = {pair.before for pair in pairs}
         compiled = {name: pool.submit(compile_before, before[name]) for name in names}
         kernels = run.build(schedules, binding=False)
-        libraries = {name: one.result() for name, one in compiled.items()}
+        libraries = {name: future.result() for name, future in compiled.items()}
     say(f"{len(kernels)} + {len(libraries)} kernels built in {time.monotonic() - began:.0f} s")
 
     def repeat(number: int) -> None:
@@ -257,12 +257,12 @@ def time_pair(
         raise VerificationError(f"{pair.slug} at {pair.cell}: outputs differ by {off:.2e}")
     clock, dice = Clock(), random.Random(repeat)
     for name, call in calls.items():
-        pair.each[name] = pair.each.get(name) or estimate(call)
+        pair.estimates[name] = pair.estimates.get(name) or estimate(call)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(regime.rounds):
         for name in dice.sample(list(calls), len(calls)):
             time.sleep(regime.idle)
-            seconds[name].append(time_round(calls[name], regime, pair.each[name], clock)[0])
+            seconds[name].append(time_round(calls[name], regime, pair.estimates[name], clock)[0])
     pair.new.append(statistics.median(seconds["new"]) * 1e6)
     pair.old.append(statistics.median(seconds["old"]) * 1e6)
 
@@ -357,16 +357,16 @@ def page(run: Run) -> None:
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Time what serves each cell beside the same schedule's kernel of before."""
-    before = kernels_before(asked.before)
-    run.about["before"] = Path(asked.before).name
-    asked.mask = list(MASKS)
-    served = [(cell, one) for cell in grid(asked) for one in serving(cell, run.card)]
-    known = [(cell, schedule) for cell, schedule in served if schedule.slug in before]
-    pairs = [Pair(cell, schedule.slug, schedule.slug) for cell, schedule in known]
-    schedules = [schedule for _, schedule in known]
-    time_pairs(run, pairs, schedules, before, asked.repeats, ROUND, ULPS)
+    before = kernels_before(options.before)
+    run.about["before"] = Path(options.before).name
+    options.mask = list(MASKS)
+    served = [(cell, schedule) for cell in grid(options) for schedule in serving(cell, run.card)]
+    comparable = [(cell, schedule) for cell, schedule in served if schedule.slug in before]
+    pairs = [Pair(cell, schedule.slug, schedule.slug) for cell, schedule in comparable]
+    schedules = [schedule for _, schedule in comparable]
+    time_pairs(run, pairs, schedules, before, options.repeats, ROUND, ULPS)
 
 
 main = Script(
@@ -385,11 +385,11 @@ main = Script(
         "--export": dict(type=Path, metavar="FOLDER"),
         "--repeats": dict(type=int, default=3),
     },
-    settle=lambda asked: (
-        None if asked.before or asked.redraw else "name a REVISION or FOLDER to time against"
+    settle=lambda options: (
+        None if options.before or options.redraw else "name a REVISION or FOLDER to time against"
     ),
-    beside=lambda asked: (
-        export(kernels_before(asked.before), asked.export) if asked.export else None
+    beside=lambda options: (
+        export(kernels_before(options.before), options.export) if options.export else None
     ),
 )
 

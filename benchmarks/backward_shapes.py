@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from draws import drawn
-from record import Asked, Run, Script, said_of, serving, time_all
+from record import Options, Run, Script, said_of, serving, time_all
 from tables import grouped, picks
 
 from fagen import flow, vocab
@@ -30,23 +30,24 @@ FLOPS = (1e10, 2e12)  # of a shape: longer than its launches, and no longer than
 SLOWEST = 20  # shapes that are printed
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time every shape."""
-    run.about |= {"number": asked.number, "seed": asked.seed}
+    run.about |= {"number": options.number, "seed": options.seed}
     committed = {Problem.of(schedule).opened() for schedule in flow.committed(BACKWARD)}
-    known = [
-        one
-        for one in sorted(committed)
+    problems = [
+        problem
+        for problem in sorted(committed)
         # a shape is of sequences of one length
-        if one.mask in asked.mask and one.dtype in asked.dtype and one.lengths == vocab.LENGTHS[0]
-        if one.head_dim in (asked.head_dim or [one.head_dim])
+        if problem.mask in options.mask and problem.dtype in options.dtype
+        if problem.lengths == vocab.LENGTHS[0]
+        if problem.head_dim in (options.head_dim or [problem.head_dim])
     ]
-    if not known:
+    if not problems:
         raise FagenError("no committed schedule computes such gradients")
-    cells = drawn(asked.number, asked.seed, known, FLOPS)
+    cells = drawn(options.number, options.seed, problems, FLOPS)
     schedules = {cell: serving(cell, run.card) for cell in cells}
     kernels = run.build(schedule for served in schedules.values() for schedule in served)
-    time_all(run, schedules, kernels, asked.peer or [YARDSTICK], regimes=[ROUND])
+    time_all(run, schedules, kernels, options.peer or [YARDSTICK], regimes=[ROUND])
 
 
 def page(run: Run) -> None:

@@ -23,7 +23,7 @@ from functools import cache
 from statistics import geometric_mean
 from typing import Any
 
-from record import Asked, Run, Script, flag, say, sizes_of
+from record import Options, Run, Script, flag, say, sizes_of
 
 from fagen.dispatch.rows import Row
 from fagen.dispatch.select import sized
@@ -76,27 +76,27 @@ def split_slug(head_dim: int, num_splits: int, dtype: str = "fp16", mask: str = 
     return f"fwd_{dtype}_d{head_dim}_{mask}_{tile}_split{num_splits}{end}"
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Time what the borders follow from; or, with --long, what splitting the keys is for."""
-    if asked.long:
+    if options.long:
         run.each([LONG_KEYS], lambda sizes: long(run, sizes))
         return
-    slugs = {slug for head_dim in asked.head_dim for slug in _slugs(head_dim)}
+    slugs = {slug for head_dim in options.head_dim for slug in _slugs(head_dim)}
     kernels = run.build(map(from_slug, sorted(slugs)), binding=False)
 
     def measured(schedules: Sequence[Schedule], sizes: Sizes) -> Mapping[str, float]:
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
         timed = rotated(mine, sizes, SHORT, peers={}).microseconds
-        run.rows += [{"slug": s, **vars(sizes), "microseconds": one} for s, one in timed.items()]
-        return {slug: one / 1e6 for slug, one in timed.items()}
+        run.rows += [{"slug": s, **vars(sizes), "microseconds": us} for s, us in timed.items()]
+        return {slug: us / 1e6 for slug, us in timed.items()}
 
     rows: list[Row] = []
 
     def step(head_dim: int) -> None:
         rows.extend(rows_for(head_dim, measured, GAIN, run.card, measured_by(run)))
 
-    run.each(asked.head_dim, step)
-    write(rows, asked)
+    run.each(options.head_dim, step)
+    write(rows, options)
 
 
 def long(run: Run, sizes: Sizes) -> None:
@@ -110,15 +110,15 @@ def long(run: Run, sizes: Sizes) -> None:
         say(f"{name:44} {sizes}: {microseconds:.0f} us")
 
 
-def without_a_gpu(asked: Asked) -> int | None:
+def without_a_gpu(options: Options) -> int | None:
     """Find the borders by the cost models, or by times that were measured; the exit code."""
-    if not (asked.predicted or asked.redraw):
+    if not (options.predicted or options.redraw):
         return None
-    how: tuple[Any, ...] = predicted, PREDICTED_GAIN, asked.card, PREDICTED_BY, LEAST_KEYS
-    if asked.redraw and not asked.predicted:
-        run = Run.read(asked.redraw)
+    how: tuple[Any, ...] = predicted, PREDICTED_GAIN, options.card, PREDICTED_BY, LEAST_KEYS
+    if options.redraw and not options.predicted:
+        run = Run.read(options.redraw)
         how = before(run), GAIN, run.card, measured_by(run)
-    write([row for head_dim in asked.head_dim for row in rows_for(head_dim, *how)], asked)
+    write([row for head_dim in options.head_dim for row in rows_for(head_dim, *how)], options)
     return 0
 
 
@@ -139,9 +139,9 @@ def measured_by(run: Run) -> str:
     return f"benchmarks/results/{run.stem}.json"
 
 
-def write(rows: Sequence[Row], asked: Asked) -> None:
+def write(rows: Sequence[Row], options: Options) -> None:
     """Put the rows into the table, if that is asked for."""
-    if asked.write:
+    if options.write:
         update(locate("schedules") / NAME, rows)
 
 
@@ -200,8 +200,8 @@ def split_borders(
         timed = {
             keys: times([plain, *split], Sizes(1, tiles, kv_heads, 128, keys)) for keys in TILE_KEYS
         }
-        best = min(split, key=lambda s: geometric_mean(one[s.slug] for one in timed.values()))
-        gains = {keys: one[plain.slug] / one[best.slug] for keys, one in timed.items()}
+        best = min(split, key=lambda s: geometric_mean(own[s.slug] for own in timed.values()))
+        gains = {keys: own[plain.slug] / own[best.slug] for keys, own in timed.items()}
         num_splits = best.values()["num_splits"]
         listed = ", ".join(f"{keys:,} keys {ratio:.2f}" for keys, ratio in gains.items())
         say(f"d{head_dim}, {tiles} tiles: {num_splits} chunks, beside the plain kernel at {listed}")
@@ -270,20 +270,20 @@ def _seconds_a_key(head_dim: int, rows: int) -> float:
             continue
         for speed in evidence.speeds:
             if (speed.batch, speed.seqlen_k) == MEASURED:
-                each = speed.microseconds / 1e6 / (speed.batch * speed.kv_heads * speed.seqlen_k)
-                return each if other == rows else each * (1 if rows < other else WIDER)
+                per_key = speed.microseconds / 1e6 / (speed.batch * speed.kv_heads * speed.seqlen_k)
+                return per_key if other == rows else per_key * (1 if rows < other else WIDER)
     return WIDER * _seconds_a_key(head_dim, rows // 2)
 
 
-def settle(asked: Asked) -> str | None:
+def settle(options: Options) -> str | None:
     """Complain of another head dim."""
-    odd = [one for one in asked.head_dim if one not in PLAIN]
+    odd = [dim for dim in options.head_dim if dim not in PLAIN]
     return f"--head-dim {odd[0]}: there are {', '.join(map(str, PLAIN))}" if odd else None
 
 
 main = Script(
     __doc__,
-    lambda asked: "choice-long" if asked.long else "choice",
+    lambda options: "choice-long" if options.long else "choice",
     work,
     regimes=[SHORT],
     lists={"head_dim": (int, PLAIN)},

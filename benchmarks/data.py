@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from record import Asked, Kernels, Run, Script, grid, say, serving
+from record import Kernels, Options, Run, Script, grid, say, serving
 from tables import grouped
 from torch import Tensor
 from torch.nn import functional
@@ -117,13 +117,13 @@ FAMILIES: Mapping[str, float | Change] = {
 # ---- timing --------------------------------------------------------------------------------------
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time every family of every cell."""
-    others = [from_slug(slug) for slug in asked.schedule or ()]
+    others = [from_slug(slug) for slug in options.schedule or ()]
     schedules: dict[Cell, list[Schedule]] = {}
-    for cell in grid(asked):
+    for cell in grid(options):
         some = serving(cell, run.card)
-        some += [one for one in others if solves(one, cell.problem) and one not in some]
+        some += [other for other in others if solves(other, cell.problem) and other not in some]
         if some:
             schedules[cell] = some
         else:
@@ -132,7 +132,7 @@ def work(run: Run, asked: Asked) -> None:
 
     def step(cell: Cell) -> None:
         slugs = [schedule.slug for schedule in schedules[cell]]
-        rows = time_cell(run, cell, slugs, kernels, asked.family)
+        rows = time_cell(run, cell, slugs, kernels, options.family)
         run.rows += rows
         worst = min(row["of_normal"] for row in rows)
         say(f"  {cell!s:48} least {worst:.3f} of {NORMAL}")
@@ -282,9 +282,9 @@ def page(run: Run) -> None:
     print(text)
 
 
-def settle(asked: Asked) -> None:
+def settle(options: Options) -> None:
     """With what others are compared to."""
-    asked.family = list(dict.fromkeys([NORMAL, *asked.family]))
+    options.family = list(dict.fromkeys([NORMAL, *options.family]))
 
 
 main = Script(

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from launch import SMALL_DECODING, launch_costs
-from record import Asked, Run, Script, flag, say
+from record import Options, Run, Script, flag, say
 from tables import launch_lines
 
 from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
@@ -63,25 +63,25 @@ AROUND = (
 )
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time every shape."""
-    if asked.host:
-        host(run, asked)
+    if options.host:
+        host(run, options)
         return
-    shapes = list(_shapes(asked))
+    shapes = list(_shapes(options))
     kernels = run.build({s for _, schedules in shapes for s in schedules}, binding=False)
 
     def step(item: tuple[Sizes, tuple[Schedule, ...]]) -> None:
         sizes, schedules = item
         mine = {s.slug: (kernels[s.slug][0], kernels[s.slug][1].library) for s in schedules}
-        run.rows += _mixed(mine, sizes) if asked.mixed else _equal(mine, sizes)
+        run.rows += _mixed(mine, sizes) if options.mixed else _equal(mine, sizes)
 
     run.each(shapes, step)
 
 
-def host(run: Run, asked: Asked) -> None:
+def host(run: Run, options: Options) -> None:
     """Note what one call takes beside its arithmetic, of the kernel for a token of few keys."""
-    schedule = usual(asked.dtype, asked.head_dim, SMALL_DECODING, "round_robin")
+    schedule = usual(options.dtype, options.head_dim, SMALL_DECODING, "round_robin")
     kernels = run.build([schedule])
 
     def step(slug: str) -> None:
@@ -127,19 +127,19 @@ def _mixed(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
     return rows
 
 
-def _shapes(asked: Asked) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
+def _shapes(options: Options) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
     """Sizes, and the schedules that are timed on them."""
-    if asked.around:
+    if options.around:
         for head_dim, (heads, kv_heads, queries), (batch, keys) in product(*AROUND):
             sizes = Sizes(batch, heads, kv_heads, queries, keys)
-            yield sizes, (usual(asked.dtype, head_dim, sizes),)
+            yield sizes, (usual(options.dtype, head_dim, sizes),)
         return
-    shapes = [(len(zipf()), 1, max(zipf()))] if asked.mixed else SHAPES
+    shapes = [(len(zipf()), 1, max(zipf()))] if options.mixed else SHAPES
     for batch, queries, keys in shapes:
         sizes = Sizes(batch, HEADS, KV_HEADS, queries, keys)
-        dealt = {usual(asked.dtype, asked.head_dim, sizes, by): None for by in DEALT}
+        dealt = {usual(options.dtype, options.head_dim, sizes, by): None for by in DEALT}
         first = next(iter(dealt)).slug
-        variants = (Schedule.from_slug(f"{first}_{codes}") for codes in asked.variants)
+        variants = (Schedule.from_slug(f"{first}_{codes}") for codes in options.variants)
         yield sizes, (*dealt, *variants)
 
 
@@ -164,15 +164,15 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
 WAYS = ("mixed", "around", "host")
 
 
-def settle(asked: Asked) -> str | None:
+def settle(options: Options) -> str | None:
     """Complain of several ways at once."""
-    several = sum(getattr(asked, way) for way in WAYS) > 1
+    several = sum(getattr(options, way) for way in WAYS) > 1
     return "--mixed, --around and --host go one at a time" if several else None
 
 
 main = Script(
     __doc__,
-    lambda asked: "-".join(["decode", *(way for way in WAYS if getattr(asked, way))]),
+    lambda options: "-".join(["decode", *(way for way in WAYS if getattr(options, way))]),
     work,
     regimes=[BRIEF],
     options={

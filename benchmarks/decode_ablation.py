@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any
 
 from decode import HEADS, KEYS, KV_HEADS, usual
-from record import Asked, Run, Script, say
+from record import Options, Run, Script, say
 from tables import grouped
 
 from fagen.kinds.decode.keys import Schedule
@@ -57,14 +57,14 @@ FORMS: Mapping[str, Mapping[str, object]] = {
 _FREE = ("stages", "q_stages", "blocks")  # follow from the others
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build every form, time every shape both ways."""
     shapes = {
-        sizes: forms(asked, sizes)
+        sizes: forms(options, sizes)
         for batch, queries, keys in SHAPES
         for sizes in [Sizes(batch, HEADS, KV_HEADS, queries, keys)]
     }
-    schedules = {one for each in shapes.values() for one in each.values()}
+    schedules = {schedule for by_form in shapes.values() for schedule in by_form.values()}
     kernels = run.build(schedules, binding=False)
 
     def step(sizes: Sizes) -> None:
@@ -84,7 +84,7 @@ def work(run: Run, asked: Asked) -> None:
 def page(run: Run) -> str:
     """Write <stem>.md: of each shape its forms, both ways, and what was not timed; return it."""
     shapes = grouped(run.rows, itemgetter("batch", "seqlen_q", "seqlen_k"))
-    tables = "\n".join(f"{_in_words(*shape)}:\n\n{_table(of)}" for shape, of in shapes.items())
+    tables = "\n".join(f"{_in_words(*shape)}:\n\n{_table(own)}" for shape, own in shapes.items())
     lacking = [_in_words(*shape) for shape in SHAPES if shape not in shapes]
     return run.write_page(
         "What each part of decoding is worth",
@@ -103,22 +103,22 @@ def _in_words(batch: int, queries: int, keys: int) -> str:
 def _table(rows: list[dict[str, Any]]) -> str:
     of_form = grouped(rows, itemgetter("form"))
     slugs = {form: ways[0]["slug"] for form, ways in of_form.items()}
-    times = {form: {row["way"]: row["microseconds"] for row in of} for form, of in of_form.items()}
+    times = {form: {x["way"]: x["microseconds"] for x in rows} for form, rows in of_form.items()}
     whole = times["the whole"]
     for peer in PEERS:  # where torch has it
-        each = {row["way"]: row[f"{peer}_microseconds"] for row in of_form["the whole"]}
-        if all(each.values()):
-            times[title(peer)] = each
+        peer_times = {row["way"]: row[f"{peer}_microseconds"] for row in of_form["the whole"]}
+        if all(peer_times.values()):
+            times[title(peer)] = peer_times
     body = []
-    for form, each in times.items():
-        cells = [f"{each[way]:.1f} ({each[way] / whole[way]:.2f})" for way in WAYS]
+    for form, peer_times in times.items():
+        cells = [f"{peer_times[way]:.1f} ({peer_times[way] / whole[way]:.2f})" for way in WAYS]
         body.append([form, slugs.get(form, ""), *cells])
     return markdown(["", "schedule", *WAYS], body)
 
 
-def forms(asked: Asked, sizes: Sizes) -> dict[str, Schedule]:
+def forms(options: Options, sizes: Sizes) -> dict[str, Schedule]:
     """The schedule of each form for a shape."""
-    whole = usual(asked.dtype, asked.head_dim, sizes)
+    whole = usual(options.dtype, options.head_dim, sizes)
     other = "stream_k" if whole.values()["by"] == "round_robin" else "round_robin"
     changes = {**FORMS, "chunks dealt otherwise": {"by": other}}
     free = dict.fromkeys(_FREE)

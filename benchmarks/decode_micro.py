@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from record import BUILDERS, Asked, Run, Script, flag, say
+from record import BUILDERS, Options, Run, Script, flag, say
 
 from fagen import process
 from fagen.arch import SM90
@@ -138,27 +138,27 @@ PROGRAMS = {
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def compile_only(asked: Asked) -> int | None:
+def compile_only(options: Options) -> int | None:
     """Compile the programs, and say what the compiler says of them; where it refuses, code 4."""
-    if not asked.compile:
+    if not options.compile:
         return None
-    programs = compiled(asked.only)
+    programs = compiled(options.only)
     for name, (_, remark) in programs.items():
         say(f"{name}: {remark or 'compiled'}")
     return 0 if all(binary for binary, _ in programs.values()) else BuildError.exit_code
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Compile the programs, run them one after the other."""
     del run.about["regimes"]  # programs time themselves
     run.about["nvcc"] = find_toolchain().nvcc_version
-    binaries = compiled(asked.only)
+    binaries = compiled(options.only)
 
     def step(name: str) -> None:
         binary, remark = binaries[name]
         if remark:
             run.note(remark, name)
-        rows = measured(binary, asked.limit) if binary else [_left_out(0, "not compiled")]
+        rows = measured(binary, options.limit) if binary else [_left_out(0, "not compiled")]
         run.rows += [{"program": name, **row} for row in rows]
         failed = sum("error" in row for row in rows)
         run.about["wrong"] = run.about.get("wrong", False) or failed > 0

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from record import RESULTS, Asked, Run, Script, flag, say
+from record import RESULTS, Options, Run, Script, flag, say
 from tables import pivoted, plain_table
 from torch import Tensor
 
@@ -64,7 +64,7 @@ class Part:
     """One way to compute attention, and how; without a Plan it is torch's three steps in fp16."""
 
     name: str
-    of: Plan | None = None
+    plan: Plan | None = None
     rotated: bool = False
     centered: str = ""  # of "kv", those less the means of their columns
     scales: str = ""  # of Q and K: the Plan's
@@ -87,36 +87,36 @@ class Line:
 # ---- what is compared
 
 
-def tensors(asked: Asked, seed: int, keys: int) -> Tensors:
+def tensors(options: Options, seed: int, keys: int) -> Tensors:
     """Make Q, K and V in fp16: with outliers, or, for long sums, V about 1 instead of 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(length: int, mean: float = 0.0) -> Tensor:
-        shape = (1, length, asked.heads, asked.head_dim)
+        shape = (1, length, options.heads, options.head_dim)
         x = torch.randn(shape, generator=generator) + mean
-        if not asked.long:
+        if not options.long:
             chosen = torch.rand(shape, generator=generator) < OUTLIERS
             x = x + torch.randn(shape, generator=generator) * OUTLIER_DEVIATION * chosen
-        return x.half().to(asked.device)
+        return x.half().to(options.device)
 
-    return normal(asked.queries), normal(keys), normal(keys, 1.0 if asked.long else 0.0)
+    return normal(options.queries), normal(keys), normal(keys, 1.0 if options.long else 0.0)
 
 
-def planned(asked: Asked, **keys: object) -> Plan:
+def planned(options: Options, **keys: object) -> Plan:
     """Plan the schedule that is measured, or one that differs from it in some keys."""
-    tile = dict(head_dim=asked.head_dim, mask="full", block_m=128, block_n=asked.block_n)
+    tile = dict(head_dim=options.head_dim, mask="full", block_m=128, block_n=options.block_n)
     return plan(Schedule.make(**tile | keys))
 
 
-def parts(asked: Asked) -> list[Part]:
+def parts(options: Options) -> list[Part]:
     """What each part of fp8 is worth."""
     common = dict(dtype="e4m3", out_dtype="fp16")
     blocks = common | dict(scales="block", scale_rows=SCALE_ROWS_DEFAULT)
-    by_block = planned(asked, **blocks)
-    by_head = planned(asked, **common)
+    by_block = planned(options, **blocks)
+    by_head = planned(options, **common)
     tensor = dict(scales="tensor", v_scales="tensor")  # passed for each head
-    lazy = planned(asked, **blocks, maximum="lazy", p_offset=4.0)
-    v_by_block = planned(asked, **blocks, v_scales="block")
+    lazy = planned(options, **blocks, maximum="lazy", p_offset=4.0)
+    v_by_block = planned(options, **blocks, v_scales="block")
     in_e4m3 = [
         Part(BASELINE, by_head, **tensor),
         Part(COMPLETE, by_block, True, "kv"),
@@ -127,17 +127,17 @@ def parts(asked: Asked) -> list[Part]:
     ]
     return [
         Part("fp16, standard attention"),
-        Part("fp16, fagen", planned(asked, dtype="fp16", output="reuse_v")),
-        *(dataclasses.replace(part, hopper_sums=asked.hopper_sums) for part in in_e4m3),
+        Part("fp16, fagen", planned(options, dtype="fp16", output="reuse_v")),
+        *(dataclasses.replace(part, hopper_sums=options.hopper_sums) for part in in_e4m3),
     ]
 
 
-def accumulators(asked: Asked) -> list[Part]:
+def accumulators(options: Options) -> list[Part]:
     """The complete kernel, by how PV is added up; the first is fp32's, which no kernel has."""
     ways = []
     for promote in (None, *PROMOTIONS, 0):
-        of = planned(
-            asked,
+        plan = planned(
+            options,
             dtype="e4m3",
             out_dtype="fp16",
             scales="block",
@@ -147,7 +147,7 @@ def accumulators(asked: Asked) -> list[Part]:
         )
         name = f"Hopper's, promoted every {LONG_BLOCK * promote} keys" if promote else "Hopper's"
         hopper = promote is not None
-        ways.append(Part(name if hopper else "fp32", of, True, hopper_sums=hopper))
+        ways.append(Part(name if hopper else "fp32", plan, True, hopper_sums=hopper))
     return ways
 
 
@@ -164,30 +164,30 @@ def standard_fp16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def emulated(part: Part) -> Attend:
     """Attention as the part's kernel computes it, of tensors that are quantised for it."""
-    of = part.of
-    if of is None:
+    plan = part.plan
+    if plan is None:
         return standard_fp16
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        if not has_descales(of):
-            return emulator.emulate(of, q, k, v, scale)[0]
+        if not has_descales(plan):
+            return emulator.emulate(plan, q, k, v, scale)[0]
         how = dict(rotated=part.rotated, centered=part.centered)
         scales = dict(scales=part.scales, v_scales=part.v_scales)
-        inputs = operands(of, q, k, v, **how, **scales)
+        inputs = operands(plan, q, k, v, **how, **scales)
         sums = dict(hopper_sums=part.hopper_sums)
-        return emulator.emulate_fp8(of, *inputs[:3], scale, *inputs[3:], **sums)[0]
+        return emulator.emulate_fp8(plan, *inputs[:3], scale, *inputs[3:], **sums)[0]
 
     return attend
 
 
 def ran(part: Part, binary: Binary) -> Attend:
     """Attention by the part's kernel, of tensors that quantisers' kernels made for it."""
-    of, kernel = part.of, op.load(binary)
+    plan, kernel = part.plan, op.load(binary)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
-        if not has_descales(of):
+        if not has_descales(plan):
             return kernel(q, k, v, scale)[0]
         inputs = quantised(part, q, k, v)
         return kernel(*inputs[:3], scale, *inputs[3:])[0]
@@ -197,12 +197,12 @@ def ran(part: Part, binary: Binary) -> Attend:
 
 def quantised(part: Part, q: Tensor, k: Tensor, v: Tensor) -> Operands:
     """What the part's kernel takes, by fagen.quantize."""
-    of = part.of
-    by_block = dict(scale_rows=of.scale_rows) if of.scales_by_block else {}
-    scales = part.scales or of.schedule.fp8.scales
+    plan = part.plan
+    by_block = dict(scale_rows=plan.scale_rows) if plan.scales_by_block else {}
+    scales = part.scales or plan.schedule.fp8.scales
     keys = dict(scales=scales, rotate=part.rotated) | (by_block if scales == "block" else {})
-    v_scales = part.v_scales or of.schedule.fp8.v_scales
-    of_v = dict(scales=v_scales, layout="rows" if of.v_rows else "columns")
+    v_scales = part.v_scales or plan.schedule.fp8.v_scales
+    of_v = dict(scales=v_scales, layout="rows" if plan.v_rows else "columns")
     of_v |= by_block if v_scales == "block" else {}
     q8, q_descale = quantize(q, **keys)
     k8, k_descale, *k_mean = quantize(k, center="k" in part.centered, **keys)
@@ -216,11 +216,11 @@ def spread(descale: Tensor) -> Tensor:
     return descale.reshape(*(descale.shape[i] if i < descale.dim() else 1 for i in range(3)))
 
 
-def error(attend: Attend, asked: Asked, keys: int) -> float:
+def error(attend: Attend, options: Options, keys: int) -> float:
     """Return the root mean square error of all seeds' outputs."""
     squares = []
-    drawn = asked.queries, asked.heads, asked.head_dim, asked.long, asked.device
-    for seed in range(asked.seeds):
+    drawn = options.queries, options.heads, options.head_dim, options.long, options.device
+    for seed in range(options.seeds):
         q, k, v, exact = _problem(seed, keys, *drawn)
         squares.append((attend(q, k, v).double() - exact).square().mean())
     return float(torch.stack(squares).mean().sqrt())
@@ -232,23 +232,23 @@ def _problem(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Q, K and V, and out in fp64."""
     sizes = dict(queries=queries, heads=heads, head_dim=head_dim)
-    asked = Asked(**sizes, long=long, device=device)
-    q, k, v = tensors(asked, seed, keys)
+    options = Options(**sizes, long=long, device=device)
+    q, k, v = tensors(options, seed, keys)
     return q, k, v, reference(q, k, v, mask="full", scale=head_dim**-0.5)[0]
 
 
-def measure(part: Part, asked: Asked, keys: int, kernels: Mapping[str, Binary]) -> Line:
+def measure(part: Part, options: Options, keys: int, kernels: Mapping[str, Binary]) -> Line:
     """Both errors of a part; of the emulation alone where there are no kernels.
 
     Of the kernel alone where the sums are longer than is to be emulated.
     """
-    slug = part.of.slug if part.of else None
+    slug = part.plan.slug if part.plan else None
     beside = real = None
     if slug in kernels and part.name != "fp32":
-        real = error(ran(part, kernels[slug]), asked, keys)
-    if real is None or not asked.long or keys <= asked.emulate_to:
-        beside = error(emulated(part), asked, keys)
-    return Line(part.name, keys, asked.long, slug, beside, real)
+        real = error(ran(part, kernels[slug]), options, keys)
+    if real is None or not options.long or keys <= options.emulate_to:
+        beside = error(emulated(part), options, keys)
+    return Line(part.name, keys, options.long, slug, beside, real)
 
 
 # ---- tables
@@ -292,9 +292,9 @@ def by_length(lines: Sequence[Line]) -> str:
     columns = [(name, "emulated") for name in names]
     columns += [(name, "kernel") for name in names if real and name != "fp32"]
     body = pivoted(
-        sorted(figures, key=lambda one: one[0].keys),
-        lambda one: f"{one[0].keys:,}",
-        lambda one: (one[0].part, one[1]),
+        sorted(figures, key=lambda figure: figure[0].keys),
+        lambda figure: f"{figure[0].keys:,}",
+        lambda figure: (figure[0].part, figure[1]),
         columns,
         lambda some: f"{value:.3e}" if (value := getattr(*some[-1])) else "–",
     )
@@ -306,9 +306,9 @@ def page(run: Run) -> None:
     """Write <stem>.md, and print it."""
     lines: list[Line] = run.rows
     short, long = ([line for line in lines if line.long == way] for way in (False, True))
-    asked = run.about["asked"]
-    outliers = f"Outliers, head dim {asked['head_dim']}, {asked['parts']}"
-    sums = f"Long sums, V about 1, head dim {asked['head_dim']}, {asked['lengths']}"
+    about = run.about["asked"]
+    outliers = f"Outliers, head dim {about['head_dim']}, {about['parts']}"
+    sums = f"Long sums, V about 1, head dim {about['head_dim']}, {about['lengths']}"
     slugs = dict.fromkeys(line.schedule for line in lines if line.kernel)
     text = run.write_page(
         "Errors of e4m3",
@@ -325,52 +325,52 @@ def page(run: Run) -> None:
 # ---- running
 
 
-def experiment(asked: Asked, *, long: bool) -> Asked:
+def experiment(options: Options, *, long: bool) -> Options:
     """What was asked for, with an experiment's own sizes where none were."""
-    one = copy.copy(asked)
-    one.long = long
-    one.queries = asked.queries or (64 if long else 1024)
-    one.heads = asked.heads or (1 if long else 8)
-    one.seeds = asked.seeds or (1 if long else 4)
-    return one
+    own = copy.copy(options)
+    own.long = long
+    own.queries = options.queries or (64 if long else 1024)
+    own.heads = options.heads or (1 if long else 8)
+    own.seeds = options.seeds or (1 if long else 4)
+    return own
 
 
-def cases(asked: Asked) -> list[tuple[Part, Asked, int]]:
+def cases(options: Options) -> list[tuple[Part, Options, int]]:
     """Each part of an experiment, the experiment, and numbers of keys."""
-    if not asked.long:
-        return [(part, asked, asked.keys) for part in parts(asked)]
-    lengths = [keys for keys in LENGTHS if keys <= asked.longest]
-    return [(part, asked, keys) for keys in lengths for part in accumulators(asked)]
+    if not options.long:
+        return [(part, options, options.keys) for part in parts(options)]
+    lengths = [keys for keys in LENGTHS if keys <= options.longest]
+    return [(part, options, keys) for keys in lengths for part in accumulators(options)]
 
 
-def on_a_cpu(asked: Asked) -> int | None:
+def on_a_cpu(options: Options) -> int | None:
     """Print a table of emulated errors, and write them where asked; the exit code."""
-    if asked.device != "cpu" or asked.redraw:
+    if options.device != "cpu" or options.redraw:
         return None
-    asked = experiment(asked, long=asked.long)
-    lines = [measure(*case, {}) for case in cases(asked)]
-    say(by_length(lines) if asked.long else f"{compared(lines)}\n{verdict(lines)}")
-    if asked.out != RESULTS:  # no file is written unless one is named
+    options = experiment(options, long=options.long)
+    lines = [measure(*case, {}) for case in cases(options)]
+    say(by_length(lines) if options.long else f"{compared(lines)}\n{verdict(lines)}")
+    if options.out != RESULTS:  # no file is written unless one is named
         errors = {f"{line.keys} keys, {line.part}": line.emulated for line in lines}
-        asked.out.write_text(json.dumps({"rmse": errors, "of": str(asked)}, indent=1) + "\n")
+        options.out.write_text(json.dumps({"rmse": errors, "of": str(options)}, indent=1) + "\n")
     return 0
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build kernels, run all of both experiments."""
     run.about.pop("regimes")
-    short, long = (experiment(asked, long=way) for way in (False, True))
+    short, long = (experiment(options, long=way) for way in (False, True))
     run.about["asked"] = {
-        "head_dim": asked.head_dim,
-        "parts": f"{asked.keys:,} keys, {short.queries:,} queries, {short.heads} heads, "
+        "head_dim": options.head_dim,
+        "parts": f"{options.keys:,} keys, {short.queries:,} queries, {short.heads} heads, "
         f"{short.seeds} seeds",
         "lengths": f"{long.queries:,} queries, {long.heads} heads, {long.seeds} seeds",
     }
-    both = [*([] if asked.long else cases(short)), *cases(long)]
-    built = run.build(part.of.schedule for part, *_ in both if part.of)
+    both = [*([] if options.long else cases(short)), *cases(long)]
+    built = run.build(part.plan.schedule for part, *_ in both if part.plan)
     kernels = {slug: binary for slug, (_, binary) in built.items()}
 
-    def step(case: tuple[Part, Asked, int]) -> None:
+    def step(case: tuple[Part, Options, int]) -> None:
         run.rows.append(measure(*case, kernels))
         say(str(run.rows[-1]))
 

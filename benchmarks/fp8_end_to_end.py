@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from record import Asked, Run, Script, grid, serving
+from record import Options, Run, Script, grid, serving
 from tables import grouped, pivoted
 
 import fagen
@@ -35,10 +35,10 @@ SEQLENS = tuple(512 << i for i in range(8))
 ROUND = Regime("burst", idle=0.020, warm=0.0, timed=0.006, rounds=3)
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels of attention, time every cell."""
-    cells = grid(asked)
-    both = [one for cell in cells for one in (cell, in_e4m3(cell))]
+    cells = grid(options)
+    both = [own for cell in cells for own in (cell, in_e4m3(cell))]
     # several at a time; what a call lacks it builds itself
     run.build(schedule for cell in both for schedule in serving(cell, run.card))
     run.each(cells, lambda cell: run.rows.append(time_cell(run, cell)))
@@ -74,7 +74,7 @@ def time_cell(run: Run, cell: Cell) -> dict[str, Any]:
         **vars(cell.sizes),
         "fp16_us": round(timed["fp16"].seconds * 1e6, 2),
         "e4m3_us": round(timed["e4m3"].seconds * 1e6, 2),
-        "spread": round(max(one.spread for one in timed.values()), 4),
+        "spread": round(max(timing.spread for timing in timed.values()), 4),
         "off": round(off, 4),
     }
 
@@ -102,7 +102,7 @@ def page(run: Run) -> None:
     lengths = sorted({row["seqlen_k"] for row in run.rows})
 
     def table(figure: Callable[[Mapping[str, Any]], str]) -> list[list[str]]:
-        return pivoted(run.rows, _kind, itemgetter("seqlen_k"), lengths, lambda of: figure(of[0]))
+        return pivoted(run.rows, _kind, itemgetter("seqlen_k"), lengths, lambda x: figure(x[0]))
 
     gains = table(lambda row: f"{gain(row):.2f}")
     for line, rows in zip(gains, grouped(run.rows, _kind).values(), strict=True):

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import Asked, Run, Script, flag, say
+from record import Options, Run, Script, flag, say
 from tables import grouped, pivoted, plain_table
 from torch import Tensor
 
@@ -254,57 +254,58 @@ FAMILIES: Mapping[str, Change] = {
 
 def planned(door: str, mask: str, head_dim: int, keys: int, card: str) -> Plan:
     """The Plan of the kernel that a door has for so many keys."""
-    of = Problem("e4m3", head_dim, head_dim, mask, "bf16", **DOORS[door].kernel)
+    problem = Problem("e4m3", head_dim, head_dim, mask, "bf16", **DOORS[door].kernel)
     queries = min(keys, QUERIES)
-    return plan(serve(of, Sizes(1, HEADS, HEADS, queries, keys), card).schedule)
+    return plan(serve(problem, Sizes(1, HEADS, HEADS, queries, keys), card).schedule)
 
 
-def measure(family: str, door: str, of: Plan, keys: int, device: str) -> Line:
+def measure(family: str, door: str, plan: Plan, keys: int, device: str) -> Line:
     """The errors of one case, whose kernel is `of`."""
-    draw = Draw(min(keys, QUERIES), keys, of.head_dim, device)
+    draw = Draw(min(keys, QUERIES), keys, plan.head_dim, device)
     FAMILIES[family](draw)
-    by_rows = dataclasses.replace(of, v_rows=True)
+    by_rows = dataclasses.replace(plan, v_rows=True)
     inputs = operands(by_rows, *draw.tensors, **DOORS[door].how)
-    scale, causal = of.head_dim**-0.5, of.mask.causal
-    truth, _ = reference(*real(by_rows, inputs), mask=of.mask.name, scale=scale)
+    scale, causal = plan.head_dim**-0.5, plan.mask.causal
+    truth, _ = reference(*real(by_rows, inputs), mask=plan.mask.name, scale=scale)
     out = DOORS[door].call(inputs, scale, causal)
     ours = out.double() - truth
     theirs = textbook(by_rows, inputs, scale).to(out.dtype).double() - truth
     figures = [measured(x) for x in (ours, theirs, truth) for measured in (rms, largest)]
     rmse, most, textbook_rmse, textbook_most, size, top = (float(f"{x:.4g}") for x in figures)
-    about = of.mask.name, of.head_dim, keys, of.slug
+    about = plan.mask.name, plan.head_dim, keys, plan.slug
     return Line(family, door, *about, rmse, textbook_rmse, most, textbook_most, size, top)
 
 
-def plain(of: Plan) -> Schedule:
+def plain(plan: Plan) -> Schedule:
     """The same tile without promotion, with S of a block issued beside PV of the one before."""
-    keys = of.schedule.settings()
+    keys = plan.schedule.settings()
     for key in ("promote", "promote_columns", "totals", "intra_warpgroup"):
         keys.pop(key, None)
     return Schedule.make(**keys)
 
 
-def timed(of: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
+def timed(own: Plan, keys: int, libraries: Mapping[str, Path]) -> Speed:
     """How fast the kernel is at so many keys and queries, beside the same tile without promotion.
 
     Of 16,384 tokens, or one sequence, of a hidden size of 2048.
     """
-    heads = HIDDEN // of.head_dim
+    heads = HIDDEN // own.head_dim
     sizes = Sizes(max(1, 16_384 // keys), heads, heads, keys, keys)
-    shape = sizes.batch, keys, heads, of.head_dim
+    shape = sizes.batch, keys, heads, own.head_dim
     generator = torch.Generator(device="cuda").manual_seed(0)
     draws = [torch.randn(shape, generator=generator, device="cuda").half() for _ in range(3)]
-    inputs = operands(of, *draws)
-    into, scale = outputs(of, inputs.q), of.head_dim**-0.5
+    inputs = operands(own, *draws)
+    into, scale = outputs(own, inputs.q), own.head_dim**-0.5
     calls = {
-        one.slug: Call(launch(one, libraries[one.slug], (*inputs[:3], scale, *inputs[3:]), into))
-        for one in (of, plan(plain(of)))
+        x.slug: Call(launch(x, libraries[x.slug], (*inputs[:3], scale, *inputs[3:]), into))
+        for x in (own, plan(plain(own)))
     }
-    work = flops(Problem.of(of.schedule), sizes) / 1e12
+    work = flops(Problem.of(own.schedule), sizes) / 1e12
     timings = time_calls(calls, BURST)
-    tflops = {slug: round(work / one.seconds, 1) for slug, one in timings.items()}
-    other = plain(of).slug
-    return Speed(of.slug, of.mask.name, of.head_dim, keys, tflops[of.slug], other, tflops[other])
+    tflops = {slug: round(work / timing.seconds, 1) for slug, timing in timings.items()}
+    other = plain(own).slug
+    speeds = tflops[own.slug], other, tflops[other]
+    return Speed(own.slug, own.mask.name, own.head_dim, keys, *speeds)
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def compared(lines: Sequence[Line]) -> str:
     """The worst ratios of each family over lengths, head dims and masks, as Markdown."""
 
     def worst(some: Sequence[Line]) -> str:
-        return " / ".join(f"{max(of):.2f}" for of in zip(*(x.ratios for x in some), strict=True))
+        return " / ".join(f"{max(r):.2f}" for r in zip(*(x.ratios for x in some), strict=True))
 
     doors = list(dict.fromkeys(line.door for line in lines))
     body = pivoted(lines, attrgetter("family"), attrgetter("door"), doors, worst)
@@ -339,9 +340,9 @@ def speeds(timings: Sequence[Speed]) -> str:
     def figure(some: Sequence[Speed]) -> str:
         return f"{some[-1].tflops:.0f}, {some[-1].tflops / some[-1].plain_tflops:.3f}"
 
-    lengths = sorted({one.keys for one in timings})
+    lengths = sorted({timing.keys for timing in timings})
     body = pivoted(
-        timings, lambda one: f"hd{one.head_dim} {one.mask}", attrgetter("keys"), lengths, figure
+        timings, lambda x: f"hd{x.head_dim} {x.mask}", attrgetter("keys"), lengths, figure
     )
     head = ["TFLOP/s, and ÷ the same tile without promotion"]
     return plain_table([*head, *(f"{keys:,}" for keys in lengths)], body)
@@ -364,13 +365,13 @@ def verdict(lines: Sequence[Line]) -> str:
 def page(run: Run) -> None:
     """Write <stem>.md, and print it."""
     lines: list[Line] = run.rows
-    asked = run.about["asked"]
-    timings = [Speed(**one) for one in run.about.get("speeds", ())]
+    about = run.about["asked"]
+    timings = [Speed(**fields) for fields in run.about.get("speeds", ())]
     slugs = dict.fromkeys(line.schedule for line in lines)
     text = run.write_page(
         "Errors of e4m3 beside a textbook's",
         f"{run.made_on}. Errors against fp64 over what bytes stand for.",
-        f"Head dims {asked['head_dims']}, {asked['keys']} keys; O in bf16.\n\n{by_keys(lines)}",
+        f"Head dims {about['head_dims']}, {about['keys']} keys; O in bf16.\n\n{by_keys(lines)}",
         compared(lines),
         verdict(lines),
         f"Burst, V row-major, a scale for each head:\n\n{speeds(timings)}" if timings else "",
@@ -383,58 +384,58 @@ def page(run: Run) -> None:
 # ---- running -------------------------------------------------------------------------------------
 
 
-def cases(asked: Asked, card: str = "") -> list[tuple[str, Plan, int]]:
+def cases(options: Options, card: str = "") -> list[tuple[str, Plan, int]]:
     """The door, the kernel and the number of keys of every case."""
     return [
         (door, planned(door, mask, head_dim, keys, card), keys)
-        for head_dim in asked.head_dims
+        for head_dim in options.head_dims
         for door in DOORS
         for mask in MASKS
-        for keys in asked.keys
+        for keys in options.keys
     ]
 
 
-def on_a_cpu(asked: Asked) -> int | None:
+def on_a_cpu(options: Options) -> int | None:
     """Print the errors of emulated kernels; the exit code."""
-    if asked.device != "cpu" or asked.redraw:
+    if options.device != "cpu" or options.redraw:
         return None
-    lines = [measure(one, *case, asked.device) for case in cases(asked) for one in FAMILIES]
+    lines = [measure(x, *case, options.device) for case in cases(options) for x in FAMILIES]
     say(f"{compared(lines)}\n{verdict(lines)}")
     return 0
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build kernels, run them on every case."""
     run.about.pop("regimes")
     run.about["asked"] = {
-        "head_dims": ", ".join(map(str, asked.head_dims)),
-        "keys": ", ".join(f"{keys:,}" for keys in asked.keys),
+        "head_dims": ", ".join(map(str, options.head_dims)),
+        "keys": ", ".join(f"{keys:,}" for keys in options.keys),
     }
-    all_cases = cases(asked, run.card)
-    run.build(of.schedule for _, of, _ in all_cases)
+    all_cases = cases(options, run.card)
+    run.build(plan.schedule for _, plan, _ in all_cases)
 
     def step(case: tuple[str, Plan, int]) -> None:
-        run.rows += [measure(one, *case, asked.device) for one in FAMILIES]
+        run.rows += [measure(family, *case, options.device) for family in FAMILIES]
 
     run.each(all_cases, step)
-    if asked.speed:
+    if options.speed:
         plans = [
             (planned("attention", mask, head_dim, keys, run.card), keys)
-            for head_dim in asked.head_dims
+            for head_dim in options.head_dims
             for mask in MASKS
             for keys in TIMED
         ]
-        schedules = [one for of, _ in plans for one in (of.schedule, plain(of))]
+        schedules = [schedule for plan, _ in plans for schedule in (plan.schedule, plain(plan))]
         built = run.build(schedules, binding=False)
         libraries = {slug: binary.library for slug, (_, binary) in built.items()}
-        run.about["speeds"] = [dataclasses.asdict(timed(of, keys, libraries)) for of, keys in plans]
+        run.about["speeds"] = [dataclasses.asdict(timed(*pair, libraries)) for pair in plans]
         run.save()
 
 
-def settle(asked: Asked) -> None:
+def settle(options: Options) -> None:
     """Lengths and head dims of the device."""
-    asked.keys = asked.keys or LENGTHS[asked.device]
-    asked.head_dims = asked.head_dims or HEAD_DIMS[asked.device]
+    options.keys = options.keys or LENGTHS[options.device]
+    options.head_dims = options.head_dims or HEAD_DIMS[options.device]
 
 
 main = Script(

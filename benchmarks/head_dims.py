@@ -24,7 +24,7 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from record import PASS, Asked, Kernels, Run, Script, flag, heading, said_of, say, serving
+from record import PASS, Kernels, Options, Run, Script, flag, heading, said_of, say, serving
 from tables import grouped, picks
 from torch import Tensor
 
@@ -65,14 +65,14 @@ ROUND = Regime("burst", idle=0.020, warm=0.0, timed=0.004, rounds=3)
 GRADIENTS_ROUND = Regime("burst", idle=0.020, warm=0.0005, timed=0.008, rounds=5)
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time every cell."""
-    (regime,) = regimes_for(asked)
+    (regime,) = regimes_for(options)
     lines, rivals = {}, {}
-    for cell in cells(asked):
+    for cell in cells(options):
         if line := in_line(cell, run.card):
             lines[cell] = line
-            rivals[cell] = list(of_spaces(cell.problem, asked.most)) if asked.spaces else []
+            rivals[cell] = list(of_spaces(cell.problem, options.most)) if options.spaces else []
         else:
             run.note("no kernel", cell)
     kernels, slugs = built(run, lines, rivals)
@@ -81,25 +81,25 @@ def work(run: Run, asked: Asked) -> None:
         if (problem := cell.problem.opened()) not in (row.cell.problem for row in run.rows):
             say(f"{problem}")
         mine = [kernels[slug] for slug in slugs[cell]]
-        time_cell(run, cell, mine, asked.peer or usual_peers(cell.problem), regime)
+        time_cell(run, cell, mine, options.peer or usual_peers(cell.problem), regime)
 
     run.each(slugs, step)
 
 
-def regimes_for(asked: Asked) -> list[Regime]:
+def regimes_for(options: Options) -> list[Regime]:
     """The one that cells are timed in."""
-    return [GRADIENTS_ROUND if PASSES[asked.kind].gradients else ROUND]
+    return [GRADIENTS_ROUND if PASSES[options.kind].gradients else ROUND]
 
 
-def cells(asked: Asked) -> Iterator[Cell]:
+def cells(options: Options) -> Iterator[Cell]:
     """The cells that are asked for."""
-    gradients = PASSES[asked.kind].gradients
-    for dims in asked.dims or (GRADIENT_DIMS if gradients else DIMS):
+    gradients = PASSES[options.kind].gradients
+    for dims in options.dims or (GRADIENT_DIMS if gradients else DIMS):
         d, _, d_v = dims.partition("/")
-        for dtype in asked.dtype or (DTYPES[:1] if gradients else DTYPES):
-            for mask in asked.mask or MASKS:
-                for seqlen in asked.seqlen or (GRADIENT_SEQLENS if gradients else SEQLENS):
-                    problem = Problem(dtype, int(d), int(d_v or d), mask, kind=asked.kind)
+        for dtype in options.dtype or (DTYPES[:1] if gradients else DTYPES):
+            for mask in options.mask or MASKS:
+                for seqlen in options.seqlen or (GRADIENT_SEQLENS if gradients else SEQLENS):
+                    problem = Problem(dtype, int(d), int(d_v or d), mask, kind=options.kind)
                     yield Cell(problem, standard_sizes(int(d), seqlen))
 
 
@@ -138,7 +138,7 @@ def built(
         run.note("left out, since it spills or its products do not overlap", slug)
 
     kernels: dict[str, tuple[Plan, Binary]] = {}
-    waiting, also = dict(lines), [one for beside in rivals.values() for one in beside]
+    waiting, also = dict(lines), [rival for beside in rivals.values() for rival in beside]
     while waiting:
         first = [line[0] for line in waiting.values()]
         kernels |= run.build([*first, *also], binding=False, refused=refused)
@@ -146,8 +146,8 @@ def built(
         waiting, also = {cell: line for cell, line in waiting.items() if line}, []
     work = {}
     for cell, line in lines.items():
-        serves = [one.slug for one in line if one.slug in kernels][:1]
-        beside = [one.slug for one in rivals[cell] if one.slug in kernels]
+        serves = [schedule.slug for schedule in line if schedule.slug in kernels][:1]
+        beside = [schedule.slug for schedule in rivals[cell] if schedule.slug in kernels]
         if serves:
             work[cell] = list(dict.fromkeys([*serves, *beside]))
         else:
@@ -299,7 +299,7 @@ def page(run: Run) -> None:
 
 main = Script(
     __doc__,
-    lambda asked: f"{asked.kind}-head-dims" if PASSES[asked.kind].gradients else "head-dims",
+    lambda options: f"{options.kind}-head-dims" if PASSES[options.kind].gradients else "head-dims",
     work,
     page,
     row=Row,
@@ -316,9 +316,9 @@ main = Script(
         "--most": dict(type=int, default=6, help="kernels of a space; default: %(default)s"),
     },
     peers=True,
-    settle=lambda asked: (
+    settle=lambda options: (
         "--spaces goes with --pass backward"
-        if asked.spaces and not PASSES[asked.kind].gradients
+        if options.spaces and not PASSES[options.kind].gradients
         else None
     ),
 )

@@ -72,11 +72,11 @@ def speeds(results: Path) -> tuple[Speed, ...]:
     by_bar: dict[tuple[str, int, str], list[float]] = {}
     rows = [row for row in read_rows(path) if row.dtype == DTYPE]
     for regime in REGIMES:
-        for cell, of in fastest(rows, regime).items():
+        for cell, by_name in fastest(rows, regime).items():
             for name in ("fagen", "cudnn"):
-                if name in of:
+                if name in by_name:
                     key = regime, cell.problem.head_dim, WHO[name]
-                    by_bar.setdefault(key, []).append(of[name].tflops)
+                    by_bar.setdefault(key, []).append(by_name[name].tflops)
     for row in _fa3(results):
         for regime in REGIMES:
             key = regime, int(row["head_dim"]), FA3
@@ -98,39 +98,39 @@ def picture(results: Path) -> str:
     if not bars or path is None:
         return ""
     card = path.name.partition("-20")[0].upper().replace("-", " ")
-    shapes = max(len(one.tflops) for one in bars)
+    shapes = max(len(bar.tflops) for bar in bars)
     subtitle = f"{card}, by head dim; mean of {shapes} shapes, least … most"
     return drawn(bars, f"Forward pass in {DTYPE}, TFLOP/s", subtitle)
 
 
 def drawn(bars: Sequence[Speed], title: str, subtitle: str) -> str:
     """Draw a block per regime, and in it a group of bars per head dim."""
-    most = max(max(one.tflops) for one in bars) * 1.02
+    most = max(max(bar.tflops) for bar in bars) * 1.02
 
     def at(tflops: float) -> float:
         """Where a speed stands, in pixels from the left."""
         return LEFT + (RIGHT - LEFT) * tflops / most
 
     places, top, regime, head_dim = [], TOP - GAP - 2 * PITCH, "", 0
-    for one in bars:
-        first = one.regime != regime
+    for bar in bars:
+        first = bar.regime != regime
         top += 2 * PITCH if first else 0
-        top += GAP if first or one.head_dim != head_dim else 0
-        least, largest = min(one.tflops), max(one.tflops)
+        top += GAP if first or bar.head_dim != head_dim else 0
+        least, largest = min(bar.tflops), max(bar.tflops)
         numbers = {"top": top, "above": top - 8, "base": top + BAR - 1, "middle": top + BAR / 2}
         numbers |= {"upper": top + BAR / 2 - 4, "lower": top + BAR / 2 + 4}
-        numbers |= {"width": at(one.mean) - LEFT, "left": at(least), "right": at(largest)}
+        numbers |= {"width": at(bar.mean) - LEFT, "left": at(least), "right": at(largest)}
         places.append(
             {
-                "regime": one.regime if first else "",
-                "head_dim": one.head_dim if first or one.head_dim != head_dim else "",
-                "who": one.who,
-                "mean": f"{one.mean:.0f}",
+                "regime": bar.regime if first else "",
+                "head_dim": bar.head_dim if first or bar.head_dim != head_dim else "",
+                "who": bar.who,
+                "mean": f"{bar.mean:.0f}",
                 "range": f"{least:.0f} … {largest:.0f}",
                 **{name: f"{round(number, 1):g}" for name, number in numbers.items()},
             }
         )
-        top, regime, head_dim = top + PITCH, one.regime, one.head_dim
+        top, regime, head_dim = top + PITCH, bar.regime, bar.head_dim
     template = environment().overlay(autoescape=True).from_string(TEMPLATE.read_text("utf-8"))
     themes = {"light": LIGHT, "dark": DARK, "width": WIDTH, "height": top + GAP}
     return template.render(bars=places, title=title, subtitle=subtitle, **themes)
@@ -171,7 +171,7 @@ def random_calls(path: Path) -> tuple[Calls, ...]:
             quotients.setdefault(work, []).append(min(times.values()) / ours)
             peers.setdefault(work, {}).update(dict.fromkeys(times))
     return tuple(
-        Calls(title, tuple(quotients[work]), tuple(WHO[one] for one in WHO if one in peers[work]))
+        Calls(title, tuple(quotients[work]), tuple(WHO[x] for x in WHO if x in peers[work]))
         for work, title in WORKS.items()
         if work in quotients
     )
@@ -181,11 +181,11 @@ def random_table(path: Path) -> Iterator[str]:
     """Tell random calls as Markdown, a line a work."""
     yield "| speed ÷ fastest peer: random calls, burst | calls | geomean | min | slower | peers |"
     yield "|---|--:|--:|--:|--:|---|"
-    for one in random_calls(path):
-        mean, least = geomean(one.ratios), min(one.ratios)
-        behind = sum(ratio < 1 for ratio in one.ratios)
+    for calls in random_calls(path):
+        mean, least = geomean(calls.ratios), min(calls.ratios)
+        behind = sum(ratio < 1 for ratio in calls.ratios)
         figures = f"**{mean:.2f}** | {least:.2f} | {behind}"
-        yield f"| {one.work} | {len(one.ratios)} | {figures} | {', '.join(one.peers)} |"
+        yield f"| {calls.work} | {len(calls.ratios)} | {figures} | {', '.join(calls.peers)} |"
 
 
 def grid_table(results: Path) -> Iterator[str]:
@@ -208,9 +208,9 @@ def _grid_ratios(results: Path) -> Iterator[tuple[str, Mapping[str, Sequence[flo
     forward = newest(results)
     rows = read_rows(forward) if forward else ()
     for dtype in ("fp16", "bf16"):
-        of = [row for row in rows if row.dtype == dtype]
-        if of:
-            yield f"forward {dtype} ÷ {CUDNN}", _over_cudnn(of)
+        own = [row for row in rows if row.dtype == dtype]
+        if own:
+            yield f"forward {dtype} ÷ {CUDNN}", _over_cudnn(own)
     over_fa3 = _over_fa3([row for row in rows if row.dtype == DTYPE], _fa3(results))
     if any(over_fa3.values()):
         yield f"forward {DTYPE} ÷ {FA3}", over_fa3
@@ -227,9 +227,9 @@ def _over_fa3(rows: Sequence[Row], fa3: list[dict[str, str]]) -> dict[str, list[
     quotients: dict[str, list[float]] = {regime: [] for regime in REGIMES}
     for regime in REGIMES:
         ours = {
-            (cell.problem.head_dim, cell.problem.mask, cell.sizes.seqlen_q): of["fagen"].tflops
-            for cell, of in fastest(rows, regime).items()
-            if "fagen" in of
+            (cell.problem.head_dim, cell.problem.mask, cell.sizes.seqlen_q): by_name["fagen"].tflops
+            for cell, by_name in fastest(rows, regime).items()
+            if "fagen" in by_name
         }
         for row in fa3:
             key = int(row["head_dim"]), row["mask"], int(row["seqlen"])

@@ -91,13 +91,13 @@ def _backward(
 def _forward(
     plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> dict[str, Call]:
-    alone = op.alone(op.load(binary))
+    out_only = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     arguments = contender_of(plan).arguments(plan, q, k, v)
     problem, causal = Problem.of(plan.schedule), is_causal(cell)
     calls = {
         "torch op": Call(lambda: kernel(*arguments)[0]),
-        "torch op without lse": Call(lambda: alone(*arguments)),
+        "torch op without lse": Call(lambda: out_only(*arguments)),
     }
     tensors, keys = as_called(plan, problem, arguments)
     if problem.varlen:
@@ -113,13 +113,13 @@ def _decoding(
 ) -> dict[str, Call]:
     """Calls with lengths: a launch that merges follows the first."""
     used = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
-    alone = op.alone(op.load(binary))
+    out_only = op.alone(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     arguments = contender_of(plan).arguments(plan, q, k, v)
     torchs = _sdpa(q, k, v, enable_gqa=True)
     calls = {
         "torch op": Call(lambda: kernel(*arguments, seqused_k=used)[0]),
-        "torch op without lse": Call(lambda: alone(*arguments, seqused_k=used)),
+        "torch op without lse": Call(lambda: out_only(*arguments, seqused_k=used)),
         "fagen.attention_decode": Call(lambda: attention_decode(q, k, v, seqused_k=used)),
         "torch's attention": Call(torchs),
     }
@@ -145,7 +145,7 @@ def as_called(
     """Return what the op takes as the call over it does: tensors by place, the rest by name."""
     by_place = 5 if problem.varlen else 3
     rest = zip(plan.signature.arguments[by_place:], arguments[by_place:], strict=True)
-    keys = {argument.name: one for argument, one in rest if argument.name != "scale"}
+    keys = {argument.name: value for argument, value in rest if argument.name != "scale"}
     if problem.v_layout:  # e4m3
         keys["out_dtype"] = dtype_of(problem.out_dtype or "")
         if not problem.varlen:
@@ -170,11 +170,11 @@ def _batch(run: Callable[[], Any], calls: int = BATCH) -> float:
 
 def launches(call: Call) -> dict[str, float]:
     """Kernels, memsets and copies of one call, on average over a few under torch's profiler."""
-    with call.within(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with call.within(), profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(PROFILED):
             call.run()
         torch.cuda.synchronize()
-    names = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
+    names = [event.name for event in profiler.events() if event.device_type == DeviceType.CUDA]
     if not names:
         raise DeviceError("torch's profiler sees nothing of what the GPU does")
     kinds = {"Memset": "memsets", "Memcpy": "copies"}

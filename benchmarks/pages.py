@@ -40,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the pages, or compare them; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         drawn = dict(draw(Path(folder)))
         others = [place for path, place in drawn.items() if not alike(path, place)]
         for place in others:
-            print(f"{place}: {'not as its data says' if asked.check else 'drawn anew'}")
-        if asked.check:
+            print(f"{place}: {'not as its data says' if options.check else 'drawn anew'}")
+        if options.check:
             return int(bool(others))
         for path, place in drawn.items():
             shutil.copyfile(path, place)
@@ -96,10 +96,10 @@ def alike(path: Path, place: Path) -> bool:
     """Whether a page is as it is drawn; a plot too, where the same matplotlib drew it."""
     if not place.exists():
         return False
-    drawn, there = path.read_bytes(), place.read_bytes()
-    if path.suffix == ".svg" and _drawer(drawn) != _drawer(there):
+    drawn, kept = path.read_bytes(), place.read_bytes()
+    if path.suffix == ".svg" and _drawer(drawn) != _drawer(kept):
         return True
-    return drawn == there
+    return drawn == kept
 
 
 def _drawer(svg: bytes) -> bytes:

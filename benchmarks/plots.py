@@ -55,9 +55,9 @@ DARK = {
 def in_both_schemes(svg: str) -> str:
     """Return an SVG that is drawn in other colours where the reader prefers a dark scheme."""
     rules = "\n".join(
-        f'[style*="{of}: {light}"] {{ {of}: {dark} !important }}'
+        f'[style*="{property_}: {light}"] {{ {property_}: {dark} !important }}'
         for light, dark in DARK.items()
-        for of in ("fill", "stroke")
+        for property_ in ("fill", "stroke")
     )
     style = f'<style type="text/css">@media (prefers-color-scheme: dark) {{\n{rules}\n}}</style>'
     head, defs, rest = svg.partition("<defs>")
@@ -95,7 +95,7 @@ def plot(
 def places(rows: Sequence[Row], folder: Path, stem: str) -> dict[tuple[str, str], Path]:
     """Where the plot of each dtype and regime goes."""
     drawn = sorted({(row.dtype, row.regime) for row in rows if row.regime != WIDE})
-    return {(of, regime): folder / f"{stem}-{of}-{regime}.svg" for of, regime in drawn}
+    return {(work, regime): folder / f"{stem}-{work}-{regime}.svg" for work, regime in drawn}
 
 
 def _figure(rows: Sequence[Row], ceiling: float | None) -> Figure:

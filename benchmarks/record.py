@@ -30,7 +30,7 @@ from fagen.schedule import Schedule
 from fagen.vocab import CALLED, DTYPES, FORWARD, PASSES, SCALE_ROWS_DEFAULT, V_LAYOUTS
 
 Item = TypeVar("Item")
-Asked = argparse.Namespace
+Options = argparse.Namespace
 Kernels = Mapping[str, tuple[Plan, Binary]]
 Refused = Callable[[RefusedBuild, str], None]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -96,7 +96,7 @@ class Run:
         if row is dict:
             return cls(path.parent, path.stem, rows["about"], row, rows["rows"])
         about = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
-        rows = read_rows(path) if row is Row else [row(**one) for one in rows]
+        rows = read_rows(path) if row is Row else [row(**fields) for fields in rows]
         return cls(path.parent, path.stem, about, row, [*rows])
 
     def save(self) -> None:
@@ -111,9 +111,9 @@ class Run:
             write_whole(path, f"[\n{lines}\n]\n")
             write_whole(path.with_suffix(".run.json"), f"{about}\n")
 
-    def note(self, what: str, of: object) -> None:
+    def note(self, what: str, note: object) -> None:
         """Remember something that holds for one cell."""
-        self.about["notes"].setdefault(what, []).append(str(of))
+        self.about["notes"].setdefault(what, []).append(str(note))
 
     def note_wrong(self, error: object, what: str = "wrong, and not timed") -> None:
         """Remember an output that is wrong."""
@@ -214,7 +214,7 @@ def _plain(row: Any) -> dict[str, Any]:
 class Script:
     """What a script takes and does; called with arguments it is the script's `main`.
 
-    `work(run, asked)` adds rows to a run on a GPU; `page(run)` writes its page, with --redraw of
+    `work(run, options)` adds rows to a run on a GPU; `page(run)` writes its page, with --redraw of
     what was read back. `kind` ends the files' names. Of `lists`, options that may be
     repeated, there are a type or choices, and what is meant where nothing is said; `options` are
     arguments of add_argument. `settle` may change what is asked for, or return a complaint. Where
@@ -222,18 +222,18 @@ class Script:
     """
 
     doc: str | None
-    kind: str | Callable[[Asked], str]
-    work: Callable[[Run, Asked], object]
+    kind: str | Callable[[Options], str]
+    work: Callable[[Run, Options], object]
     page: Callable[[Run], object] = lambda run: None
     row: type = dict
-    regimes: Sequence[Regime] | Callable[[Asked], Sequence[Regime]] = tuple(REGIMES.values())
+    regimes: Sequence[Regime] | Callable[[Options], Sequence[Regime]] = tuple(REGIMES.values())
     lists: Mapping[str, tuple[Any, Iterable[Any] | None]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     peers: bool = False
-    settle: Callable[[Asked], str | None] = lambda asked: None
-    beside: Callable[[Asked], int | None] = lambda asked: None
+    settle: Callable[[Options], str | None] = lambda options: None
+    beside: Callable[[Options], int | None] = lambda options: None
 
-    def arguments(self, argv: Sequence[str] | None = None) -> Asked:
+    def arguments(self, argv: Sequence[str] | None = None) -> Options:
         """What is asked for."""
         raw = argparse.RawDescriptionHelpFormatter
         parser = argparse.ArgumentParser(description=self.doc, epilog=EPILOG, formatter_class=raw)
@@ -246,26 +246,27 @@ class Script:
         parser.add_argument("--redraw", type=Path, metavar="ROWS.json", help="no GPU: write anew")
         for option, how in self.options.items():
             parser.add_argument(option, **how)
-        asked = parser.parse_args(argv)
+        options = parser.parse_args(argv)
         for name, (_, usual) in self.lists.items():
-            setattr(asked, name, getattr(asked, name) or (None if usual is None else list(usual)))
-        if complaint := self.settle(asked):
+            otherwise = None if usual is None else list(usual)
+            setattr(options, name, getattr(options, name) or otherwise)
+        if complaint := self.settle(options):
             parser.error(complaint)
-        return asked
+        return options
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run, or with --redraw write a run's page anew; the exit code is the `fagen` command's."""
-        asked = self.arguments(argv)
+        options = self.arguments(argv)
         try:
-            if (code := self.beside(asked)) is not None:
+            if (code := self.beside(options)) is not None:
                 return code
-            if asked.redraw:
-                self.page(Run.read(asked.redraw, self.row))
+            if options.redraw:
+                self.page(Run.read(options.redraw, self.row))
                 return 0
-            kind = self.kind if isinstance(self.kind, str) else self.kind(asked)
-            regimes = self.regimes(asked) if callable(self.regimes) else self.regimes
-            run = Run.begun(asked.out, kind, regimes, self.row)
-            self.work(run, asked)
+            kind = self.kind if isinstance(self.kind, str) else self.kind(options)
+            regimes = self.regimes(options) if callable(self.regimes) else self.regimes
+            run = Run.begun(options.out, kind, regimes, self.row)
+            self.work(run, options)
             self.page(run)
             return run.finish()
         except FagenError as error:
@@ -281,14 +282,14 @@ def flag(text: str) -> dict[str, Any]:
 # ---- which kernels -------------------------------------------------------------------------------
 
 
-def grid(asked: Asked, kind: str = FORWARD) -> list[Cell]:
+def grid(options: Options, kind: str = FORWARD) -> list[Cell]:
     """The cells that are asked for, each of 16,384 tokens and hidden size 2048."""
     return [
         Cell(Problem(dtype, head_dim, head_dim, mask, kind=kind), standard_sizes(head_dim, seqlen))
-        for dtype in asked.dtype
-        for head_dim in asked.head_dim
-        for mask in asked.mask
-        for seqlen in asked.seqlen
+        for dtype in options.dtype
+        for head_dim in options.head_dim
+        for mask in options.mask
+        for seqlen in options.seqlen
     ]
 
 
@@ -304,18 +305,18 @@ def serving(
     bits, unless it may be `derived`.  Raises ScheduleError where a dispatch table is wrong.
     """
     problem, sizes = cell.problem, cell.sizes
-    there = [schedule for schedule in flow.committed(problem.kind) if solves(schedule, problem)]
+    schedules = [schedule for schedule in flow.committed(problem.kind) if solves(schedule, problem)]
     fp8 = DTYPES[problem.dtype].fp8
     if everything:
-        return there
-    if not (there or fp8 or derived):
+        return schedules
+    if not (schedules or fp8 or derived):
         return []  # a derived schedule would serve: nobody has tuned it
     ways: list[dict[str, Any]] = [dict(v_layout="", scale_rows=0)]
     if fp8:
         blocks = (0, SCALE_ROWS_DEFAULT)
         ways = [dict(v_layout=v, scale_rows=rows) for v in V_LAYOUTS for rows in blocks]
-    asked = replace(problem, out_dtype=DTYPES[problem.dtype].out)
-    return [serve(replace(asked, **way), sizes, card).schedule for way in ways]
+    typed = replace(problem, out_dtype=DTYPES[problem.dtype].out)
+    return [serve(replace(typed, **way), sizes, card).schedule for way in ways]
 
 
 def usual_peers(problem: Problem) -> list[str]:
@@ -369,7 +370,7 @@ def time_all(
 
         rows = race(cell, [*mine, *others], regimes=regimes, progress=say, left_out=left_out)
         if wide and not DTYPES[cell.problem.dtype].fp8:
-            both = [*mine, *(one for one in others if one.name == YARDSTICK)]
+            both = [*mine, *(other for other in others if other.name == YARDSTICK)]
             rows += race(cell, both, regimes=[wide], progress=say)
         run.rows += map(rounded, rows)  # as they are read back: a page drawn anew is the same
 

@@ -42,11 +42,12 @@ ran, and launch costs; a plot is <card>-<date>-<dtype>-<regime>.svg. Of gradient
 
 import dataclasses
 import sys
+from itertools import chain
 
 import plots
 import torch
 from launch import SMALL, launch_costs
-from record import PASS, Asked, Run, Script, flag, grid, heading, say, serving, time_all
+from record import PASS, Options, Run, Script, flag, grid, heading, say, serving, time_all
 from tables import (
     beside_fp16,
     by_scales,
@@ -89,35 +90,35 @@ FP8_SAID = (
 )
 
 
-def regimes_for(asked: Asked) -> list[Regime]:
+def regimes_for(options: Options) -> list[Regime]:
     """Both, and of the forward pass what widely spread scores are timed in."""
-    wide = [] if PASSES[asked.kind].gradients else [BURST_WIDE]
+    wide = [] if PASSES[options.kind].gradients else [BURST_WIDE]
     return [*REGIMES.values(), *wide]
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, and time every cell."""
-    wide = None if PASSES[asked.kind].gradients else BURST_WIDE
-    cells, card = grid(asked, asked.kind), run.card
-    schedules = {cell: serving(cell, card, everything=asked.all_schedules) for cell in cells}
-    if asked.deterministic:
+    wide = None if PASSES[options.kind].gradients else BURST_WIDE
+    cells, card = grid(options, options.kind), run.card
+    schedules = {cell: serving(cell, card, everything=options.all_schedules) for cell in cells}
+    if options.deterministic:
         for cell in (cell for cell in cells if schedules[cell]):
             problem = dataclasses.replace(cell.problem, deterministic=True)
             same = dataclasses.replace(cell, problem=problem)
             schedules[cell] += serving(same, card, derived=True)
     small = serving(dataclasses.replace(cells[0], sizes=SMALL), card)
-    kernels = run.build([*small, *(one for served in schedules.values() for one in served)])
+    kernels = run.build([*small, *chain(*schedules.values())])
     run.about["matmul_tflops"] = {
         dtype: {name: round(tflops, 1) for name, tflops in matmul_ceiling(dtype).items()}
-        for dtype in asked.dtype
+        for dtype in options.dtype
     }
     say(f"matmul 8192^3, TFLOP/s: {run.about['matmul_tflops']}")
     for brief in (False, True):
-        some = [cell for cell in cells if (cell.problem.dtype in asked.burst) == brief]
+        some = [cell for cell in cells if (cell.problem.dtype in options.burst) == brief]
         how = dict(regimes=[BURST] if brief else list(REGIMES.values()), wide=wide)
         if some:
             part = {cell: schedules[cell] for cell in some}
-            time_all(run, part, kernels, asked.peer, without=asked.without, **how)
+            time_all(run, part, kernels, options.peer, without=options.without, **how)
     if small:
         time_launch(run, *kernels[small[0].slug])
 
@@ -127,11 +128,11 @@ def matmul_ceiling(dtype: str, size: int = 8_192) -> dict[str, float]:
     fp8, kind = DTYPES[dtype].fp8, getattr(torch, DTYPES[dtype].torch)
     drawn_in = torch.float16 if fp8 else kind
     a, b = (torch.randn(size, size, device="cuda", dtype=drawn_in).to(kind) for _ in range(2))
-    one = torch.ones((), device="cuda")
+    unit = torch.ones((), device="cuda")
 
     def product() -> torch.Tensor:
         if fp8:
-            return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+            return torch._scaled_mm(a, b.t(), scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
         return a @ b
 
     calls = {"matmul": Call(product)}
@@ -192,17 +193,17 @@ def page(run: Run) -> None:
     print(table(rows))
 
 
-def settle(asked: Asked) -> str | None:
+def settle(options: Options) -> str | None:
     """The usual lengths, which are others of gradients."""
-    gradients = PASSES[asked.kind].gradients
-    asked.seqlen = asked.seqlen or list(GRADIENT_SEQLENS if gradients else SEQLENS)
-    wrong = asked.deterministic and not gradients
+    gradients = PASSES[options.kind].gradients
+    options.seqlen = options.seqlen or list(GRADIENT_SEQLENS if gradients else SEQLENS)
+    wrong = options.deterministic and not gradients
     return "--deterministic goes with --pass backward" if wrong else None
 
 
 main = Script(
     __doc__,
-    lambda asked: asked.kind if PASSES[asked.kind].gradients else "",
+    lambda options: options.kind if PASSES[options.kind].gradients else "",
     work,
     page,
     row=Row,

@@ -29,7 +29,7 @@ from typing import Any
 
 from against import Pair, by_problem, by_row, export, kernels_in, middle, summary, time_pairs
 from draws import drawn
-from record import Asked, Run, Script, said_of, serving
+from record import Options, Run, Script, said_of, serving
 from revision import git, rendered_at
 
 from fagen.errors import FagenError
@@ -129,8 +129,8 @@ class Before:
         problem without a row was served by its plainest kernel.
         """
         rows = [row for row in self.table if problem_of(row["slug"]) == cell.problem]
-        here = [row for row in rows if row["card"] == card]
-        rows = here or [row for row in rows if row["card"] == rows[0]["card"]]
+        own = [row for row in rows if row["card"] == card]
+        rows = own or [row for row in rows if row["card"] == rows[0]["card"]]
         sizes = cell.sizes
         queries = sizes.batch * sizes.heads * sizes.seqlen_q
         few = sorted((row["rows_to"], row["slug"]) for row in rows if "rows_to" in row)
@@ -165,28 +165,30 @@ def _row_of_table(row: Mapping[str, Any]) -> str:
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Time both kernels of every shape."""
-    before = Before.at(asked.before)
-    run.about |= {"before": REVISION if Path(asked.before).is_dir() else asked.before}
-    run.about |= {"random": asked.random, "seed": asked.seed}
-    known = {figure.cell: figure.ahead for figure in figures()}
+    before = Before.at(options.before)
+    run.about |= {"before": REVISION if Path(options.before).is_dir() else options.before}
+    run.about |= {"random": options.random, "seed": options.seed}
+    ahead = {figure.cell: figure.ahead for figure in figures()}
     pairs, schedules = [], {}
-    for cell in [*known, *drawn(asked.random, asked.seed, before.problems(), FLOPS)]:
+    for cell in [*ahead, *drawn(options.random, options.seed, before.problems(), FLOPS)]:
         problem = cell.problem
-        if asked.head_dim and problem.head_dim not in asked.head_dim:
+        if options.head_dim and problem.head_dim not in options.head_dim:
             continue
-        if asked.mask and problem.mask not in asked.mask:
+        if options.mask and problem.mask not in options.mask:
             continue
         old, served = before.pick(cell, run.card), serving(cell, run.card)
         if old is None or not served:
             run.note(f"no kernel {'now' if old else 'before'}", cell)
             continue
         schedules[served[0].slug] = served[0]
-        pairs.append(Pair(cell, served[0].slug, old, known.get(cell)))
+        pairs.append(Pair(cell, served[0].slug, old, ahead.get(cell)))
     if not pairs:
         raise FagenError(f"no shape has kernels now and before\n{run.remarks}")
-    time_pairs(run, pairs, schedules.values(), before.kernels, asked.repeats, ROUND, ulps=AGREEMENT)
+    time_pairs(
+        run, pairs, schedules.values(), before.kernels, options.repeats, ROUND, ulps=AGREEMENT
+    )
 
 
 def page(run: Run) -> None:
@@ -223,7 +225,9 @@ main = Script(
         "--seed": dict(type=int, default=0),
         "--repeats": dict(type=int, default=3),
     },
-    beside=lambda asked: Before.at(asked.before).export(asked.export) if asked.export else None,
+    beside=lambda options: (
+        Before.at(options.before).export(options.export) if options.export else None
+    ),
 )
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ def beside_fp16(rows: Sequence[Row]) -> str:
     body = [
         [
             *(cell.problem.head_dims, cell.problem.mask, cell.sizes.lengths),
-            *(f"{of[cell]:.3f}" if cell in of else "–" for of in quotients.values()),
+            *(f"{own[cell]:.3f}" if cell in own else "–" for own in quotients.values()),
         ]
         for cell in cells
     ]
-    means = [f"{geomean(of.values()):.3f}" for of in quotients.values()]
+    means = [f"{geomean(own.values()):.3f}" for own in quotients.values()]
     body.append(["all", "", "geomean", *means])
     head = ["hd", "mask", "S", *(REGIME_TITLES[regime] for regime in regimes)]
     return "fagen in bf16 ÷ in fp16:\n\n" + markdown(head, body)
@@ -108,9 +108,9 @@ def with_quantising(rows: Sequence[Row]) -> str:
             timed, problem = best[cell], cell.problem
             for name in OURS if QUANTISE in timed else ():
                 if name in timed:
-                    alone, cost = timed[name], timed[QUANTISE].microseconds
-                    whole = alone.tflops * alone.microseconds / (alone.microseconds + cost)
-                    figures = (f"{alone.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
+                    own, cost = timed[name], timed[QUANTISE].microseconds
+                    whole = own.tflops * own.microseconds / (own.microseconds + cost)
+                    figures = (f"{own.microseconds:.1f}", f"{cost:.1f}", f"{whole:.0f}")
                     what = problem.dtype, problem.head_dims, problem.mask, f"{cell.sizes.seqlen_q}"
                     body.append([regime, *what, title(name), *figures])
     if not body:

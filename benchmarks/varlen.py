@@ -20,12 +20,12 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
 import torch
-from record import Asked, Run, Script, say, serving
+from record import Options, Run, Script, say, serving
 from tables import grouped
 from torch import Tensor
 
@@ -65,28 +65,28 @@ def lengths_of(name: str, head_dim: int) -> list[int]:
 
 def useful_flops(problem: Problem, lengths: Sequence[int], heads: int) -> float:
     """What the sequences take, each by itself."""
-    return sum(flops(problem, Sizes(1, heads, heads, one, one)) for one in lengths)
+    return sum(flops(problem, Sizes(1, heads, heads, length, length)) for length in lengths)
 
 
-def work(run: Run, asked: Asked) -> None:
+def work(run: Run, options: Options) -> None:
     """Build the kernels, time every list."""
     problems = [
         problem_of(dtype, head_dim, mask)
-        for dtype in asked.dtype
-        for head_dim in asked.head_dim
-        for mask in asked.mask
+        for dtype in options.dtype
+        for head_dim in options.head_dim
+        for mask in options.mask
     ]
     rows = {problem: select(problem, run.card).only for problem in problems}
     chosen = {problem: buildable(problem, slug).schedules[0] for problem, slug in rows.items()}
     dense = {problem: dense_of(problem, run.card) for problem in problems}
-    kernels = run.build([*chosen.values(), *(one for some in dense.values() for one in some)])
-    lists = [(problem, name) for problem in problems for name in asked.list]
+    kernels = run.build([*chosen.values(), *chain(*dense.values())])
+    lists = [(problem, name) for problem in problems for name in options.list]
     run.about["not timed"] = [f"{problem.name} {name}" for problem, name in lists]
 
     def step(item: tuple[Problem, str]) -> None:
         problem, name = item
         run.about["not timed"].pop(0)
-        beside = [ours(kernels[one.slug][1]).bind for one in dense[problem]]
+        beside = [ours(kernels[schedule.slug][1]).bind for schedule in dense[problem]]
         kernel = op.load(kernels[chosen[problem].slug][1])
         time_list(run, problem, name, chosen[problem].slug, kernel, beside)
         page(run)  # a run cut short has a page too
@@ -104,7 +104,7 @@ def problem_of(dtype: str, head_dim: int, mask: str) -> Problem:
 def dense_of(problem: Problem, card: str) -> list[Schedule]:
     """The schedules for equal lengths that take Q, K and V as those of a problem do."""
     alike = dataclasses.replace(problem, lengths=LENGTHS[0])
-    return [one for one in serving(cell_of(problem), card) if solves(one, alike)]
+    return [schedule for schedule in serving(cell_of(problem), card) if solves(schedule, alike)]
 
 
 def taken(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
@@ -112,7 +112,7 @@ def taken(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     if not DTYPES[problem.dtype].fp8:
         return q, k, v
     bytes_ = [rounded(x[None], scales) for x, scales in ((q, "head"), (k, "head"), (v, "column"))]
-    return *(one.values[0] for one in bytes_), *(one.descale for one in bytes_), None, None
+    return *(x.values[0] for x in bytes_), *(x.descale for x in bytes_), None, None
 
 
 def cell_of(problem: Problem) -> Cell:
@@ -132,8 +132,8 @@ def time_list(
     """Add the rows of one list of lengths; VerificationError where fagen's output is another's."""
     lengths, cell = lengths_of(name, problem.head_dim), cell_of(problem)
     heads = cell.sizes.heads
-    one = Cell(cell.problem, Sizes(1, heads, heads, sum(lengths), sum(lengths)))
-    q, k, v = (x[0] for x in inputs(one))
+    sequence = Cell(cell.problem, Sizes(1, heads, heads, sum(lengths), sum(lengths)))
+    q, k, v = (x[0] for x in inputs(sequence))
     at = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
     scale, causal = softmax_scale(problem.head_dim), MASKS[problem.mask].causal
     longest = max(lengths)
@@ -171,12 +171,12 @@ def time_list(
             run.note(f"{title('cudnn')} left out ({refusal})", cell)
     if name == TINY:
         calls = {who: captured(call, RUNS) for who, call in calls.items()}
-    each = RUNS if name == TINY else 1
+    runs = RUNS if name == TINY else 1
     clock = Clock()
     for regime in REGIMES.values():
         timings = time_calls(calls, regime, clock=clock)
         for who, timing in timings.items():
-            seconds = timing.seconds / each
+            seconds = timing.seconds / runs
             run.rows.append(
                 {
                     "dtype": problem.dtype,
@@ -206,19 +206,19 @@ def page(run: Run) -> str:
         key: {row["implementation"]: row for row in rows}
         for key, rows in grouped(run.rows, same).items()
     }
-    ratios = {key: over_others(of) for key, of in times.items()}
+    ratios = {key: over_others(by_name) for key, by_name in times.items()}
     body = [
         [
             *map(str, key),
-            *(f"{of['fagen']['us']:.1f}", f"{of['fagen']['tflops']:.0f}"),
+            *(f"{by_name['fagen']['us']:.1f}", f"{by_name['fagen']['tflops']:.0f}"),
             *(f"{ratio:.3f}" if ratio else "–" for ratio in ratios[key]),
         ]
-        for key, of in times.items()
+        for key, by_name in times.items()
     ]
     sums = [
         [*key, *(_mean_and_least([ratio for ratio in of_one if ratio]) for of_one in columns)]
         for key, keys in grouped(ratios, itemgetter(0, -1)).items()
-        for columns in [zip(*(ratios[one] for one in keys), strict=True)]
+        for columns in [zip(*(ratios[key] for key in keys), strict=True)]
     ]
     dtypes = {row["dtype"] for row in run.rows}
     beside = [
@@ -239,10 +239,10 @@ def page(run: Run) -> str:
     )
 
 
-def over_others(of: Mapping[str, Mapping[str, Any]]) -> list[float | None]:
+def over_others(by_name: Mapping[str, Mapping[str, Any]]) -> list[float | None]:
     """How many times as fast as each other fagen is; None where that was not timed."""
-    times = (of[who]["us"] if who in of else None for who in ("fa2", "dense", "cudnn"))
-    return [us and us / of["fagen"]["us"] for us in times]
+    times = (by_name[who]["us"] if who in by_name else None for who in ("fa2", "dense", "cudnn"))
+    return [us and us / by_name["fagen"]["us"] for us in times]
 
 
 def _mean_and_least(ratios: Sequence[float]) -> str:
@@ -251,7 +251,7 @@ def _mean_and_least(ratios: Sequence[float]) -> str:
 
 main = Script(
     __doc__,
-    lambda asked: "-".join(["varlen", *([] if asked.dtype == list(DTYPES) else asked.dtype)]),
+    lambda options: "-".join(["varlen", *([] if options.dtype == list(DTYPES) else options.dtype)]),
     work,
     lambda run: print(page(run)),
     lists={

@@ -90,20 +90,20 @@ class Searched:
 
 def many() -> list[Searched]:
     """What many.py found."""
-    found = []
+    searched = []
     for path in sorted(HERE.glob("many-*.json")):
-        for one in json.loads(path.read_text())["searched"]:
-            problem = one["problem"]
-            timed = {f"fwd_{problem}_{t}": times for t, times in one["microseconds"].items()}
-            sizes = tuple(Sizes(*size) for size in one["sizes"])
-            padded = tuple(one["padded"]) if "padded" in one else None
-            found.append(Searched(problem, sizes, timed, padded=padded))
-    return found
+        for record in json.loads(path.read_text())["searched"]:
+            problem = record["problem"]
+            timed = {f"fwd_{problem}_{t}": times for t, times in record["microseconds"].items()}
+            sizes = tuple(Sizes(*size) for size in record["sizes"])
+            padded = tuple(record["padded"]) if "padded" in record else None
+            searched.append(Searched(problem, sizes, timed, padded=padded))
+    return searched
 
 
 def stores() -> list[Searched]:
     """What searches of the forward pass found in 16 bits: e4m3 slugs meant other kernels then."""
-    found = []
+    searched = []
     for path in sorted(HERE.glob("*.sqlite")):
         for result in search.found(path):
             slugs = result.marks.slugs(BRIEF)
@@ -113,8 +113,8 @@ def stores() -> list[Searched]:
             }
             forward = result.target.kind == FORWARD
             if timed and forward and result.target.dtype in SIXTEEN_BITS:
-                found.append(Searched(result.target.name, result.sizes, timed, weight=OLD))
-    return found
+                searched.append(Searched(result.target.name, result.sizes, timed, weight=OLD))
+    return searched
 
 
 def constants() -> dict[str, float]:
@@ -135,7 +135,7 @@ def using(values: Mapping[str, float]) -> Iterator[None]:
 
 def correlation(data: Sequence[Searched]) -> float:
     """Rank correlation of predicted and measured times over the kernels of some problems."""
-    return spearman([pair for one in data for pair in one.pairs()])
+    return spearman([pair for problem in data for pair in problem.pairs()])
 
 
 def fit(data: Sequence[Searched], rounds: int = 12) -> dict[str, float]:
@@ -155,10 +155,10 @@ def fit(data: Sequence[Searched], rounds: int = 12) -> dict[str, float]:
             for at in range(len(x)):
                 moved = residuals([log + STEP * (i == at) for i, log in enumerate(x)])
                 slopes.append([(b - a) / STEP for a, b in zip(now, moved, strict=True)])
-            found = _descend(residuals, x, now, slopes, damping)
-            if found is None:
+            step = _descend(residuals, x, now, slopes, damping)
+            if step is None:
                 break
-            better, after, damping = found
+            better, after, damping = step
             done = _square(now) - _square(after) < 1e-4 * _square(now)
             x, now = better, after
             if done:
@@ -191,15 +191,15 @@ def _descend(
 
 
 def _weighted(data: Sequence[Searched]) -> Iterator[float]:
-    for one in data:
-        rows = one.residuals()
+    for problem in data:
+        rows = problem.residuals()
         means = [_mean(column) for column in zip(*rows, strict=True)]
-        share = one.weight / len(rows) ** 0.25  # many kernels of a problem tell much the same
+        share = problem.weight / len(rows) ** 0.25  # many kernels of a problem tell much the same
         for row in rows:
             for residual, mean in zip(row, means, strict=True):
                 yield _bent(share * (residual - mean))
         for mean in means:
-            yield _bent(one.weight * LEVEL * mean)
+            yield _bent(problem.weight * LEVEL * mean)
 
 
 def _bent(x: float) -> float:
@@ -237,18 +237,18 @@ def _square(values: Sequence[float]) -> float:
     return _dot(values, values)
 
 
-def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+def _solved(matrix: Sequence[Sequence[float]], constants: Sequence[float]) -> list[float]:
     """Solve a positive definite system by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    rows = [[*row, value] for row, value in zip(matrix, constants, strict=True)]
     for i, pivot in enumerate(rows):
         for row in rows[i + 1 :]:
             factor = row[i] / pivot[i]
             row[i:] = [a - factor * b for a, b in zip(row[i:], pivot[i:], strict=True)]
-    found: list[float] = []
+    solution: list[float] = []
     for i in reversed(range(len(rows))):
-        known = _dot(rows[i][i + 1 : -1], found)
-        found.insert(0, (rows[i][-1] - known) / rows[i][i])
-    return found
+        rest = _dot(rows[i][i + 1 : -1], solution)
+        solution.insert(0, (rows[i][-1] - rest) / rows[i][i])
+    return solution
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -260,29 +260,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write constants and correlations to this file")
     parser.add_argument("--fit", action="store_true", help="leave nothing out")
-    given = parser.parse_args()
+    options = parser.parse_args()
     data = [*many(), *stores()]
     fitted = _rounded(fit(data))
     for name, value in fitted.items():
         print(f"{name} = {value:g}")
-    if given.fit:
+    if options.fit:
         return 0
     left_out = {}
     _put(fitted)
-    for dims in dict.fromkeys(one.head_dims for one in data):
-        unseen = [one for one in data if one.head_dims == dims]
-        found = _rounded(fit([one for one in data if one.head_dims != dims], rounds=4))
-        with using(found):
-            kernels = sum(len(one.microseconds) for one in unseen)
+    for dims in dict.fromkeys(problem.head_dims for problem in data):
+        unseen = [problem for problem in data if problem.head_dims == dims]
+        constants = _rounded(fit([x for x in data if x.head_dims != dims], rounds=4))
+        with using(constants):
+            kernels = sum(len(problem.microseconds) for problem in unseen)
             rank = round(correlation(unseen), 3)
-            worst = max(one.loss() for one in unseen)
-        left_out[dims] = {"kernels": kernels, "correlation": rank, "constants": found}
+            worst = max(problem.loss() for problem in unseen)
+        left_out[dims] = {"kernels": kernels, "correlation": rank, "constants": constants}
         print(
             f"{dims:9} {kernels:4} kernels  {rank:6.2f}  worst choice {worst:5.1%} off", flush=True
         )
-    if given.out:
+    if options.out:
         kept = {"fitted": fitted, "left_out": left_out}
-        given.out.write_text(json.dumps(kept, indent=1) + "\n")
+        options.out.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 
