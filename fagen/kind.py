@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fagen.launch import Launches
-from fagen.problem import Problem, Sizes
+from fagen.problem import Problem
 from fagen.schedule import Schedule
 from fagen.signature import Signature
 
@@ -95,12 +95,14 @@ class Step(NamedTuple):
 
     Rows are the queries of a KV head's group of heads. They are so many at most, but any number in
     the steps with the most; their tiles, in all batches and of all KV heads, have that many rows.
+    `derive` gives the schedule: to see whether it fits takes milliseconds.
     """
 
     rows: int
     kv_heads: int  # at least
     tiles: int  # at least
-    schedule: Schedule
+    num_splits: int
+    derive: Callable[[], Schedule]
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,8 @@ class Kind:
     the kernel does, arguments as of its op; `verification` is that of fagen.measure; `space`, a
     fagen.kinds.space.Space, is "" where nothing is searched. `derive(problem)` gives schedules of
     this kind for a problem, the most promising first: all fit, but a compiler may refuse one; it is
-    None where no problem is computed. `sized(schedule, sizes)` gives the one that stands in for a
-    schedule at sizes, where a row of a dispatch table means several; None: no other does.
-    `steps(schedule)` says the same of all sizes.
+    None where no problem is computed. `steps(schedule)` gives those that stand in for a schedule,
+    by sizes, where a row of a dispatch table means several; None: no other does.
     """
 
     name: str
@@ -125,7 +126,6 @@ class Kind:
     verification: str
     space: str = ""
     derive: Callable[[Problem], Iterable[Schedule]] | None = None
-    sized: Callable[[Any, Sizes], Schedule] | None = None
     steps: Callable[[Any], Iterable[Step]] | None = None
 
 

@@ -18,8 +18,9 @@ import torch
 from fagen import registry
 from fagen.dispatch import tables
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
-from fagen.dispatch.select import flattened, serve
+from fagen.dispatch.select import flattened, serve, sized
 from fagen.dispatch.tables import table_at
+from fagen.kinds.decode import deal_for, derived, num_splits_for
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
@@ -113,7 +114,7 @@ class Dispatcher:
         own = (
             (entry.row.slug, entry.row.limits) for entry in table.rows if entry.problem == problem
         )
-        return str(first_fit(own, measures_of(sizes, table.tile)))
+        return str(first_fit(own, measures_of(sizes)))
 
 
 def dispatcher(schedules: Iterable[Any], place: Path) -> Dispatcher:
@@ -287,7 +288,7 @@ class Decoding:
     @cache
     def schedules(cls) -> list[Any]:
         kind, own = registry.kind(DECODE), all_of(*cls.own)
-        steps = [step.schedule for one in own for step in kind.steps(one)]
+        steps = [step.derive() for one in own for step in kind.steps(one)]
         return [*{one.slug: one for one in steps}.values()]
 
     @staticmethod
@@ -613,23 +614,15 @@ def test_a_row_of_varlen_sequences_has_no_bounds() -> None:
     assert table.kind == "backward_varlen" and [row.kernel for row in table.rows] == [0, 2]
 
 
-def test_what_serves_which_sizes_is_what_stands_in_at_them() -> None:
+def test_steps_are_what_calls_without_a_table_derive() -> None:
     dice = random.Random(7)
     for schedule in all_of(*Decoding.own, "dec_fp16_d192v128_full_r8n64"):
-        kind = registry.kind(schedule.kind)
-        steps = [*kind.steps(schedule)]
-        most = max(step.rows for step in steps)
+        asked = {key: schedule.values()[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
         for sizes in (Decoding.sizes(dice) for _ in range(40)):
-            rows = sizes.seqlen_q * sizes.heads // sizes.kv_heads
-            tiles = -(-rows // most) * sizes.kv_heads * sizes.batch
-            first = next(
-                step.schedule
-                for step in steps
-                if (rows <= step.rows or step.rows == most)
-                and sizes.kv_heads >= step.kv_heads
-                and tiles >= step.tiles
-            )
-            assert first == kind.sized(schedule, sizes), sizes
+            rows, kv_heads = sizes.seqlen_q * sizes.heads // sizes.kv_heads, sizes.kv_heads
+            deal = deal_for(asked["head_dim"], rows, kv_heads, sizes.batch)
+            first, *_ = derived(**asked, rows=rows, num_splits=num_splits_for(kv_heads), by=deal)
+            assert sized(schedule.slug, sizes) == first, sizes
 
 
 # ---- a call in Python ---------------------------------------------------------------------------

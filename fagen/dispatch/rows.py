@@ -14,6 +14,7 @@ from fagen.registry import from_slug
 
 MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 TILE = 128  # queries of a tile of attention, as rows count them
+GROUP_TILE = 64  # the same of a KV head's group of heads, as decoding has them
 
 # Keys that torch.compile or torch.export leaves open count as so many, since a comparison would
 # bound them. Rows of a table for more keys are for accuracy: sums over so many need fp32 totals.
@@ -130,20 +131,18 @@ def _problem(slug: str, *, own: bool) -> Problem:
 Choice = TypeVar("Choice")
 
 
-def measures(
-    batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any, tile: int = TILE
-) -> tuple[Any, ...]:
+def measures(batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any) -> tuple[Any, ...]:
     """Return what rows bound, in the order of MEASURES, of a call of such sizes."""
     group = queries * (heads // kv_heads) if (kv_heads == 0) is False else 0
-    group_tiles = batch * kv_heads * ((group + tile - 1) // tile)
-    tiles, query_rows = batch * heads * ((queries + tile - 1) // tile), batch * heads * queries
+    group_tiles = batch * kv_heads * ((group + GROUP_TILE - 1) // GROUP_TILE)
+    tiles, query_rows = batch * heads * ((queries + TILE - 1) // TILE), batch * heads * queries
     return queries, group, kv_heads, group_tiles, tiles, query_rows, keys
 
 
-def measures_of(sizes: Sizes, tile: int = TILE) -> tuple[Any, ...]:
+def measures_of(sizes: Sizes) -> tuple[Any, ...]:
     """Return the same of sizes."""
     s = sizes
-    return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k, tile)
+    return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k)
 
 
 def first_fit(

@@ -6,7 +6,7 @@ derives, so that no supported problem is without a kernel. The gradients of a pr
 problem, of another kind.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -166,7 +166,7 @@ def _fit(row: Row) -> Fit:
 
 
 def _stands_for_several(slug: str) -> bool:
-    return kind(from_slug(slug).kind).sized is not None
+    return kind(from_slug(slug).kind).steps is not None
 
 
 def select(problem: Problem, card: str) -> Rows:
@@ -192,7 +192,10 @@ def flattened(problem: Problem, card: str) -> tuple[Row, ...]:
     first, second = _on(card, users, or_another=decodes or not here), _on(card, owns)
     if decodes:
         own = [row for row in (*first, *second) if not asked_beside(from_slug(row.slug))]
-        return *_by_groups(own), Row(card, "")
+        rows = by_steps(from_slug(own[0].slug), own) if own else ()
+        # how chunks are dealt, a kernel's own schedule says
+        any_tiles = dict.fromkeys(replace(row, group_tiles_from=0) for row, _ in rows)
+        return *any_tiles, Row(card, "")
     return tuple(replace(row, slug=_writing(row, problem)) for row in _overlaid(first, second))
 
 
@@ -303,29 +306,28 @@ def _without_gaps(by_keys: Iterable[Row]) -> Iterator[Row]:
         yield Row("", "", begin)
 
 
-def _by_groups(rows: list[Row]) -> Iterator[Row]:
-    """Rows of decoding with bounds for what a call has: its group, KV heads and query rows.
+def by_steps(
+    schedule: Schedule, measured: Collection[Row] = (), ends: Iterable[int] = ()
+) -> Iterator[tuple[Row, Step]]:
+    """Rows of decoding with bounds for what a call has, and the steps that they are of.
 
-    After those of so many rows of a group and chunks of keys comes one without a slug.
+    Each step has those `measured` of its rows of a group and chunks of keys, and then one without a
+    slug for its own schedule. `schedule` is any of the problem; groups end at `ends` too.
     """
-    if not rows:
-        return
-    steps = [*steps_of(from_slug(rows[0].slug))]
-    blocks = {(s.rows, s.kv_heads): s.schedule.values()["num_splits"] for s in steps}
+    steps_of = kind(schedule.kind).steps
+    assert steps_of, f"{schedule.kind}: what serves which sizes is not said"
+    steps = [*steps_of(schedule)]
+    groups = sorted({step.rows for step in steps}.union(ends))
     most = max(step.rows for step in steps)
-    for (group, kv_heads), num_splits in blocks.items():
-        end = MOST if group == most else group
-        for row in rows:
-            if row.group_rows == group and chunks_of(row) == num_splits:
-                yield replace(row, group_to=end, kv_heads_from=kv_heads)
-        yield Row("", "", group_to=end, kv_heads_from=kv_heads)
-
-
-def steps_of(schedule: Schedule) -> Iterable[Step]:
-    """The schedules that serve the problem of one of decoding, by sizes."""
-    steps = kind(schedule.kind).steps
-    assert steps, f"{schedule.kind}: what serves which sizes is not said"
-    return steps(schedule)
+    for end in groups:
+        rows = min((step.rows for step in steps if step.rows >= end), default=most)
+        group_to = MOST if end == groups[-1] else end
+        for step in (step for step in steps if step.rows == rows):
+            for row in measured:
+                if (row.group_rows, chunks_of(row)) == (rows, step.num_splits):
+                    yield replace(row, group_to=group_to, kv_heads_from=step.kv_heads), step
+            row = Row("", "", group_to=group_to, kv_heads_from=step.kv_heads)
+            yield replace(row, group_tiles_from=step.tiles), step
 
 
 # ---- schedules -----------------------------------------------------------------------------------
@@ -361,16 +363,18 @@ def buildable(problem: Problem, schedule: Choice = None) -> Buildable:
 def sized(slug: str, sizes: Sizes, card: str | None = None) -> Schedule:
     """The schedule that a slug stands for at these sizes: its kind may have several.
 
-    On a card dispatch tables say which, "" for the one that they name first, else a rule.  Raises
+    On a card dispatch tables say which, "" for the one that they name first, else its steps. Raises
     ScheduleError where a table is wrong.
     """
     schedule = from_slug(slug)
-    rule = kind(schedule.kind).sized
-    if rule is None:
+    if kind(schedule.kind).steps is None:
         return schedule
-    usual = rule(schedule, sizes)
-    own = None if card is None else row_for(Problem.searched(usual), sizes, card).slug
-    return from_slug(own) if own else usual
+    own = "" if card is None else row_for(Problem.searched(schedule), sizes, card).slug
+    if own:
+        return from_slug(own)
+    step = first_fit(((step, row.limits) for row, step in by_steps(schedule)), measures_of(sizes))
+    assert step, slug  # the last fits any
+    return step.derive()
 
 
 @lru_cache(10_000)

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from fagen.e4m3 import Centered, Quantized
 from fagen.kinds.quantize.keys import Schedule
 from fagen.runtime.argument_types import flag, names_types, positive, refuse_tangents, whole
-from fagen.runtime.arguments import schedule_of, settled, word_of
+from fagen.runtime.arguments import refuse_rank, schedule_of, settled, word_of
 from fagen.runtime.call import CallKey, Door, traced
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
@@ -125,9 +125,7 @@ def quantize(
     the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
     """
     if x.dim() != 4:
-        raise ValueError(
-            f"x has {x.dim()} dimensions; it must have 4: (batch, seqlen, heads, head_dim)"
-        )
+        refuse_rank(x=x)
     if not (
         (type(rotate) is type(center) is type(rotary_pairs) is bool)
         and (type(seed) is type(scale_rows) is int and max(abs(seed), scale_rows) < 1 << 63)

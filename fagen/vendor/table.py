@@ -6,14 +6,13 @@ problem, of which the first row that fits is taken.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fagen.dispatch.rows import BOUNDS, MOST, TILE, Bound, Row, without_repeats
-from fagen.dispatch.select import asked_beside, buildable, flattened, steps_of
-from fagen.dispatch.tables import chunks_of
-from fagen.kind import Step
+from fagen.dispatch.rows import BOUNDS, GROUP_TILE, MOST, TILE, Bound, Row, without_repeats
+from fagen.dispatch.select import asked_beside, buildable, by_steps, flattened
 from fagen.problem import Problem
 from fagen.schedule import Schedule
 from fagen.vocab import (
@@ -82,16 +81,20 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """All rows of a kind, in the order in which they are tried.
-
-    In C `pick` is what finds one, and `struct` what it is found as, after the folder's name.
-    """
+    """All rows of a kind, in the order in which they are tried."""
 
     kind: str
     rows: tuple[Entry, ...] = ()
-    pick: str = "pick"
-    struct: str = "Kernel"
-    tile: int = TILE  # queries of a tile, as rows count them
+
+    @property
+    def pick(self) -> str:
+        """What finds one in C, after the folder's name."""
+        return "pick" if self.kind == FORWARD else f"pick_{self.kind}"
+
+    @property
+    def struct(self) -> str:
+        """What it is found as in C, after the folder's name."""
+        return "Kernel" if self.kind == FORWARD else f"{self.kind.title().replace('_', '')}Kernel"
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -103,6 +106,11 @@ class Table:
     def measured(self) -> tuple[str, ...]:
         """What of a call these are of."""
         return tuple(dict.fromkeys(bound.of for bound in self.bounds))
+
+    @property
+    def tile(self) -> int:
+        """Queries of a tile, as its rows count them."""
+        return GROUP_TILE if "group_tiles" in self.measured else TILE
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -124,7 +132,7 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
     is no matter of theirs. Kernels of decoding that must be given more than others take another
     struct: they are called by their own names. Of other kinds than attention's there are none.
     """
-    kind, tile = schedules[0].kind, TILE
+    kind = schedules[0].kind
     if kind not in PASSES:
         return Table(kind)
     by_problem: dict[Problem, list[Schedule]] = {}
@@ -132,7 +140,6 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
     if PASSES[kind].computes:
         form = ""
         usual = [schedule for schedule in schedules if not asked_beside(schedule)]
-        tile = max((step.rows for one in usual[:1] for step in steps_of(one)), default=0)
         for schedule in usual:
             any_mask = replace(Problem.searched(schedule), mask="")
             by_problem.setdefault(any_mask, []).append(schedule)
@@ -155,14 +162,9 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
         usual_out = int(problem.out_dtype == DTYPES[problem.dtype].out)
         numbers = tuple(in_c(problem).values())
         entries += [Entry(problem, r, places.get(r.slug, -1), numbers, usual_out) for r in listed]
-    words = [kind] * (kind != FORWARD) + form.split()
-    name = "_".join(words)
+    name = "_".join([kind] * (kind != FORWARD) + form.split()) or kind
     assert not form or name in VARLEN, name
-    if not words:
-        return Table(kind, tuple(entries))
-    return Table(
-        name, tuple(entries), f"pick_{name}", f"{name.title().replace('_', '')}Kernel", tile
-    )
+    return Table(name, tuple(entries))
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -209,46 +211,31 @@ def _decoding(problem: Problem, schedules: Sequence[Schedule]) -> Iterator[Row]:
 def _by_steps(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     """The rows of calls with any number of queries, whose kernels may be any of these.
 
-    They are blocks by rows of a group, and in these by KV heads.
+    For what neither a dispatch table's nor a step's own kernel is there, it is the nearest. They
+    are blocks by rows of a group, and in these by KV heads.
     """
-    steps = [*steps_of(schedules[0].but(mask=problem.mask))]
-    measured = [row for row in flattened(problem, "") if row.slug in {s.slug for s in schedules}]
-    most = max(step.rows for step in steps)
-    blocks: list[tuple[int, list[Row]]] = []
-    for rows in sorted({*(s.rows for s in steps), *(s.values()["rows"] for s in schedules)}):
-        group = min((step.rows for step in steps if step.rows >= rows), default=most)
-        by_heads = [
-            (
-                heads,
-                without_repeats([r for s in own for r in _of_step(rows, s, schedules, measured)]),
-            )
-            for heads, own in groupby(
-                (step for step in steps if step.rows == group), attrgetter("kv_heads")
-            )
-        ]
-        block = [replace(r, kv_heads_from=h) for h, listed in _distinct(by_heads) for r in listed]
-        blocks.append((rows, block))
-    blocks[-1] = MOST, blocks[-1][1]
-    return [replace(row, group_to=end) for end, rows in _distinct(blocks) for row in rows]
+    slugs = {schedule.slug for schedule in schedules}
+    measured = [row for row in flattened(problem, "") if row.slug in slugs]
+    ends = {schedule.values()["rows"] for schedule in schedules}
+    rows = []
+    for row, step in by_steps(schedules[0].but(mask=problem.mask), measured, ends):
+        slug = row.slug
+        if not slug:
+            distance = partial(_distance, rows=row.group_to, ideal=step.derive())
+            slug = min(schedules, key=distance).slug
+        rows.append(replace(row, card="", slug=slug, group_rows=0))
+    blocks = groupby(rows, attrgetter("group_to", "kv_heads_from"))
+    rows = [row for _, block in blocks for row in without_repeats([*block])]
+    return _distinct("group_to", _distinct("kv_heads_from", rows))
 
 
-def _of_step(
-    rows: int, step: Step, schedules: Sequence[Schedule], measured: Iterable[Row]
-) -> Iterator[Row]:
-    """The rows of a step: those of dispatch tables, and the nearest kernel to the step's own."""
-    num_splits = step.schedule.values()["num_splits"]
-    for row in measured:
-        if (row.group_rows, chunks_of(row)) == (step.rows, num_splits):
-            yield Row("", row.slug, rows_to=row.rows_to)
-    nearest = min(schedules, key=lambda schedule: _distance(schedule, rows, step.schedule))
-    yield Row("", nearest.slug, group_tiles_from=step.tiles)
-
-
-def _distinct(blocks: Sequence[tuple[int, list[Row]]]) -> Iterator[tuple[int, list[Row]]]:
-    """Blocks of rows, each for what those before are not for; without any that the next repeats."""
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        if after is None or block[1] != after[1]:
-            yield block
+def _distinct(name: str, rows: Iterable[Row]) -> list[Row]:
+    """Rows without those blocks, of one value of this bound, that the next repeats for more."""
+    anywhere: dict[str, Any] = {name: 0}
+    blocks = [[*block] for _, block in groupby(rows, attrgetter(name))]
+    unbound = [[replace(row, **anywhere) for row in block] for block in blocks]
+    pairs = zip(blocks, unbound, [*unbound[1:], []], strict=True)
+    return [row for block, own, after in pairs if own != after for row in block]
 
 
 def _distance(schedule: Schedule, rows: int, ideal: Schedule) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import deal_for, derived, num_splits_for, rows_for, sized, steps
+from fagen.kinds.decode.defaults import deal_for, derived, num_splits_for, rows_for, steps
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
@@ -17,6 +17,5 @@ KIND = Kind(
     emulate="fagen.kinds.decode.emulate:compute",
     verification="fagen.kinds.decode.verify:VERIFICATION",
     space="fagen.kinds.decode.space:SPACE",
-    sized=sized,
     steps=steps,
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 from fagen.arch import SM90
@@ -11,7 +12,6 @@ from fagen.kinds.decode.cost import whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.kinds.decode.rules import straddles
-from fagen.problem import Sizes
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
@@ -121,29 +121,22 @@ def derived(
     )
 
 
-def sized(schedule: Schedule, sizes: Sizes) -> Schedule:
-    """Return the schedule for the rows and KV heads of a call, of the problem of another."""
-    fields, rows = _asked(schedule), sizes.seqlen_q * sizes.heads // sizes.kv_heads
-    by = deal_for(fields["head_dim"], rows, sizes.kv_heads, sizes.batch)
-    return derived(**fields, rows=rows, num_splits=num_splits_for(sizes.kv_heads), by=by)[0]
-
-
 def steps(schedule: Schedule) -> Iterator[Step]:
-    """Give the schedules that `sized` has for the problem of another, by what calls they serve."""
-    fields = _asked(schedule)
+    """Give the schedules that serve the problem of one, by what calls they serve."""
+    values = schedule.values()
+    fields = {key: values[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
     for rows in ROWS:
         runs_from = _runs_from(fields["head_dim"], rows)
         dealt = {"stream_k": runs_from, "round_robin": 0} if runs_from else {"round_robin": 0}
         for kv_heads, num_splits in _CUTS:
             for by, tiles in dealt.items():
-                first, *_ = derived(**fields, rows=rows, num_splits=num_splits, by=by)
-                yield Step(rows, kv_heads, tiles, first)
+                first = partial(_first, **fields, rows=rows, num_splits=num_splits, by=by)
+                yield Step(rows, kv_heads, tiles, num_splits, first)
 
 
-def _asked(schedule: Schedule) -> dict[str, Any]:
-    """What is computed."""
-    values = schedule.values()
-    return {key: values[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+@cache
+def _first(**keys: Any) -> Schedule:
+    return derived(**keys)[0]
 
 
 def _fitting(schedules: Iterator[Schedule]) -> Iterator[Schedule]:
