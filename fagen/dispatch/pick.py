@@ -18,7 +18,7 @@ from typing import Any, Never, get_args
 from fagen import evidence, registry
 from fagen.arch import SM90
 from fagen.argument_names import refuse_unknown_names
-from fagen.dispatch.rows import MOST, TILE, Row
+from fagen.dispatch.rows import BOUNDS, MOST, TILE, Row
 from fagen.dispatch.select import serve
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
@@ -346,15 +346,8 @@ def _why(row: Row, sizes: Sizes, card: str) -> str:
 
 def sizes_of(row: Row) -> str:
     """Say of which calls a row is, apart from problem and card."""
-    at_most = [
-        f"{most:,} {what}"
-        for most, what in (
-            (row.rows_to, "query rows in all"),
-            (row.queries_to, "queries"),
-            (row.tiles_to, f"tiles of {TILE} queries"),
-        )
-        if most != MOST
-    ]
+    bounds = ((getattr(row, bound.name), bound.words) for bound in BOUNDS if bound.words)
+    at_most = [f"{most:,} {words}" for most, words in bounds if most != MOST]
     words = [f"at most {' and '.join(at_most)}"] if at_most else []
     if row.group_rows:
         words.insert(0, f"decoding of {row.group_rows} rows to a KV head")

@@ -28,6 +28,7 @@ class Bound:
     name: str
     of: str
     least: bool = False
+    words: str = ""  # what a row of a table counts by it
 
     @property
     def open(self) -> int:
@@ -38,12 +39,12 @@ class Bound:
 # What tells most calls apart goes first. Query rows are those of a call, and so are tiles of
 # queries of a head. A group is the queries of a KV head's heads, and has tiles too.
 BOUNDS = (
-    Bound("queries_to", "queries"),
+    Bound("queries_to", "queries", words="queries"),
     Bound("group_to", "group"),
     Bound("kv_heads_from", "kv_heads", least=True),
     Bound("group_tiles_from", "group_tiles", least=True),
-    Bound("tiles_to", "tiles"),
-    Bound("rows_to", "query_rows"),
+    Bound("tiles_to", "tiles", words=f"tiles of {TILE} queries"),
+    Bound("rows_to", "query_rows", words="query rows in all"),
     Bound("keys_from", "keys", least=True),
     Bound("keys_to", "keys"),
 )

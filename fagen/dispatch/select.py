@@ -127,7 +127,7 @@ class Rows(NamedTuple):
             few_queries=max((r.queries_to for r in few_tiles if r.tiles_to == MOST), default=-1),
             few_rows=max((TILE * r.tiles_to for r in few_tiles if r.tiles_to < MOST), default=-1),
             few_of_all=max((r.rows_to for r in rows if r.for_few_rows), default=-1),
-            several=tuple({row.slug: 0 for row in few_tiles if _stands_for_several(row.slug)}),
+            several=tuple({r.slug: 0 for r in few_tiles if kind(from_slug(r.slug).kind).steps}),
         )
 
     def slugs(
@@ -163,10 +163,6 @@ def _first(
 def _fit(row: Row) -> Fit:
     bounds = row.queries_to, row.tiles_to, row.rows_to, row.keys_from, row.keys_to
     return row.slug or None, *bounds, row.limits
-
-
-def _stands_for_several(slug: str) -> bool:
-    return kind(from_slug(slug).kind).steps is not None
 
 
 def select(problem: Problem, card: str) -> Rows:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fagen import outputs
-from fagen.dispatch.rows import MOST, Row
+from fagen.dispatch.rows import BOUNDS, MOST, Row
 from fagen.errors import ScheduleError
 from fagen.paths import config_folder, make_folder
 from fagen.registry import from_slug
@@ -38,13 +38,8 @@ _FEW_TILES = ("queries_to", "tiles_to")  # with keys or without
 _FEW_ROWS = "rows_to"
 _GROUP = "group_rows"  # of decoding, with rows_to or without
 _SIZES = (_GROUP, _FEW_ROWS, *_FEW_TILES, *_KEYS)  # as they are written
-# What a number is of, which is 1 or more then
-_OF = {
-    _FEW_ROWS: " query rows in all",
-    "queries_to": " queries",
-    "tiles_to": " tiles",
-    _GROUP: " rows",
-}
+# What numbers count, which are 1 or more then
+_COUNTED = {_GROUP: "rows"} | {bound.name: bound.words for bound in BOUNDS if bound.words}
 # Keys of tables as they were, and what became of them
 _RENAMED = {"from": "keys_from", "to": "keys_to"}
 _TOLD_BY_SLUG = ("dtype", "head_dim", "head_dim_v", "mask", "v_layout", "scale_rows")
@@ -183,10 +178,11 @@ def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleErro
     if not is_of_type:
         needed = "a whole number" if is_size else "text"
         raise wrong(key, f"{key} is not {needed}: {shown(value)}")
-    least = int(key in _OF)
+    least = int(key in _COUNTED)
     if is_size and not least <= value <= MOST:
         bound = f"{least} or more" if value < least else f"{MOST} or less"
-        raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{_OF.get(key, '')}")
+        counted = f" {_COUNTED[key]}" if key in _COUNTED else ""
+        raise wrong(key, f"{key} is {shown(value)}; it must be {bound}{counted}")
 
 
 # ---- writing -------------------------------------------------------------------------------------

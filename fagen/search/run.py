@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from fagen.dispatch.select import serve, sized
+from fagen.dispatch.select import serve
 from fagen.errors import BuildError, CacheError, DeviceError, FagenError, ToolchainError
 from fagen.problem import Problem, solves
 from fagen.registry import from_slug, read, schedules
@@ -24,7 +24,6 @@ from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Round, Timed
 from fagen.search.tournament import ROUND, STAGES, Tournament, jobs_of
-from fagen.vocab import PASSES
 
 TICK = 0.2  # seconds between looks at what others found, and at the clock
 LAST_MINUTE = 45.0  # seconds kept for the last target's long runs
@@ -302,11 +301,8 @@ def serving(survey: Survey, card: str) -> list[str]:
     if not survey.points:
         return []
     any_of = survey.schedule(survey.points[0])
-    if PASSES[survey.kind].computes:  # by a rule and rows of its own
-        slugs = (sized(any_of.slug, size, card).slug for size in survey.sizes)
-        return list(dict.fromkeys(slugs))
     # what a target leaves open, as layout and scales of e4m3, all its points have in common
-    problem = replace(Problem.of(any_of), out_dtype=None)
+    problem = replace(Problem.searched(any_of), out_dtype=None)
     served = (serve(problem, size, card).schedule for size in survey.sizes)
     return list(dict.fromkeys(row.slug for row in served if row.kind == survey.kind))
 
