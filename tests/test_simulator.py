@@ -133,7 +133,7 @@ def test_the_command_says_what_was_found():
 
 @pytest.mark.parametrize("stays", some(("", "_persist_post"), ("",)))
 def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stays):
-    sizes = Sizes(1, 2, 1, 100, 300)
+    sizes = Sizes(1, 2, 1, 200, 600)  # many blocks add to a row of dQ
     for slug in ("bwd_fp16_d64_causal_m64n64", DETERMINISTIC[0]):
         plan = planned(f"{slug}{stays}")
         library = simulator.build(render(plan).kernel)
@@ -143,7 +143,7 @@ def test_gradients_in_a_fixed_order_are_the_same_bits_whatever_happens_when(stay
             again, *others = backward(plan, library, sizes, seed)[1]
             assert all(map(torch.equal, others, first))
             changes += not torch.equal(again, dq)
-            if changes and seed >= 10:
+            if changes:
                 break
         assert (changes == 0) == plan.deterministic
 
