@@ -91,7 +91,7 @@ def _backward(
 def _forward(
     plan: Plan, binary: Binary, cell: Cell, q: Tensor, k: Tensor, v: Tensor
 ) -> dict[str, Call]:
-    out_only = op.alone(op.load(binary))
+    out_only = op.out_only(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     arguments = contender_of(plan).arguments(plan, q, k, v)
     problem, causal = Problem.of(plan.schedule), is_causal(cell)
@@ -113,7 +113,7 @@ def _decoding(
 ) -> dict[str, Call]:
     """Calls with lengths: a launch that merges follows the first."""
     used = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
-    out_only = op.alone(op.load(binary))
+    out_only = op.out_only(op.load(binary))
     kernel = getattr(torch.ops.fagen, plan.slug)
     arguments = contender_of(plan).arguments(plan, q, k, v)
     torchs = _sdpa(q, k, v, enable_gqa=True)

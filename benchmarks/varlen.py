@@ -146,7 +146,9 @@ def time_list(
 
     operands = taken(problem, q, k, v)
     calls = {
-        "fagen": Call(lambda: op.alone(kernel)(*operands[:3], at, at, scale, None, *operands[3:])),
+        "fagen": Call(
+            lambda: op.out_only(kernel)(*operands[:3], at, at, scale, None, *operands[3:])
+        ),
         "fa2": Call(fa2),
     }
     judge = calls["fa2"].once().float()

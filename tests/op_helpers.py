@@ -92,7 +92,7 @@ def refused_everywhere(of: Plan, loaded_op: op.Op, named: dict[str, Any]) -> str
     ops = [
         loaded_op,  # C++, through Autograd
         getattr(torch.ops.fagen, f"{of.slug}_no_grad").default,  # C++
-        op.alone(loaded_op),
+        op.out_only(loaded_op),
         op.emulated(of.slug),  # Python
     ]
     words = {refusal(lambda: checked(of, named))}

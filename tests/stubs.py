@@ -94,9 +94,9 @@ class StubOp:
         return self.binary.slug
 
     @property
-    def alone(self) -> op.Op:
+    def out_only(self) -> op.Op:
         """The op that leaves an output out."""
-        return op.alone(self.op)
+        return op.out_only(self.op)
 
     @property
     def below(self) -> op.Op:

@@ -66,7 +66,7 @@ def leaves_of(tensors, which):
 def test_it_is_what_the_op_gives(attend, stub_op):
     one = stub_op(SLUG)
     kernel = op.kernel_of(plan_of(SLUG), "cuda")
-    assert kernel.direct is not kernel.alone is op.alone(one.op)
+    assert kernel.direct is not kernel.out_only is op.out_only(one.op)
     out, lse = one.op(*qkv(), 0.1)
     assert torch.equal(attend(*qkv()), out)
     assert all(map(torch.equal, attend(*qkv(), return_lse=True), (out, lse)))

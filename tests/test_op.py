@@ -75,14 +75,14 @@ def test_without_a_log_sum_exp_out_is_the_same_also_of_nothing(each):
     for sizes in ((), (1, 0, 5), (2, 3, 0)):
         given = arguments(each.plan, *sizes)
         out, lse = each.op(**given)
-        alone = each.alone(**given)
+        alone = each.out_only(**given)
         assert torch.equal(alone, out) and alone.is_contiguous() and not alone.requires_grad
         assert out.shape == (*given["q"].shape[:3], 32)
     assert not out.any() and (lse == -math.inf).all()  # there was no key
 
 
 def test_what_is_no_kernel_gives_its_first_output_alone():
-    assert op.alone(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2
+    assert op.out_only(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2
 
 
 def test_without_descales_a_number_is_its_byte(rows):
@@ -122,7 +122,7 @@ def test_torch_knows_the_kernels_by_their_keys(stub):
                 assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}{below}", key)
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fagen::{name}", "Autograd")
     assert stub.op is getattr(torch.ops.fagen, SLUG).default
-    assert stub.alone is getattr(torch.ops.fagen, f"{SLUG}_without_lse").default
+    assert stub.out_only is getattr(torch.ops.fagen, f"{SLUG}_without_lse").default
 
 
 @pytest.mark.usefixtures("comparable")
@@ -131,7 +131,7 @@ def test_opcheck_finds_nothing(stub_op, slug):
     of = stub_op(slug)
     sizes = ((2, 70, 100), (1, 0, 5), (2, 3, 0), (1, 1, 1)) if "varlen" not in slug else ((),)
     for size in sizes:
-        for one in (of.op, of.alone, op.emulated(slug)):
+        for one in (of.op, of.out_only, op.emulated(slug)):
             torch.library.opcheck(one, tuple(arguments(of.plan, *size).values()))
     q, k, v, scale, *_ = arguments(of.plan).values()
     if slug == SLUG:
@@ -153,7 +153,7 @@ def test_every_grad_mode_gives_the_same_and_nothing_to_differentiate(stub, mode)
 
 def test_a_functional_gradient_is_refused_too(stub):
     q, k, v = qkv()
-    for call in (lambda t: stub.op(t, k, v, 0.1)[0], lambda t: stub.alone(t, k, v, 0.1)):
+    for call in (lambda t: stub.op(t, k, v, 0.1)[0], lambda t: stub.out_only(t, k, v, 0.1)):
         with pytest.raises(ValueError, match="requires a gradient"):
             torch.func.grad(lambda t, call=call: call(t).float().sum())(q)
     # one that does not go through the op is none of its business
@@ -164,7 +164,7 @@ def test_a_fake_tensor_that_needs_a_gradient_is_refused_as_well(stub):
     with FakeTensorMode() as mode:
         q, k, v = (mode.from_tensor(t) for t in qkv())
         q.requires_grad_()
-        for call in (stub.op, stub.alone):
+        for call in (stub.op, stub.out_only):
             with pytest.raises(ValueError, match="requires a gradient"):
                 call(q, k, v, 0.1)
 
@@ -194,7 +194,7 @@ def ops_of(graph):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_it_compiles_into_one_graph_of_its_ops_alone(each, compiled, graphs, dynamic):
-    alone = each.alone
+    alone = each.out_only
 
     def both(q, *more):
         return each.op(q, *more)[0] + 1, alone(q, *more)

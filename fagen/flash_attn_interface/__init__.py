@@ -41,6 +41,6 @@ def install() -> None:
     Call it before that import, as in a conftest.py. Raises FagenError where FlashAttention-3's own
     is imported already.
     """
-    here = sys.modules[__name__]
-    if sys.modules.setdefault(NAME, here) is not here:
+    module = sys.modules[__name__]
+    if sys.modules.setdefault(NAME, module) is not module:
         raise FagenError(f"{NAME} is imported already, and is not fagen's: call install() before")

@@ -163,7 +163,7 @@ def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool
     causal = causal if causal is False or causal is True else flag("causal", causal)
     if type(window) is tuple and window == (-1, -1):
         return causal
-    given = window
+    value = window
     if isinstance(window, Tensor):
         if is_compiling() or window.device.type != "cpu":
             refuse_yet(function, "window_size as a tensor", "two numbers are read")
@@ -172,7 +172,7 @@ def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool
         bounds = [whole("window_size", bound) for bound in window]
     except TypeError:
         raise TypeError(
-            f"{function}: window_size is of type {type(given).__name__}; it must be a sequence of "
+            f"{function}: window_size is of type {type(value).__name__}; it must be a sequence of "
             "two whole numbers"
         ) from None
     if len(bounds) != 2:
@@ -215,12 +215,12 @@ def descales_of(
             q_descale = q_descale.repeat_interleave(heads // kv_heads, 1)
     descales = dict(zip(names, (q_descale, *others), strict=True))
     # not kept between calls: it may be of a graph that is captured, or of a trace
-    one = (
+    unit = (
         None
         if all(x is not None for x in descales.values())
         else q.new_ones((), dtype=torch.float32)
     )
-    return {name: one if descale is None else descale for name, descale in descales.items()}
+    return {name: unit if descale is None else descale for name, descale in descales.items()}
 
 
 # ---- without gradients --------------------------------------------------------------------------
@@ -230,17 +230,17 @@ class _Forward(torch.autograd.Function):  # type: ignore[misc]
     """What a call computes where tensors require gradients that no kernel has."""
 
     @staticmethod
-    def forward(ctx: Any, said: str, run: Callable[[], Any], *_: Tensor) -> Any:
-        ctx.said = said
+    def forward(ctx: Any, refusal: str, run: Callable[[], Any], *_: Tensor) -> Any:
+        ctx.refusal = refusal
         return run()
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
-        raise NotImplementedError(ctx.said)
+        raise NotImplementedError(ctx.refusal)
 
 
 def forward_only(
-    said: str, tensors: tuple[Tensor, ...], call: Callable[..., Any], *given: Any, **named: Any
+    refusal: str, tensors: tuple[Tensor, ...], call: Callable[..., Any], *args: Any, **named: Any
 ) -> Any:
     """Return what a call computes; a backward pass through it is refused, in these words.
 
@@ -248,5 +248,5 @@ def forward_only(
     to refuse.
     """
     if torch.is_grad_enabled() and needs_gradient(*tensors) and not is_compiling():
-        return _Forward.apply(said, partial(call, *given, **named), *tensors)
-    return call(*given, **named)
+        return _Forward.apply(refusal, partial(call, *args, **named), *tensors)
+    return call(*args, **named)

@@ -253,8 +253,8 @@ def flash_attn_varlen_func(
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below
             sizes = cu_seqlens_q.shape[0] - 1, q.shape[1], k.shape[1]
             how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
-        refusal, given = _NO_GRADIENT.format(called), (q, k, v, *at)
-        results = forward_only(refusal, (q, k, v), attention_varlen, *given, scale=scale, **how)
+        refusal, arguments = _NO_GRADIENT.format(called), (q, k, v, *at)
+        results = forward_only(refusal, (q, k, v), attention_varlen, *arguments, scale=scale, **how)
     if dense is None:
         return results
     if isinstance(results, Tensor):

@@ -101,8 +101,8 @@ def _flash_attn_forward(
     if any(x is not None for x in of_cache) or (
         seqused_k is not None and all(x is None for x in lengths) and not needed
     ):
-        for name, given in zip(("cu_seqlens_k", "seqused_q"), lengths, strict=True):
-            if given is not None:
+        for name, value in zip(("cu_seqlens_k", "seqused_q"), lengths, strict=True):
+            if value is not None:
                 refuse_yet("_flash_attn_forward", f"{name} over a cache", "None is none")
         both = flash_attn_with_kvcache(
             q,
@@ -187,7 +187,7 @@ def _flash_attn_backward(
     sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
     shapes = q.shape, k.shape, v.shape
     kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal
-    given: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    call: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     dense = cu_seqlens_q is cu_seqlens_k is sequed_q is sequed_k is None
     if dense:
         refuse_rank(q=q, k=k, v=v)
@@ -202,12 +202,12 @@ def _flash_attn_backward(
         if sequed_q is not None:
             refuse_wrong_lengths(sequed_q, *at)
             at = [*used_queries(sequed_q, *at)]
-        given |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
-    given |= dict(q=q, k=k, v=v)
+        call |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
+    call |= dict(q=q, k=k, v=v)
     with torch.no_grad():
         gradients_of_inputs = gradients(
             _forward_of(kind, dense=dense),
-            given,
+            call,
             dout,
             out,
             readable(softmax_lse),

@@ -35,10 +35,10 @@ def register() -> None:
     try:
         from transformers import masking_utils
 
-        known = "q_offset" in inspect.signature(masking_utils.sdpa_mask).parameters
+        takes_offset = "q_offset" in inspect.signature(masking_utils.sdpa_mask).parameters
     except ImportError:
-        known = False
-    if not known:
+        takes_offset = False
+    if not takes_offset:
         raise ToolchainError(
             f"transformers is {transformers.__version__}, and fagen needs {OLDEST} or later: "
             "python -m pip install --upgrade transformers"

@@ -110,7 +110,7 @@ def attend(
         )
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     # layers may be spread over several GPUs; on the mask's own one nothing is moved
-    first, end = (each if each is None else each.to(q.device) for each in (first, end))
+    first, end = (offset if offset is None else offset.to(q.device) for offset in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
     ordered = deterministic is not None and flag("deterministic", deterministic)
     if sequences is not None:
@@ -202,8 +202,8 @@ def _meant(
     """
     layer = type(module).__name__
     if mask is None:
-        told = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-        if told and queries != 1:
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        if causal and queries != 1:
             raise ValueError(
                 f"{layer} is causal and was given no mask, nor did the model ask fagen for one, so "
                 f"which keys its {queries} queries may see is open; {SDPA}"
@@ -235,8 +235,8 @@ def _meant(
 
 def _refuse_arguments(others: dict[str, object]) -> None:
     """Refuse what a layer passed beside its tensors, where it may change what is computed."""
-    for name, given in others.items():
-        if name in HARMLESS or given is None or given is False:
+    for name, value in others.items():
+        if name in HARMLESS or value is None or value is False:
             continue
         why = UNSUPPORTED.get(name, "fagen does not know what it changes")
         raise ValueError(f"attention is given {name}: {why}; leave it out, or {EAGER}")
@@ -257,9 +257,9 @@ def _of_positions(
         return None
     if not mask.causal or mask.first is not None or capturing(position_ids):
         return None
-    if not mask.told:
+    if not mask.by_positions:
         again = position_ids == position_ids[:, :1]
         on = torch.nn.functional.pad(position_ids.diff() == 1, (1, 0))
         varlen = bool(again[:, 1:].any() and on.any() and (again ^ on).all())
-        mask.told.append(begun(again.expand(batch, -1)) if varlen else None)
-    return mask.told[0]
+        mask.by_positions.append(begun(again.expand(batch, -1)) if varlen else None)
+    return mask.by_positions[0]

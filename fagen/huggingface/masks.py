@@ -33,7 +33,7 @@ class Mask:
     # where sequences lie in the rows, if there are several in one
     sequences: Sequences | None = field(default=None, compare=False)
     # what position_ids say of that, once a layer has brought them: the same for all layers
-    told: list[Sequences | None] = field(default_factory=list, compare=False)
+    by_positions: list[Sequences | None] = field(default_factory=list, compare=False)
     ndim = 0  # transformers asks, before it makes a mask of a mask
 
     def contiguous(self) -> "Mask":

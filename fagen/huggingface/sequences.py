@@ -83,5 +83,5 @@ def told_by_offsets(
                 "begins and the end of the last, and cu_seq_lens_q and cu_seq_lens_k go together"
             )
     assert isinstance(cu_seq_lens_q, Tensor) and isinstance(cu_seq_lens_k, Tensor)
-    known = longest if isinstance(longest, int) else None
-    return Sequences(cu_seq_lens_q.int(), cu_seq_lens_k.int(), known)
+    length = longest if isinstance(longest, int) else None
+    return Sequences(cu_seq_lens_q.int(), cu_seq_lens_k.int(), length)

@@ -56,7 +56,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     NoneType: ("None", lambda value: value is None),
     Sequence[int]: (
         "a sequence of whole numbers",
-        lambda value: isinstance(value, Sequence) and all(_is(each, int) for each in value),
+        lambda value: isinstance(value, Sequence) and all(_is(item, int) for item in value),
     ),
 }
 
@@ -84,31 +84,31 @@ def names_types(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def explain(error: Exception, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def explain(error: Exception, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise what names the argument for which a call has failed so; nothing where that is said.
 
-    `given` are those of `function` by name, and there may be more.
+    `arguments` are those of `function` by name, and there may be more.
     """
     (_refuse_unreadable_ones if isinstance(error, ValueError) else refuse_other_types)(
-        function, given
+        function, arguments
     )
 
 
-def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def refuse_other_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for the first argument that is not of the type of its annotation.
 
-    `given` are those of `function` by name, and there may be more; under `unknown` those that it
-    does not have, which are refused. Raises ValueError for a tensor that no kernel can read: a
+    `arguments` are those of `function` by name, and there may be more; under `unknown` those that
+    it does not have, which are refused. Raises ValueError for a tensor that no kernel can read: a
     sparse, nested, quantised or uninitialised one.
     """
     if is_compiling():  # torch says then what was raised
         return
-    if given.get("unknown"):
-        refuse_unknown_names(function, given["unknown"])
+    if arguments.get("unknown"):
+        refuse_unknown_names(function, arguments["unknown"])
     for name, kinds in _annotated(function).items():
-        if name not in given:
+        if name not in arguments:
             continue
-        value = given[name]
+        value = arguments[name]
         if not any(_is(value, kind) for kind in kinds):
             types = " or ".join(map(_name, kinds))
             is_like_one = (
@@ -129,13 +129,13 @@ def refuse_other_types(function: Callable[..., Any], given: Mapping[str, Any]) -
             _refuse_unreadable(f"{function.__name__}: {name}", value)
 
 
-def _refuse_unreadable_ones(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def _refuse_unreadable_ones(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise ValueError for the first tensor that no call could have judged, by its name.
 
     torch refuses to tell the shape of a parameter that is not initialised, and a nested tensor's is
     none that a message should name.
     """
-    for name, value in () if is_compiling() else given.items():
+    for name, value in () if is_compiling() else arguments.items():
         if isinstance(value, Tensor) and (torch.nn.parameter.is_lazy(value) or value.is_nested):
             _refuse_unreadable(f"{function.__name__}: {name}", value)
 

@@ -183,11 +183,11 @@ def refuse_other_layout(k: Tensor, v: Tensor, v_layout: str) -> None:
         )
 
 
-def refuse_only_fp8(dtype: torch.dtype, of: str, given: Mapping[str, object]) -> None:
-    """Refuse the first argument that is given, of those that go with e4m3; `of` has the dtype."""
+def refuse_only_fp8(dtype: torch.dtype, leader: str, options: Mapping[str, object]) -> None:
+    """Refuse the first argument given of those that go with e4m3; `leader` has the dtype."""
     for name in _OF_FP8:
-        if given.get(name) is not None:
-            raise ValueError(f"{name} is given: {_ONLY_FP8}; {of} is {name_of(dtype)}")
+        if options.get(name) is not None:
+            raise ValueError(f"{name} is given: {_ONLY_FP8}; {leader} is {name_of(dtype)}")
 
 
 def refuse_blocks(name: str, descale: Tensor) -> None:
@@ -258,8 +258,8 @@ def refuse_dtype(dtype: torch.dtype, *, fp8: bool = True) -> None:
 def refuse_head_dims(head_dim: int, head_dim_v: int, *, fp8: bool = True) -> None:
     """Refuse what no kernel takes, with what to fill it up to."""
     element_bytes = 1 if fp8 else 2
-    taken = SM90.head_dims(element_bytes)
-    step, least, most = taken.step, taken[0], taken[-1]
+    widths = SM90.head_dims(element_bytes)
+    step, least, most = widths.step, widths[0], widths[-1]
     bounds = f"up to {most}" if step == least else f"from {least} to {most}"
     for names, columns, after in (
         ("q and k", head_dim, f"pass scale = {head_dim} ** -0.5"),

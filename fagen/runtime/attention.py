@@ -166,8 +166,8 @@ def attention(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        given = (q, k, v, scale, *of_fp8) if of_fp8 else (q, k, v, scale)
-        return results(ATTENTION.call, kernel, given, return_lse, deterministic, named)
+        arguments = (q, k, v, scale, *of_fp8) if of_fp8 else (q, k, v, scale)
+        return results(ATTENTION.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
             explain(error, attention, locals())
@@ -252,7 +252,7 @@ def prepared(
     key = door.key_of(place, torchs, head_dim, width, causal, schedule, *more)
     table = door.rows(key)
     *others, most = table.slugs(rows, seqlen) if table else (schedule,)
-    for slug in (*(one for one in dict.fromkeys(others) if one != most), most):
+    for slug in (*(other for other in dict.fromkeys(others) if other != most), most):
         kernel = door.prepare(key, slug, progress)
         if gradient:
             prepare_gradients(kernel, place, deterministic, rows, seqlen)

@@ -93,7 +93,7 @@ def results(
             if not out.requires_grad:
                 return out
     # refuses a gradient
-    return (kernel.op if return_lse else kernel.alone)(*arguments)
+    return (kernel.op if return_lse else kernel.out_only)(*arguments)
 
 
 # ---- which kernel --------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def _key(slug: str, device: torch.device, deterministic: bool) -> CallKey:
     )
 
 
-def _in_order(device: torch.device, asked: bool) -> bool:
+def _in_order(device: torch.device, deterministic: bool) -> bool:
     """Whether sums are to have one order, where a usual kernel's dq has not."""
-    is_asked = bool(asked or torch.are_deterministic_algorithms_enabled())
+    is_asked = bool(deterministic or torch.are_deterministic_algorithms_enabled())
     return is_asked and not _has_an_order(device)
 
 
@@ -118,10 +118,10 @@ def _has_an_order(device: torch.device) -> bool:
     return bool(device.type == "cpu")
 
 
-def _door(name: str, call: str, prepare: str, of: str) -> Door:
+def _door(name: str, call: str, prepare: str, noun: str) -> Door:
     not_ready = (
         f"the kernels of the backward pass are not ready: call {prepare}(…, gradient=True{{more}}) "
-        f"first, or {call}(…) once with tensors of this {of} that require a gradient; "
+        f"first, or {call}(…) once with tensors of this {noun} that require a gradient; "
     )
     return Door(name, _key, not_ready, "the gradients of {}", call)
 
@@ -150,19 +150,19 @@ def kernel_of_gradients(
     what readying a kernel raises.
     """
     door, shape = (_DENSE if q.dim() == 4 else _PACKED), q.shape
-    of = slug, device, _in_order(device, deterministic)
-    call = *of, shape, k.shape
+    known_key = slug, device, _in_order(device, deterministic)
+    call = *known_key, shape, k.shape
     try:
         if kernel := door.known.get(call):
             return kernel
     except TypeError:  # sizes that are left open are no keys
         pass
-    ready = door.alike.get(of) or door.ready(_key(slug, device, deterministic), of)
+    ready = door.alike.get(known_key) or door.ready(_key(slug, device, deterministic), known_key)
     return _ready(door, ready, _sizes(q, k), call, slug)
 
 
 def _ready(
-    door: Door, ready: Ready, sizes: Sizes | None, call: tuple[Any, ...], forward: str, **of: Any
+    door: Door, ready: Ready, sizes: Sizes | None, call: tuple[Any, ...], forward: str, **how: Any
 ) -> Kernel:
     key, name = ready.key, (forward, ready.key.device.type)
     ready.look_up()
@@ -170,7 +170,7 @@ def _ready(
         _registered.made(name)
     try:
         with _with_node(key.device):
-            kernel = door.find(ready, sizes, call, **of)
+            kernel = door.find(ready, sizes, call, **how)
         _number(forward, kernel.slug, key.device)
         return kernel
     except ScheduleError:
@@ -283,9 +283,9 @@ def _registered_for(slug: str, place: str) -> str:
     return _registered.get((slug, place)) or _registered.made((slug, place))
 
 
-def _register(of: tuple[str, str]) -> str:
+def _register(key: tuple[str, str]) -> str:
     """Give the op with gradients the forward kernel on a type of device; return its name."""
-    slug, place = of
+    slug, place = key
     name = _defined.get(slug) or _defined.made(slug)
     forward = op.emulated(slug) if place == "cpu" else getattr(torch.ops.fagen, slug).default
     _ops.impl(name, _as_registered(forward), place.upper())
@@ -293,13 +293,15 @@ def _register(of: tuple[str, str]) -> str:
 
 
 def _define(slug: str) -> str:
-    name, of = f"{slug}_with_grad", plan_of(slug)
-    signature = of.signature
-    asked = f"{signature.asked_in_order}, *, bool deterministic=False"
-    _ops.define(f"{name}({asked}) -> {signature.returns}")
-    fake = _as_registered(op.fakes(of)[""])
+    name, plan = f"{slug}_with_grad", plan_of(slug)
+    signature = plan.signature
+    schema = f"{signature.asked_in_order}, *, bool deterministic=False"
+    _ops.define(f"{name}({schema}) -> {signature.returns}")
+    fake = _as_registered(op.fakes(plan)[""])
     torch.library.register_fake(f"fagen::{name}", fake, lib=_ops)
-    torch.library.register_autograd(f"fagen::{name}", _backward(of), setup_context=_keep, lib=_ops)
+    torch.library.register_autograd(
+        f"fagen::{name}", _backward(plan), setup_context=_keep, lib=_ops
+    )
     return name
 
 
@@ -330,9 +332,9 @@ def _keep(
     ctx.set_materialize_grads(False)
 
 
-def _backward(of: Plan) -> op.Op:
+def _backward(plan: Plan) -> op.Op:
     """What takes back a forward kernel's op."""
-    slug, names = of.slug, tuple(one.name for one in of.signature.positional)
+    slug, names = plan.slug, tuple(argument.name for argument in plan.signature.positional)
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *inputs, out, lse = ctx.saved_tensors
@@ -371,6 +373,6 @@ def gradients(
     else:
         kernel = kernel_of_gradients(slug, out.device, q, k, deterministic)
         dout = _laid_out(dout)
-    given = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    dq, dk, dv = kernel.op(*(given[name] for name in ORDER if name in given))
+    operands = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
+    dq, dk, dv = kernel.op(*(operands[name] for name in ORDER if name in operands))
     return dq, dk, dv

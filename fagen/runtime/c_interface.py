@@ -42,7 +42,7 @@ class KernelInfo(NamedTuple):
 
 
 def bind(
-    plan: Plan, library: Path, *, workspace: Tensor | None = None, **given: Any
+    plan: Plan, library: Path, *, workspace: Tensor | None = None, **call: Any
 ) -> Callable[[], None]:
     """Return a function that enqueues the kernel in `library` on these very tensors.
 
@@ -53,14 +53,14 @@ def bind(
     Raises ValueError for a wrong argument, DeviceError where the tensors are on no GPU; so does the
     function where the GPU refuses.
     """
-    sizes = _checked(plan, given)
-    device = given[plan.signature.leader.name].device
+    sizes = _checked(plan, call)
+    device = call[plan.signature.leader.name].device
     if device.type != "cuda":
         raise DeviceError(
             f"{plan.slug}: {plan.signature.leader.name} is on {device}; the kernel runs on a "
             "Hopper GPU"
         )
-    launch = described(plan, library, given, sizes, workspace)
+    launch = described(plan, library, call, sizes, workspace)
 
     def enqueue() -> None:
         # a context costs microseconds, which a short kernel does not hide
@@ -74,7 +74,7 @@ def bind(
 def described(
     plan: Plan,
     library: Path,
-    given: Mapping[str, Any],
+    call: Mapping[str, Any],
     sizes: Sizes | None = None,
     workspace: Tensor | None = None,
 ) -> Callable[[int | None], None]:
@@ -82,17 +82,17 @@ def described(
 
     Where the tensors are is not looked at; `sizes` are those of arguments that were checked.
     """
-    sizes = _checked(plan, given) if sizes is None else sizes
-    args = arguments(plan, given, sizes)
+    sizes = _checked(plan, call) if sizes is None else sizes
+    args = arguments(plan, call, sizes)
     loaded = library_at(library)
     if workspace is None:
-        workspace = _workspace(plan, library, args, given)
+        workspace = _workspace(plan, library, args, call)
     args.workspace, args.workspace_bytes = workspace.data_ptr(), len(workspace)
     function = loaded[f"fagen_{plan.slug}"]
 
     passed = ctypes.byref(args)
 
-    def launch(stream: int | None, _held: Any = (given, workspace)) -> None:
+    def launch(stream: int | None, _held: Any = (call, workspace)) -> None:
         if status := function(passed, ctypes.c_void_p(stream)):
             message = loaded[f"fagen_{plan.slug}_message"]
             message.restype = ctypes.c_char_p
@@ -102,31 +102,31 @@ def described(
     return launch
 
 
-def workspace_for(plan: Plan, library: Path, **given: Any) -> Tensor:
+def workspace_for(plan: Plan, library: Path, **call: Any) -> Tensor:
     """Return a workspace for calls with such arguments as `bind` takes; (bytes) of uint8."""
-    return _workspace(plan, library, arguments(plan, given, _checked(plan, given)), given)
+    return _workspace(plan, library, arguments(plan, call, _checked(plan, call)), call)
 
 
 def _workspace(
-    plan: Plan, library: Path, args: ctypes.Structure, given: Mapping[str, Any]
+    plan: Plan, library: Path, args: ctypes.Structure, call: Mapping[str, Any]
 ) -> Tensor:
     # where it may hold anything, NaN: a kernel that reads what nobody wrote is found out
     anything = 0 if plan.launches.zeroed else 0xFF
     needed = max(0, workspace_bytes(plan.slug, library, args))  # none where the call is refused
-    device = given[plan.signature.leader.name].device
+    device = call[plan.signature.leader.name].device
     return torch.full((needed,), anything, dtype=torch.uint8, device=device)
 
 
-def _checked(plan: Plan, given: Mapping[str, Any]) -> Sizes:
-    refuse_unknown(plan, given)
-    sizes = checked(plan, given)
-    check_outputs(plan, given, sizes)
+def _checked(plan: Plan, call: Mapping[str, Any]) -> Sizes:
+    refuse_unknown(plan, call)
+    sizes = checked(plan, call)
+    check_outputs(plan, call, sizes)
     return sizes
 
 
-def call(plan: Plan, library: Path, **given: Any) -> None:
+def call(plan: Plan, library: Path, **call_arguments: Any) -> None:
     """Enqueue the kernel once; see `bind`."""
-    bind(plan, library, **given)()
+    bind(plan, library, **call_arguments)()
 
 
 def workspace_bytes(slug: str, library: Path, args: ctypes.Structure) -> int:
@@ -136,16 +136,16 @@ def workspace_bytes(slug: str, library: Path, args: ctypes.Structure) -> int:
     return int(ask(ctypes.byref(args)))
 
 
-def arguments(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> ctypes.Structure:
+def arguments(plan: Plan, call: Mapping[str, Any], sizes: Sizes) -> ctypes.Structure:
     """Describe one call to the C interface, but for its workspace; the tensors must outlive it."""
     signature = plan.signature
     args = struct_of(signature)()
     args.struct_bytes, args.version = ctypes.sizeof(args), signature.version
     for expected in signature.tensors:
-        tensor = given.get(expected.name) if expected.present else None
+        tensor = call.get(expected.name) if expected.present else None
         if expected.made:
             setattr(args, f"{expected.name}_given", int(tensor is not None))
-            tensor = given.get(expected.result) if tensor is None else tensor
+            tensor = call.get(expected.result) if tensor is None else tensor
         if tensor is None:
             continue
         setattr(args, expected.name, tensor.data_ptr())
@@ -158,7 +158,7 @@ def arguments(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> ctypes.Stru
     for name, size in sizes.items():
         setattr(args, name, size)
     for scalar in signature.numbers:
-        value = given.get(scalar.name, scalar.default)
+        value = call.get(scalar.name, scalar.default)
         if scalar.words:
             value = (ctypes.c_uint32 * scalar.words)(*random_words(value, scalar.words))
         setattr(args, scalar.in_struct, value)

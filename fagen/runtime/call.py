@@ -117,11 +117,11 @@ class Door:
         """What tables have for a call; None where none is asked.  Raises ScheduleError."""
         return self.ready(key).look_up()
 
-    def ready(self, key: CallKey, of: tuple[Any, ...] = ()) -> Ready:
+    def ready(self, key: CallKey, known_key: tuple[Any, ...] = ()) -> Ready:
         """Return what is ready for a key, kept as that of these arguments of key_of."""
         ready = _ready.get(key) or _ready.setdefault(key, Ready(key))
-        if of and len(self.alike) < MOST_KNOWN:
-            self.alike[of] = ready
+        if known_key and len(self.alike) < MOST_KNOWN:
+            self.alike[known_key] = ready
         return ready
 
     def find(
@@ -264,15 +264,15 @@ def untraced(function: Function) -> Function:
     return cast(Function, call)
 
 
-def traced(door: str, sizes: Sizes | None, *of: Any) -> tuple[Named, Kernel]:
-    """Return the kernel of a call that is traced, by name too; `of` is what its key is made of."""
+def traced(door: str, sizes: Sizes | None, *fields: Any) -> tuple[Named, Kernel]:
+    """Return the kernel of a call that is traced, by name too; its key is made of `fields`."""
     note = DOORS[door].note
     if note is not None:
         note()
-    slug, rows = None, None if sizes is None else _rows_of(door, of)
+    slug, rows = None, None if sizes is None else _rows_of(door, fields)
     if rows is not None and sizes is not None:
         slug = first_slug(rows, *sizes, surely=surely, sized=_sized_slug)
-    name = _named(door, of, slug)
+    name = _named(door, fields, slug)
     return name, op.traced_kernel(name)
 
 
@@ -280,16 +280,16 @@ _sized_slug = untraced(sized_slug)
 
 
 @untraced
-def _rows_of(door: str, of: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    rows = DOORS[door].rows(DOORS[door].key_of(*of))
+def _rows_of(door: str, fields: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    rows = DOORS[door].rows(DOORS[door].key_of(*fields))
     return None if rows is None else tuple(rows)
 
 
 @untraced
-def _named(door: str, of: tuple[Any, ...], slug: str | None) -> Named:
+def _named(door: str, fields: tuple[Any, ...], slug: str | None) -> Named:
     """Ready a kernel, and tell of it by name."""
     public = DOORS[door]
-    key = public.key_of(*of)
+    key = public.key_of(*fields)
     kernel = public.find(public.ready(key), slug=slug)
     return op.named(cast(Plan, kernel.plan), key.device.type)
 

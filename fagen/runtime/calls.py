@@ -108,9 +108,9 @@ def _problem(key: CallKey) -> Problem:
 
 
 def _dense(call: tuple[Any, ...]) -> tuple[bool, Problem, Sizes]:
-    *of, q, k, v, causal, schedule, more = call
+    *start, q, k, v, causal, schedule, more = call
     width = v[2] if "columns" in more else v[3]
-    key = attention.ATTENTION.key_of(*of, q[3], width, causal, schedule, *more)
+    key = attention.ATTENTION.key_of(*start, q[3], width, causal, schedule, *more)
     return True, _problem(key), Sizes(q[0], q[2], k[2], q[1], k[1])
 
 

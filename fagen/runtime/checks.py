@@ -21,44 +21,44 @@ Sizes = dict[str, Any]
 Conditions = Iterator[tuple[Any, str]]  # what must hold, in order; what is said where it does not
 
 
-def checked(plan: Plan, given: Mapping[str, Any], *, have_data: bool = True) -> Sizes:
+def checked(plan: Plan, call: Mapping[str, Any], *, have_data: bool = True) -> Sizes:
     """Return the named sizes of a call of the Plan's kernel.
 
-    `given` are the op's arguments by name, what may be left out None or missing. Raises ValueError
+    `call` has the op's arguments by name, what may be left out None or missing. Raises ValueError
     that names the argument, in words that begin with the op.
     """
     sizes: Sizes = {}
-    _hold(plan, _of_inputs(plan.signature, given, sizes, have_data=have_data))
+    _hold(plan, _of_inputs(plan.signature, call, sizes, have_data=have_data))
     return sizes
 
 
-def check_outputs(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> None:
+def check_outputs(plan: Plan, call: Mapping[str, Any], sizes: Sizes) -> None:
     """Check tensors that a call is to write, as `checked` checks what it reads.
 
     One that is omittable may be missing, and one that is made where it is given.
     """
-    _hold(plan, _of_outputs(plan.signature, given, sizes))
+    _hold(plan, _of_outputs(plan.signature, call, sizes))
 
 
-def refuse_unknown(plan: Plan, given: Mapping[str, Any]) -> None:
+def refuse_unknown(plan: Plan, call: Mapping[str, Any]) -> None:
     """Raise ValueError where a name is none of an argument or a result."""
     signature = plan.signature
-    names = [one.name for one in signature.arguments]
+    names = [argument.name for argument in signature.arguments]
     names += [tensor.result for tensor in signature.outputs]
-    unknown = [name for name in given if name not in names]
+    unknown = [name for name in call if name not in names]
     if unknown:
         raise ValueError(
             f"fagen::{plan.slug}: it takes no {', '.join(unknown)}; it takes {', '.join(names)}"
         )
 
 
-def allocated(plan: Plan, given: Mapping[str, Any], sizes: Sizes) -> tuple[Tensor, ...]:
+def allocated(plan: Plan, call: Mapping[str, Any], sizes: Sizes) -> tuple[Tensor, ...]:
     """Return the outputs of a call, without numbers; one that was given is empty instead."""
-    leader: Tensor = given[plan.signature.leader.name]
+    leader: Tensor = call[plan.signature.leader.name]
     outputs = []
     for expected in plan.signature.outputs:
         shape = tuple(dim.extent.at(sizes) for dim in expected.dims)
-        if expected.made and given.get(expected.name) is not None:
+        if expected.made and call.get(expected.name) is not None:
             shape = (0,)
         outputs.append(leader.new_empty(shape, dtype=getattr(torch, expected.dtype.torch)))
     return tuple(outputs)
@@ -73,15 +73,15 @@ def _hold(plan: Plan, conditions: Conditions) -> None:
     """Raise ValueError, in words that begin with the op, unless all conditions hold."""
     for condition, message in conditions:
         # torch._check_value: a symbolic condition becomes a guard or an assertion of the graph
-        torch._check_value(condition, lambda said=message: f"fagen::{plan.slug}: {said}")
+        torch._check_value(condition, lambda text=message: f"fagen::{plan.slug}: {text}")
 
 
 def _of_inputs(
-    signature: Signature, given: Mapping[str, Any], sizes: Sizes, *, have_data: bool
+    signature: Signature, call: Mapping[str, Any], sizes: Sizes, *, have_data: bool
 ) -> Conditions:
-    leader = given.get(signature.leader.name)
+    leader = call.get(signature.leader.name)
     for expected in signature.inputs:
-        tensor = given.get(expected.name)
+        tensor = call.get(expected.name)
         if tensor is None:
             why = f"; {expected.missing}" if expected.missing else ""
             is_needed = expected.missing or not expected.may_be_none
@@ -91,16 +91,16 @@ def _of_inputs(
             yield from _of_tensor(signature, expected, tensor, leader, sizes, have_data=have_data)
     for tensors in signature.groups.values():
         names = [tensor.name for tensor in tensors]
-        there = [name for name in names if given.get(name) is not None]
-        message = f"{' and '.join(names)} go together; only {', '.join(there)} is given"
-        yield len(there) in (0, len(names)), message
+        present = [name for name in names if call.get(name) is not None]
+        message = f"{' and '.join(names)} go together; only {', '.join(present)} is given"
+        yield len(present) in (0, len(names)), message
     for rule in signature.rules:
         dividend, divisor = sizes[rule.size], sizes[rule.by]
         message = f"{rule.size} = {dividend} must be a multiple of {rule.by} = {divisor}"
         yield (dividend == 0 if divisor == 0 else dividend % divisor == 0), message
     yield all(limit.allows(sizes) for limit in signature.counts), signature.too_many
     for scalar in signature.numbers:
-        value = given.get(scalar.name, scalar.default)
+        value = call.get(scalar.name, scalar.default)
         yield value is not None, f"{scalar.name} is missing"
         # a symbol is checked when it has a value
         if scalar.positive and isinstance(value, float | int):
@@ -110,13 +110,13 @@ def _of_inputs(
             yield is_right, f"{scalar.name} is {shown}; it must be {scalar.demand}"
 
 
-def _of_outputs(signature: Signature, given: Mapping[str, Any], sizes: Sizes) -> Conditions:
-    leader = given[signature.leader.name]
+def _of_outputs(signature: Signature, call: Mapping[str, Any], sizes: Sizes) -> Conditions:
+    leader = call[signature.leader.name]
     for expected in signature.outputs:
-        tensor = given.get(expected.result)
+        tensor = call.get(expected.result)
         if tensor is not None:
             yield from _of_tensor(signature, expected, tensor, leader, sizes, have_data=True)
-        elif not (expected.made and given.get(expected.name) is not None):
+        elif not (expected.made and call.get(expected.name) is not None):
             yield expected.omittable, f"{expected.result} is missing"
 
 
@@ -130,8 +130,8 @@ def _of_tensor(
     have_data: bool,
 ) -> Conditions:
     """What must hold of one tensor; the sizes that it is the first to have are added to `sizes`."""
-    name, shape, known = expected.name, tensor.shape, dict(sizes)
-    wrong_shape = f"{name} has shape {shape_of(tensor)}; it must be {_shape(expected, known)}"
+    name, shape, known_sizes = expected.name, tensor.shape, dict(sizes)
+    wrong_shape = f"{name} has shape {shape_of(tensor)}; it must be {_shape(expected, known_sizes)}"
     yield len(shape) == len(expected.dims), wrong_shape
     for size, dim in zip(shape, expected.dims, strict=True):
         if dim.extent.plain:
@@ -143,11 +143,11 @@ def _of_tensor(
     message = f"{name} is not {dtype}, which this kernel takes; {expected.remedy}"
     yield tensor.dtype == getattr(torch, dtype), message
     for size, dim in zip(shape, expected.dims, strict=True):
-        said = dim.extent.name
+        size_name = dim.extent.name
         # a bound on a symbol would be one more demand on whoever exports
-        if dim.extent.plain and said not in known and isinstance(size, int):
-            most = signature.most[said]
-            yield size <= most, f"{name} has {said} = {size}; it may be {most} at most"
+        if dim.extent.plain and size_name not in known_sizes and isinstance(size, int):
+            most = signature.most[size_name]
+            yield size <= most, f"{name} has {size_name} = {size}; it may be {most} at most"
     yield from _of_strides(expected, tensor)
     if have_data and expected.aligned:
         yield (
@@ -159,12 +159,12 @@ def _of_tensor(
     yield tensor.device == leader.device, message
 
 
-def _shape(expected: Expected, known: Sizes) -> str:
+def _shape(expected: Expected, known_sizes: Sizes) -> str:
     """A tensor's dimensions in words, with the sizes that earlier tensors have."""
     dims = []
     for dim in expected.dims:
         extent = dim.extent
-        value = f" = {extent.at(known)}" if extent.name and extent.name in known else ""
+        value = f" = {extent.at(known_sizes)}" if extent.name and extent.name in known_sizes else ""
         dims.append(f"{extent}{value}{' or 1' if dim.broadcast else ''}")
     return f"({', '.join(dims)})"
 
@@ -180,8 +180,8 @@ def _of_strides(expected: Expected, tensor: Tensor) -> Conditions:
         if not dim.stride:
             demands.append((stride == 1, "be 1"))
         elif step > 1:
-            said = f"be a multiple of {step} elements ({ALIGNMENT} bytes)"
-            demands.append((stride % step == 0, said))
+            multiple = f"be a multiple of {step} elements ({ALIGNMENT} bytes)"
+            demands.append((stride % step == 0, multiple))
         if most and dim.stride:
             demands.append((stride <= most, f"not exceed {most}"))
         for is_right, demand in demands:

@@ -78,8 +78,8 @@ def combine(
             "head_dim), or packed 4: (splits, total, heads, head_dim)"
         )
     if (num_splits is None) != (cu_seqlens is None):
-        given = "cu_seqlens" if num_splits is None else "num_splits"
-        raise ValueError(f"num_splits and cu_seqlens go together; only {given} is given")
+        name = "cu_seqlens" if num_splits is None else "num_splits"
+        raise ValueError(f"num_splits and cu_seqlens go together; only {name} is given")
     varlen = num_splits is not None
     if varlen and outs.dim() != 4:
         raise ValueError(

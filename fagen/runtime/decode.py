@@ -56,19 +56,19 @@ def _key(
     refuse_dtype(dtype, fp8=False)
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
     word, maximum = word_of(dtype), "lazy" if lazy else "fixed"
-    wanted: dict[str, Any] = dict(
+    fields: dict[str, Any] = dict(
         dtype=word, head_dim=head_dim, head_dim_v=head_dim_v, mask=mask, maximum=maximum
     )
     problem = Problem(word, head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE)
     if schedule is None:
         rows, num_splits, by = tile
-        serving = derived(**wanted, rows=rows, num_splits=num_splits, by=by)
+        serving = derived(**fields, rows=rows, num_splits=num_splits, by=by)
         # tables have no kernels with a reference
         return CallKey(device, problem, None, serving, tabled=lazy)
     chosen = schedule_given(schedule)
-    has = {name: chosen.values().get(name) for name in wanted}
+    has = {name: chosen.values().get(name) for name in fields}
     any_mask = {"mask": has["mask"]} if one_query else {}  # it sees the same keys
-    if chosen.kind != Schedule.kind or has != wanted | any_mask:
+    if chosen.kind != Schedule.kind or has != fields | any_mask:
         raise ScheduleError(
             f"{chosen.slug} is not what the call asks for: decoding in {word}, head dims "
             f"{head_dim} and {head_dim_v}, {mask}, a {maximum} maximum"
@@ -173,10 +173,10 @@ def attention_decode(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        given: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k)
+        arguments: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k)
         if not lazy:
-            given = (q, k, v, reference, scale, seqused_k, leftpad_k)
-        return results("", kernel, given, return_lse, False, named)
+            arguments = (q, k, v, reference, scale, seqused_k, leftpad_k)
+        return results("", kernel, arguments, return_lse, False, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
             explain(error, attention_decode, locals())
@@ -250,8 +250,8 @@ def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
             f"lse has shape {tuple(lse.shape)} in {lse.dtype} and keys {tuple(lengths)}; they must "
             "be (batch, heads, queries) in float32, and one number or one of each batch"
         )
-    each = torch.as_tensor(keys, dtype=torch.float32, device=lse.device).log().reshape(-1, 1, 1)
-    means = lse - each
+    logs = torch.as_tensor(keys, dtype=torch.float32, device=lse.device).log().reshape(-1, 1, 1)
+    means = lse - logs
     means = means.masked_fill(~(lse.isfinite() & means.isfinite()), -torch.inf)
     # one more, so that there is a largest where there is nothing
     return torch.nn.functional.pad(means.transpose(0, 1).flatten(1), (1, 0), value=-torch.inf).amax(

@@ -85,14 +85,14 @@ class Named(NamedTuple):
 class Kernel:
     """A kernel that is loaded, or emulated, and the ways into it: all take arguments by place.
 
-    `op` gives all outputs and `alone` the first: torch can trace, transform and record them, and
+    `op` gives all outputs and `out_only` the first: torch can trace, transform and record them, and
     they refuse a gradient. `below` and `direct` do the same sooner, for a call of which torch does
     none of that; where an output of theirs requires a gradient, the others would have refused.
     """
 
     slug: str
     op: Op
-    alone: Op
+    out_only: Op
     below: Op
     direct: Op
     scale: float
@@ -103,7 +103,7 @@ class Kernel:
 
     def of_sizes(self) -> "Kernel":
         """Return the same for calls of some sizes, whose nodes it can keep."""
-        ways = self.op, self.alone, self.below, self.direct
+        ways = self.op, self.out_only, self.below, self.direct
         return Kernel(self.slug, *ways, self.scale, self.gradients_by, self.plan, {})
 
     def results(self, *arguments: Any) -> Any:
@@ -171,9 +171,9 @@ def forget() -> None:
     _built.clear()
 
 
-def run_once(of: Plan, device: torch.device, op: Op | None = None) -> None:
+def run_once(plan: Plan, device: torch.device, op: Op | None = None) -> None:
     """Run a kernel with all sizes 1, so that whatever it has to do once is done."""
-    signature = of.signature
+    signature = plan.signature
     sizes = dict.fromkeys((size.name for size in signature.sizes), 1)
     arguments: dict[str, Any] = {scalar.name: 1 for scalar in signature.numbers}
     for tensor in signature.inputs:
@@ -182,7 +182,7 @@ def run_once(of: Plan, device: torch.device, op: Op | None = None) -> None:
             dtype = getattr(torch, tensor.dtype.torch)
             arguments[tensor.name] = torch.zeros(shape, device=device).to(dtype)
     with torch.no_grad():
-        (op or getattr(torch.ops.fagen, of.slug).default)(**arguments)
+        (op or getattr(torch.ops.fagen, plan.slug).default)(**arguments)
 
 
 def refuse_other_than_hopper(device: torch.device) -> None:
@@ -200,7 +200,7 @@ def load(binary: Binary) -> Op:
     """Register `binary` as torch.ops.fagen.<slug> and return the op.
 
     It takes and returns what its Plan's signature says (docs/call.md has tables): tensors on one
-    device, and beside it there is fagen.<slug>_without_<output> for `alone`. On CPU tensors it is
+    device, and beside it there is fagen.<slug>_without_<output>, `out_only`. On CPU tensors it is
     emulated. The op raises ValueError that names a wrong argument, also where a gradient would be
     needed. From any thread, as often as you like: the second time costs nothing.
 
@@ -225,7 +225,7 @@ def _load(_: str, binary: Binary) -> tuple[Binary, Op]:
 _loaded: Once[str, tuple[Binary, Op]] = Once(_load, REGISTERING)  # by slugs, with their ops
 
 
-def alone(op: Op) -> Op:
+def out_only(op: Op) -> Op:
     """Return what gives the first output only: of a loaded kernel an op that costs less."""
     slug = getattr(op, "__name__", "").partition(".")[0]
     is_loaded = slug in _loaded and _loaded[slug][1] is op
@@ -234,40 +234,40 @@ def alone(op: Op) -> Op:
 
 
 def _first_of(op: Op) -> Op:
-    def first(*given: Any, **named: Any) -> Tensor:
-        result: Tensor = op(*given, **named)[0]
+    def first(*arguments: Any, **named: Any) -> Tensor:
+        result: Tensor = op(*arguments, **named)[0]
         return result
 
     return first
 
 
-def kernel_of(of: Plan, place: str) -> Kernel:
+def kernel_of(plan: Plan, place: str) -> Kernel:
     """Return the ways into a kernel on devices of a type: loaded, or on CPUs emulated."""
-    name = named(of, place)
-    kernel = replace(traced_kernel(name), plan=of)
+    name = named(plan, place)
+    kernel = replace(traced_kernel(name), plan=plan)
     if place == "cpu":
         return kernel
-    below = _called_below(of.slug), _called_below(f"{of.slug}{name.ends}")
-    if _names_some(of):
+    below = _called_below(plan.slug), _called_below(f"{plan.slug}{name.ends}")
+    if _names_some(plan):
         below = _by_place(below[0], name), _by_place(below[1], name)
     return replace(kernel, below=below[0], direct=below[1])
 
 
-def _names_some(of: Plan) -> bool:
+def _names_some(plan: Plan) -> bool:
     """Whether an op must be given some arguments by name, also where torch lets it be otherwise."""
-    return "*" in of.signature.asked_by_place
+    return "*" in plan.signature.asked_by_place
 
 
-def named(of: Plan, place: str) -> Named:
+def named(plan: Plan, place: str) -> Named:
     """Tell of a ready kernel by name, on devices of a type."""
-    slug, signature, scale = of.slug, of.signature, getattr(of, "head_dim", 1) ** -0.5
+    slug, signature, scale = plan.slug, plan.signature, getattr(plan, "head_dim", 1) ** -0.5
     placed = len(signature.positional)
-    by_name = tuple(one.name for one in signature.arguments[placed:])
+    by_name = tuple(argument.name for argument in signature.arguments[placed:])
     if place == "cpu":
-        emulated(of)
+        emulated(plan)
         refusal = f"fagen::{slug}: {signature.gradient_refused}"
         name = slug, f"{slug}_emulated", "", refusal
-        by_name = by_name if _names_some(of) else ()
+        by_name = by_name if _names_some(plan) else ()
     else:
         ends = [f"_without_{tensor.name}" for tensor in signature.omittable]
         name = slug, slug, "".join(ends[:1]), ""
@@ -322,9 +322,9 @@ def _register(binary: Binary) -> Op:
         )
     tell = library_at(binary.binding)[f"fagen_{binary.slug}_refused"]
 
-    def telling(outputs: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def telling(outputs: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         try:
-            return outputs(*given, **named)
+            return outputs(*arguments, **named)
         except ValueError as refusal:
             tell(str(refusal).encode())  # the op calls this through C, which loses exceptions
             raise
@@ -336,13 +336,13 @@ def _register(binary: Binary) -> Op:
     return getattr(torch.ops.fagen, binary.slug).default  # type: ignore[no-any-return]
 
 
-def fakes(of: Plan) -> dict[str, Callable[..., Any]]:
+def fakes(plan: Plan) -> dict[str, Callable[..., Any]]:
     """Return what makes outputs without numbers, or refuses, by the end of an op's name."""
-    signature = of.signature
+    signature = plan.signature
 
-    def fake(kept: Container[Expected], *given: Any, **named: Any) -> Any:
-        arguments = _named(of, given, named)
-        outputs = allocated(of, arguments, checked(of, arguments, have_data=False))
+    def fake(kept: Container[Expected], *by_place: Any, **named: Any) -> Any:
+        arguments = _named(plan, by_place, named)
+        outputs = allocated(plan, arguments, checked(plan, arguments, have_data=False))
         pairs = zip(outputs, signature.outputs, strict=True)
         some = tuple(output for output, expected in pairs if expected in kept)
         return some if len(some) > 1 else some[0]
@@ -352,57 +352,57 @@ def fakes(of: Plan) -> dict[str, Callable[..., Any]]:
     return {end: partial(fake, outputs) for end, outputs in kept.items()}
 
 
-def _named(of: Plan, given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+def _named(plan: Plan, by_place: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's arguments by name; those left out are None or their default."""
-    arguments = of.signature.arguments
+    arguments = plan.signature.arguments
     names = [argument.name for argument in arguments]
     defaults = {argument.name: getattr(argument, "default", None) for argument in arguments}
-    return {**defaults, **dict(zip(names, given, strict=False)), **named}
+    return {**defaults, **dict(zip(names, by_place, strict=False)), **named}
 
 
 # ---- emulated ops --------------------------------------------------------------------------------
 
 
-def emulated(of: Plan | str) -> Op:
+def emulated(plan: Plan | str) -> Op:
     """Return torch.ops.fagen.<slug>_emulated, a Plan computed in torch on CPU tensors.
 
     It takes and returns what the kernel's op does, all by place where torch lets it.
     Raises ScheduleError for a word that is no slug.
     """
-    slug = of if isinstance(of, str) else of.slug
-    return _emulated.get(slug) or _emulated.made(slug, of)
+    slug = plan if isinstance(plan, str) else plan.slug
+    return _emulated.get(slug) or _emulated.made(slug, plan)
 
 
-def _emulate(slug: str, of: Plan | str) -> Op:
-    of = plan_of(of) if isinstance(of, str) else of
-    compute = load_named(kind(of.kind).emulate)
+def _emulate(slug: str, plan: Plan | str) -> Op:
+    plan = plan_of(plan) if isinstance(plan, str) else plan
+    compute = load_named(kind(plan.kind).emulate)
     name = f"{slug}_emulated"
 
-    def run(*given: Any, **named: Any) -> Any:
-        arguments = _named(of, given, named)
-        checked(of, arguments)
+    def run(*by_place: Any, **named: Any) -> Any:
+        arguments = _named(plan, by_place, named)
+        checked(plan, arguments)
         # a caller's autocast would round what kernels sum in fp32
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return compute(of, **arguments)
+                return compute(plan, **arguments)
         except (MemoryError, RuntimeError) as error:
             if refusal := _too_large(slug, arguments, error):
                 raise refusal from None
             raise
 
-    _ops.define(f"{name}({of.signature.asked_by_place}) -> {of.signature.returns}")
+    _ops.define(f"{name}({plan.signature.asked_by_place}) -> {plan.signature.returns}")
     _ops.impl(name, run, "CPU")
-    torch.library.register_fake(f"fagen::{name}", fakes(of)[""], lib=_ops)
+    torch.library.register_fake(f"fagen::{name}", fakes(plan)[""], lib=_ops)
     return getattr(torch.ops.fagen, name).default  # type: ignore[no-any-return]
 
 
-def _too_large(slug: str, given: Mapping[str, Any], error: Exception) -> MemoryError | None:
+def _too_large(slug: str, call: Mapping[str, Any], error: Exception) -> MemoryError | None:
     """Return how much memory an emulation asked for in vain, and for what; else None."""
-    asked = _ALLOCATING.search(str(error))
-    if not asked and not isinstance(error, MemoryError):
+    allocation = _ALLOCATING.search(str(error))
+    if not allocation and not isinstance(error, MemoryError):
         return None
-    much = f"{int(asked[1]):,} bytes at once" if asked else "more memory than there is"
-    shapes = (f"{n} {tuple(x.shape)}" for n, x in given.items() if isinstance(x, Tensor))
+    much = f"{int(allocation[1]):,} bytes at once" if allocation else "more memory than there is"
+    shapes = (f"{n} {tuple(x.shape)}" for n, x in call.items() if isinstance(x, Tensor))
     return MemoryError(
         f"fagen::{slug}: on CPU tensors the kernel is emulated, which took {much} for "
         f"{', '.join(shapes)}: call it for fewer sequences or heads, or on a Hopper GPU"
@@ -416,12 +416,12 @@ _emulated: Once[str, Op] = Once(_emulate, REGISTERING)
 def _refusing(op: Op, why: str) -> Op:
     """Return an op that raises ValueError where a gradient would be needed."""
 
-    def refusing(*given: Any, **named: Any) -> Any:
+    def refusing(*arguments: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():
-            tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
+            tensors = [x for x in (*arguments, *named.values()) if isinstance(x, Tensor)]
             if any(map(_requires_gradient, tensors)):
                 raise ValueError(why)
-        return op(*given, **named)
+        return op(*arguments, **named)
 
     return refusing
 

@@ -147,12 +147,12 @@ def quantize(
     more = () if rotary is None else _rotary(rotary, x)
     if forward_ad._current_level >= 0:
         refuse_tangents(x)
-    given = None if descale is None else _given(descale, x, scales)
+    fixed = None if descale is None else _given(descale, x, scales)
     if not center:
-        values, descales = kernel.results(x, seed, given, *more)
-        return Quantized(values, descales if given is None else given)
-    values, descales, means = kernel.results(x, seed, given, mean)
-    return Centered(values, descales if given is None else given, means if mean is None else mean)
+        values, descales = kernel.results(x, seed, fixed, *more)
+        return Quantized(values, descales if fixed is None else fixed)
+    values, descales, means = kernel.results(x, seed, fixed, mean)
+    return Centered(values, descales if fixed is None else fixed, means if mean is None else mean)
 
 
 def _rotary(rotary: Rotary, x: Tensor) -> Rotary:

@@ -163,8 +163,8 @@ def attention_varlen(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
-        return results(VARLEN.call, kernel, given, return_lse, deterministic, named)
+        arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
+        return results(VARLEN.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
             explain(error, attention_varlen, locals())
@@ -197,20 +197,20 @@ def refuse_wrong_lengths(
 ) -> None:
     """Raise ValueError where lengths of queries, or what is paired with them, fit no sequences."""
     batch = cu_seqlens_q.shape[0] - 1
-    for name, given, wanted in (
+    for name, lengths, expected in (
         ("seqused_q", seqused_q, batch),
         ("cu_seqlens_k", cu_seqlens_k, batch + 1),
         ("seqused_k", seqused_k, batch),
     ):
-        if given is None:
+        if lengths is None:
             continue
-        if given.shape != (wanted,) or given.dtype != torch.int32:
-            extra = "" if wanted == batch else " + 1"
+        if lengths.shape != (expected,) or lengths.dtype != torch.int32:
+            extra = "" if expected == batch else " + 1"
             raise ValueError(
-                f"attention_varlen: {name} has shape {tuple(given.shape)} in {given.dtype}; it "
-                f"must be (batch{extra} = {wanted}) in torch.int32"
+                f"attention_varlen: {name} has shape {tuple(lengths.shape)} in {lengths.dtype}; it "
+                f"must be (batch{extra} = {expected}) in torch.int32"
             )
-        if given.device != cu_seqlens_q.device:
+        if lengths.device != cu_seqlens_q.device:
             raise ValueError(
                 f"attention_varlen: {name} is not on the device of cu_seqlens_q; "
                 f"{name}.to(cu_seqlens_q.device) moves it there"

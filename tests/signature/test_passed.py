@@ -202,7 +202,7 @@ def test_it_loads_and_torch_finds_nothing_wrong(any_toy: StubOp) -> None:
     torch.library.opcheck(any_toy.op, (), {**named, "factor": torch.ones(2, 3)})
     torch.library.opcheck(op.emulated(any_toy.slug), (), named)
     if any_toy.slug != "toy_found":
-        torch.library.opcheck(any_toy.alone, (), named)
+        torch.library.opcheck(any_toy.out_only, (), named)
         torch.library.opcheck(any_toy.op, (), {**named, "weights": None, "cos": None, "sin": None})
 
 
@@ -228,5 +228,5 @@ def test_fakes_are_what_the_op_returns(any_toy: StubOp) -> None:
 def test_the_variant_returns_all_but_one(stub: StubOp) -> None:
     named = toy.arguments(stub.plan)
     factor, out, _ = stub.op(**named)
-    for one, other in zip(op.alone(stub.op)(**named), (factor, out), strict=True):
+    for one, other in zip(op.out_only(stub.op)(**named), (factor, out), strict=True):
         assert torch.equal(one, other)

@@ -122,7 +122,7 @@ def test_every_tensor_may_be_what_requires_a_gradient(biased: StubOp) -> None:
         named = toy.arguments(biased.plan)
         named |= {"factor": torch.ones(2, 3)} if name == "factor" else {}
         named[name] = named[name].requires_grad_()
-        for call in (biased.op, biased.alone):
+        for call in (biased.op, biased.out_only):
             assert refusal(partial(call, **named)) == said
         by_place = [named.get(one.name) for one in biased.plan.signature.arguments]
         assert refusal(partial(op.kernel_of(biased.plan, "cpu").op, *by_place)) == said
