@@ -40,40 +40,40 @@ def _noted(name: str, schema: Any, run: Any, called: list[str]) -> Any:
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         called.append(name)
-        named = {one.name: one.default_value for one in schema.arguments}
+        named = {argument.name: argument.default_value for argument in schema.arguments}
         named |= dict(zip(named, args, strict=False)) | kwargs
         return run(SimpleNamespace(**named))
 
     return implementation
 
 
-def _computed(dout: Tensor, of: Any) -> tuple[Tensor, ...]:
+def _computed(dout: Tensor, call: Any) -> tuple[Tensor, ...]:
     """Of tensors (B, H, S, D) what the reference has of these stored (B, S, H, D), in fp32."""
-    stored = [x.transpose(1, 2) for x in (dout, of.query, of.key, of.value)]
-    mask = MASKS["causal" if of.is_causal else "full"]
-    return gradients(*stored, mask=mask, scale=of.scale, dtype=torch.float32)
+    stored = [x.transpose(1, 2) for x in (dout, call.query, call.key, call.value)]
+    mask = MASKS["causal" if call.is_causal else "full"]
+    return gradients(*stored, mask=mask, scale=call.scale, dtype=torch.float32)
 
 
-def _forward(of: Any) -> tuple[Any, ...]:
-    cudnn = hasattr(of, "compute_log_sumexp")
-    assert not cudnn or (of.attn_bias is None and of.compute_log_sumexp)
-    out, lse, *_ = _computed(torch.zeros_like(of.query), of)
+def _forward(call: Any) -> tuple[Any, ...]:
+    cudnn = hasattr(call, "compute_log_sumexp")
+    assert not cudnn or (call.attn_bias is None and call.compute_log_sumexp)
+    out, lse, *_ = _computed(torch.zeros_like(call.query), call)
     lse = lse[..., None] if cudnn else lse.masked_fill(lse == -math.inf, math.inf)
-    out = out.to(of.query.dtype).contiguous().transpose(1, 2)
+    out = out.to(call.query.dtype).contiguous().transpose(1, 2)
     seed, offset = torch.tensor(SEED), torch.tensor(OFFSET)
-    lengths = of.query.shape[2], of.key.shape[2]
-    return out, lse.contiguous(), None, None, *lengths, seed, offset, of.query.new_empty(0)
+    lengths = call.query.shape[2], call.key.shape[2]
+    return out, lse.contiguous(), None, None, *lengths, seed, offset, call.query.new_empty(0)
 
 
-def _backward(of: Any) -> tuple[Tensor, ...]:
-    assert (of.cum_seq_q, of.cum_seq_k, of.dropout_p) == (None, None, 0.0)
-    assert (of.max_q, of.max_k) == (of.query.shape[2], of.key.shape[2])
-    assert (int(of.philox_seed), int(of.philox_offset)) == (SEED, OFFSET)
-    out, lse, *_ = _computed(torch.zeros_like(of.query), of)
-    assert torch.equal(of.out, out.to(of.out.dtype).transpose(1, 2))
-    assert torch.equal(of.logsumexp.flatten().abs(), lse.flatten().abs())
-    *_, dq, dk, dv = _computed(of.grad_out, of)
-    return tuple(x.transpose(1, 2).to(of.query.dtype) for x in (dq, dk, dv))
+def _backward(call: Any) -> tuple[Tensor, ...]:
+    assert (call.cum_seq_q, call.cum_seq_k, call.dropout_p) == (None, None, 0.0)
+    assert (call.max_q, call.max_k) == (call.query.shape[2], call.key.shape[2])
+    assert (int(call.philox_seed), int(call.philox_offset)) == (SEED, OFFSET)
+    out, lse, *_ = _computed(torch.zeros_like(call.query), call)
+    assert torch.equal(call.out, out.to(call.out.dtype).transpose(1, 2))
+    assert torch.equal(call.logsumexp.flatten().abs(), lse.flatten().abs())
+    *_, dq, dk, dv = _computed(call.grad_out, call)
+    return tuple(x.transpose(1, 2).to(call.query.dtype) for x in (dq, dk, dv))
 
 
 # ---- varlen sequences ---------------------------------------------------------------------------
@@ -99,31 +99,31 @@ def packed_passes_on_a_cpu(called: list[str] | None = None) -> Iterator[list[str
         library._destroy()
 
 
-def _each(dout: Tensor, of: Any) -> list[tuple[Tensor, ...]]:
+def _each(dout: Tensor, call: Any) -> list[tuple[Tensor, ...]]:
     """What the reference has of each sequence: out, lse, and three gradients."""
-    mask = MASKS["causal" if of.is_causal else "full"]
-    at_q, at_k = of.cum_seq_q.tolist(), of.cum_seq_k.tolist()
+    mask = MASKS["causal" if call.is_causal else "full"]
+    at_q, at_k = call.cum_seq_q.tolist(), call.cum_seq_k.tolist()
     lengths = [max(b - a for a, b in pairwise(at)) for at in (at_q, at_k)]
-    assert [of.max_q, of.max_k] == lengths and of.dropout_p == 0.0
-    found = []
+    assert [call.max_q, call.max_k] == lengths and call.dropout_p == 0.0
+    sequences = []
     for (top, bottom), (first, last) in zip(pairwise(at_q), pairwise(at_k), strict=True):
-        own = dout[top:bottom], of.query[top:bottom], of.key[first:last], of.value[first:last]
-        made = gradients(*(x[None] for x in own), mask=mask, scale=of.scale, dtype=torch.float32)
-        found.append(tuple(x[0] for x in made))
-    return found
+        own = dout[top:bottom], call.query[top:bottom], call.key[first:last], call.value[first:last]
+        how = dict(mask=mask, scale=call.scale, dtype=torch.float32)
+        sequences.append(tuple(x[0] for x in gradients(*(x[None] for x in own), **how)))
+    return sequences
 
 
-def _packed_forward(of: Any) -> tuple[Any, ...]:
-    shape = (*of.query.shape[:2], of.value.shape[2])
-    outs, lses, *_ = zip(*_each(of.query.new_zeros(shape), of), strict=True)
+def _packed_forward(call: Any) -> tuple[Any, ...]:
+    shape = (*call.query.shape[:2], call.value.shape[2])
+    outs, lses, *_ = zip(*_each(call.query.new_zeros(shape), call), strict=True)
     lse = torch.cat(lses, 1)
-    out, lse = torch.cat(outs).to(of.query.dtype), lse.masked_fill(lse == -math.inf, math.inf)
+    out, lse = torch.cat(outs).to(call.query.dtype), lse.masked_fill(lse == -math.inf, math.inf)
     return out, lse, STATE.clone(), UNUSED.clone(), UNUSED.clone()
 
 
-def _packed_backward(of: Any) -> tuple[Tensor, ...]:
-    out, lse, *_ = _packed_forward(of)
-    assert torch.equal(of.out, out) and torch.equal(of.logsumexp, lse)
-    assert torch.equal(of.rng_state, STATE) and of.unused.numel() == 0
-    _, _, *found = zip(*_each(of.grad_out, of), strict=True)
-    return tuple(torch.cat(x).to(of.query.dtype) for x in found)
+def _packed_backward(call: Any) -> tuple[Tensor, ...]:
+    out, lse, *_ = _packed_forward(call)
+    assert torch.equal(call.out, out) and torch.equal(call.logsumexp, lse)
+    assert torch.equal(call.rng_state, STATE) and call.unused.numel() == 0
+    _, _, *grads = zip(*_each(call.grad_out, call), strict=True)
+    return tuple(torch.cat(x).to(call.query.dtype) for x in grads)

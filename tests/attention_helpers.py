@@ -71,10 +71,10 @@ def quantised(
     """Q, K and V in e4m3, and what else a call of fagen.attention takes of them."""
     scales = "block" if scale_rows else "head"
     kinds = zip(qkv(**sizes), (scales, scales, "column"), strict=True)  # type: ignore[arg-type]
-    made = [rounded(x, shared, scale_rows) for x, shared in kinds]
-    q, k, v = (one.values for one in made)
-    how: dict[str, Any] = dict(zip(("q_descale", "k_descale", "v_descale"), made, strict=True))
-    how = {name: one.descale for name, one in how.items()} | {"v_layout": layout}
+    quantized = [rounded(x, shared, scale_rows) for x, shared in kinds]
+    q, k, v = (x.values for x in quantized)
+    how: dict[str, Any] = dict(zip(("q_descale", "k_descale", "v_descale"), quantized, strict=True))
+    how = {name: x.descale for name, x in how.items()} | {"v_layout": layout}
     return (q, k, by_columns(v) if layout == "columns" else v), how
 
 
@@ -107,9 +107,9 @@ def noted(patch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> list[str]:
     names: list[str] = []
 
     def noting(real: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             names.append(real.__name__)
-            return real(*given, **named)
+            return real(*arguments, **named)
 
         return call
 

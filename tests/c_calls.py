@@ -15,12 +15,12 @@ SOMEWHERE = 4096  # an address that nothing reads
 
 def dense(tensor: Tensor, sizes: Mapping[str, int]) -> dict[str, int]:
     """The strides of a tensor whose dimensions follow each other in memory."""
-    found, step = {}, 1
+    strides, step = {}, 1
     for dim in reversed(tensor.dims):
         if dim.stride:
-            found[f"{tensor.name}_stride_{dim.stride}"] = step
+            strides[f"{tensor.name}_stride_{dim.stride}"] = step
         step *= max(1, dim.extent.at(sizes))
-    return found
+    return strides
 
 
 def arguments(plan: Plan, sizes: Mapping[str, int]) -> Any:
@@ -51,6 +51,6 @@ def changed(plan: Plan, sizes: Mapping[str, int], changes: Mapping[str, Any]) ->
 def launchers_of(plans: Iterable[Plan]) -> str:
     """C++ of several kernels' launchers, which check a call, and launch nothing."""
     texts = (environment().from_string(STUB).render(plan=plan) for plan in plans)
-    alone = ("noted_call", "args_bytes")  # functions that there is one of
+    shared = ("noted_call", "args_bytes")  # functions that there is one of
     lines = "\n".join(texts).splitlines()
-    return "\n".join(line for line in lines if not any(name in line for name in alone))
+    return "\n".join(line for line in lines if not any(name in line for name in shared))

@@ -27,5 +27,5 @@ def fagen(*words: object, input: str | bytes | None = None) -> Result:
 
 def finding_of(name: str) -> Finding:
     """What `fagen doctor` has to say of one thing."""
-    (finding,) = (one for one in doctor() if one.name == name)
+    (finding,) = (finding for finding in doctor() if finding.name == name)
     return finding

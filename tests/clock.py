@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def least_seconds(work: Callable[[], float | None], wanted: float) -> float:
+def least_seconds(work: Callable[[], float | None], limit: float) -> float:
     """CPU-seconds that a core of 3 GHz would take for work, the least of up to five times.
 
     Work that goes on in other processes, or counts seconds its own way, returns them.
@@ -16,7 +16,7 @@ def least_seconds(work: Callable[[], float | None], wanted: float) -> float:
         before = _slowness()
         took = _cpu_seconds(work)
         least = min(least, took / max(before, _slowness()))
-        if least <= wanted:
+        if least <= limit:
             break
     return least
 
@@ -44,8 +44,8 @@ def seconds_of_recording(door: Any, call: Callable[[], object]) -> float:
 
 def _cpu_seconds(work: Callable[[], float | None]) -> float:
     began = time.process_time()
-    told = work()
-    return time.process_time() - began if told is None else told
+    seconds = work()
+    return time.process_time() - began if seconds is None else seconds
 
 
 def _slowness() -> float:

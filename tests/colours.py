@@ -8,7 +8,7 @@ def channels(code: str) -> Colour:
     return tuple(int(code[at : at + 2], 16) / 255 for at in (1, 3, 5))
 
 
-def contrast(one: Colour | str, other: Colour | str) -> float:
+def contrast(first: Colour | str, other: Colour | str) -> float:
     """The ratio of two colours' luminances: from 1 to 21."""
 
     def luminance(colour: Colour | str) -> float:
@@ -16,5 +16,5 @@ def contrast(one: Colour | str, other: Colour | str) -> float:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(first), luminance(other)))
     return (high + 0.05) / (low + 0.05)

@@ -233,14 +233,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rings.mark(items)
     apart = [mark for mark in rings.APART if not rings.named(config, mark)]
     every = config.getoption("sample")
-    seen: Counter[str] = Counter()
-    here, left = [], []
+    counts: Counter[str] = Counter()
+    kept, left = [], []
     for item in items:
         test = item.nodeid.split("[")[0]
-        chosen = seen[test] % every == 0
-        seen[test] += 1
+        chosen = counts[test] % every == 0
+        counts[test] += 1
         keep = chosen and not any(map(item.get_closest_marker, apart))
-        (here if keep else left).append(item)
+        (kept if keep else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-    items[:] = rings.in_order(here)
+    items[:] = rings.in_order(kept)

@@ -26,15 +26,15 @@ class Door:
         """Return new tensors for a call."""
         return self.given(head_dim, device)
 
-    def results(self, given: tuple[Tensor, ...], call: Callable[..., Any] | None = None) -> Any:
+    def results(self, arguments: tuple[Tensor, ...], call: Callable[..., Any] | None = None) -> Any:
         """Return what a call gives, by another function if so asked, and its gradients."""
         call = call or self.call
         if not self.gradients:
-            return flat(call(*given))
-        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in given]
+            return flat(call(*arguments))
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in arguments]
         results = flat(call(*leaves))
-        asked = [x for x in leaves if x.requires_grad]
-        return [*results, *torch.autograd.grad(sum(x.float().sum() for x in results), asked)]
+        inputs = [x for x in leaves if x.requires_grad]
+        return [*results, *torch.autograd.grad(sum(x.float().sum() for x in results), inputs)]
 
 
 def flat(results: Any) -> list[Tensor]:
@@ -43,8 +43,8 @@ def flat(results: Any) -> list[Tensor]:
 
 def dense(head_dim: int, device: str, queries: int = 20, keys: int = 40) -> tuple[Tensor, ...]:
     shapes = (2, queries, 4, head_dim), (2, keys, 2, head_dim), (2, keys, 2, head_dim)
-    made = (normal(*shape, seed=i, dtype=torch.bfloat16) for i, shape in enumerate(shapes))
-    return tuple(x.to(device) for x in made)
+    tensors = (normal(*shape, seed=i, dtype=torch.bfloat16) for i, shape in enumerate(shapes))
+    return tuple(x.to(device) for x in tensors)
 
 
 def few(head_dim: int, device: str) -> tuple[Tensor, ...]:
@@ -110,9 +110,9 @@ def qkvpacked(q: Tensor, k: Tensor, v: Tensor) -> Any:
 def passes(q: Tensor, k: Tensor, v: Tensor) -> Any:
     """Both passes of FlashAttention-3 below its calls."""
     out, lse, *_ = fa3._flash_attn_forward(q, k, v)
-    made = tuple(map(torch.empty_like, (q, k, v)))
-    fa3._flash_attn_backward(out, q, k, v, out, lse, *[None] * 6, *made, q.shape[-1] ** -0.5)
-    return made
+    gradients = tuple(map(torch.empty_like, (q, k, v)))
+    fa3._flash_attn_backward(out, q, k, v, out, lse, *[None] * 6, *gradients, q.shape[-1] ** -0.5)
+    return gradients
 
 
 DOORS = {
@@ -138,7 +138,7 @@ DOORS = {
     "flash_attn_varlen_func": Door(varlen_of_fa3, packed, gradients=True),
     "flash_attn_varlen_func_in_part": Door(
         varlen_of_fa3_in_part,
-        lambda *of: (*packed(*of), whole(of[1], 5, 0, 9)),
+        lambda *call: (*packed(*call), whole(call[1], 5, 0, 9)),
         gradients=True,
     ),
     "flash_attn_qkvpacked_func": Door(qkvpacked, dense, gradients=True),

@@ -20,14 +20,17 @@ def asked_for(kind: str = "forward") -> set[Any]:
     """The slugs, None the usual one, that tables or callers chose of what is ready of a kind."""
     problems = {key: key.problem for key in call._ready if key.problem}
     return {
-        slug for key, of in problems.items() if of.kind == kind for slug in call._ready[key].kernels
+        slug
+        for key, own in problems.items()
+        if own.kind == kind
+        for slug in call._ready[key].kernels
     }
 
 
 def orders_of_gradients() -> set[bool]:
     """Whether the kernels of gradients that are ready are deterministic."""
     problems = (key.problem for key in call._ready)
-    return {of.deterministic for of in problems if of and of.kind == "backward"}
+    return {problem.deterministic for problem in problems if problem and problem.kind == "backward"}
 
 
 def without_kernels(patch: pytest.MonkeyPatch) -> None:

@@ -131,8 +131,8 @@ def hold(cases: int, drawn: st.SearchStrategy[Any], judge: Callable[[Any], None]
 
     @settings(cases)
     @given(drawn)
-    def judged(one: Any) -> None:
-        judge(one)
+    def judged(example: Any) -> None:
+        judge(example)
 
     judged()
 

@@ -36,7 +36,7 @@ def register_in_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def interface(what: str) -> SimpleNamespace:
         return SimpleNamespace(
-            register=lambda name, made: functions.update({f"{what} {name}": made})
+            register=lambda name, function: functions.update({f"{what} {name}": function})
         )
 
     module, masks = ModuleType("transformers"), ModuleType("transformers.masking_utils")
@@ -57,7 +57,7 @@ def mask_from(registered: dict[str, Any]) -> Callable[..., Mask]:
     """The mask function as transformers calls it: by keywords, some of them not for fagen."""
     beside = dict(dtype=torch.bfloat16, config=None, use_vmap=False, device=torch.device("cpu"))
 
-    def call(function: Mask4 = causal, **given: Any) -> Mask:
+    def call(function: Mask4 = causal, **how: Any) -> Mask:
         both_ways = function is full or "both_ways" in function.__qualname__
         skips = {
             "allow_is_causal_skip": not both_ways,
@@ -65,7 +65,7 @@ def mask_from(registered: dict[str, Any]) -> Callable[..., Mask]:
         }
         sizes = dict(batch_size=2, q_length=4, kv_length=4, q_offset=0, kv_offset=0)
         mask: Mask = registered["mask fagen"](
-            mask_function=function, **sizes | skips | beside | given
+            mask_function=function, **sizes | skips | beside | how
         )
         return mask
 
@@ -83,7 +83,7 @@ def kernels(mask: Mask | Tensor, queries: int, keys: int) -> Tensor:
         causal = mask.causal
         first = torch.zeros(2) if mask.first is None else mask.first
         end = torch.full((2,), keys) if mask.end is None else mask.end
-        first, end = (each.view(2, 1, 1) for each in (first, end))
+        first, end = (bound.view(2, 1, 1) for bound in (first, end))
     return (key >= first) & (key < end) & ((key <= query + end - queries) | (not causal))
 
 

@@ -66,20 +66,20 @@ class MadeUpGpu:
         self.captured: list[int] = []  # runs of each graph
         self.called: list[str] = []  # torch's passes
 
-    def bind(self, plan: Any, library: Path, **given: Any) -> Callable[[], None]:
+    def bind(self, plan: Any, library: Path, **operands: Any) -> Callable[[], None]:
         """Stand in for a kernel's C function: compute into its outputs what it would."""
         assert library == Path(f"{plan.slug}.so")
         emulate = load_named(registry.kind(plan.kind).emulate)
 
         def launch() -> None:
-            self.ran.append((plan.slug, given["k"].data_ptr()))
-            arguments = {one.name: given.get(one.name) for one in plan.signature.arguments}
+            self.ran.append((plan.slug, operands["k"].data_ptr()))
+            arguments = {x.name: operands.get(x.name) for x in plan.signature.arguments}
             for output, numbers in zip(
                 plan.signature.outputs, emulate(plan, **arguments), strict=True
             ):
-                if given.get(output.name) is not None:
-                    given[output.name].copy_(numbers)
-            self.wrong.get(plan.slug, lambda tensors: None)(given)
+                if operands.get(output.name) is not None:
+                    operands[output.name].copy_(numbers)
+            self.wrong.get(plan.slug, lambda tensors: None)(operands)
 
         return launch
 
@@ -99,7 +99,7 @@ class MadeUpGpu:
             ("card_id", lambda index: "a-card"),
         ):
             self._patch.setattr(rounds, name, stand_in)
-        self._patch.setattr(tasks, "_library", lambda made: Path(made.library))
+        self._patch.setattr(tasks, "_library", lambda binary: Path(binary.library))
         return replace(
             REAL,
             compile=lambda slug: Compiled(slug, slug, "nvcc 13.0", GOOD, library=f"{slug}.so"),
@@ -111,7 +111,7 @@ class MadeUpGpu:
 
 @contextmanager
 def plugged_in(
-    monkeypatch: pytest.MonkeyPatch, *, torch: bool = False, each: float = 1e-3
+    monkeypatch: pytest.MonkeyPatch, *, torch: bool = False, seconds: float = 1e-3
 ) -> Iterator[MadeUpGpu]:
     """Have one meanwhile; with `torch` on it too: its passes, called without autograd.
 
@@ -120,11 +120,11 @@ def plugged_in(
     gpu = MadeUpGpu(monkeypatch)
     for kind in registry.ENTRIES:
         load_named(registry.kind(kind).verification)
-    for module in [one for name, one in sys.modules.items() if name.startswith("fagen.kinds.")]:
+    for module in [x for name, x in sys.modules.items() if name.startswith("fagen.kinds.")]:
         if getattr(module, "bind", None) is c_interface.bind:
             monkeypatch.setattr(module, "bind", gpu.bind)
         if getattr(module, "call", None) is c_interface.call:
-            monkeypatch.setattr(module, "call", lambda *of, **given: gpu.bind(*of, **given)())
+            monkeypatch.setattr(module, "call", lambda *args, **how: gpu.bind(*args, **how)())
 
     def time_round(call: Any, *_: Any) -> tuple[float, list[int]]:
         call.run()
@@ -138,19 +138,19 @@ def plugged_in(
     for module in (rounds, rotating):
         monkeypatch.setattr(module, "captured", captured)
         monkeypatch.setattr(module, "inputs", partial(measure_inputs.inputs, device="cpu"))
-    monkeypatch.setattr(rounds, "estimate", lambda call: each)
+    monkeypatch.setattr(rounds, "estimate", lambda call: seconds)
     monkeypatch.setattr(rotating, "buffers_for", lambda problem, sizes: 3)
     monkeypatch.setattr(rounds, "_known", {})
     monkeypatch.setattr(rounds, "Clock", lambda: None)
-    kept = [one for one in vars(rounds).values() if hasattr(one, "cache_clear")]
+    kept = [cached for cached in vars(rounds).values() if hasattr(cached, "cache_clear")]
     with ExitStack() as passes:
         if torch:
             passes.enter_context(passes_on_a_cpu(gpu.called))
             passes.enter_context(packed_passes_on_a_cpu(gpu.called))
             # what SDPA itself would refuse: it knows of none on a CPU
-            monkeypatch.setattr(peers, "_sdpa", lambda *asked: Call(lambda: None))
-        for one in kept:
-            one.cache_clear()
+            monkeypatch.setattr(peers, "_sdpa", lambda *call: Call(lambda: None))
+        for cached in kept:
+            cached.cache_clear()
         yield gpu
-        for one in kept:
-            one.cache_clear()
+        for cached in kept:
+            cached.cache_clear()

@@ -9,6 +9,6 @@ import pytest
 def some(every: Iterable[str], often: Collection[str]) -> list[Any]:
     """All of these once, those that are not tried often marked `long`."""
     return [
-        one if one in often else pytest.param(one, marks=pytest.mark.long)
-        for one in dict.fromkeys(every)
+        case if case in often else pytest.param(case, marks=pytest.mark.long)
+        for case in dict.fromkeys(every)
     ]

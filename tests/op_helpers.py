@@ -38,44 +38,47 @@ def qkv(
     )
 
 
-def quantised(of: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quantized]:
+def quantised(plan: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quantized]:
     """Q, K and V as an e4m3 kernel takes them, but for the layout of V."""
     tensors = []
-    shapes = ((seqlen_q, 4, of.head_dim), (seqlen_k, 2, of.head_dim), (seqlen_k, 2, of.head_dim_v))
+    d, d_v = plan.head_dim, plan.head_dim_v
+    shapes = ((seqlen_q, 4, d), (seqlen_k, 2, d), (seqlen_k, 2, d_v))
     for seed, (length, heads, width) in enumerate(shapes):
         x = normal(batch, length, heads, width, seed=seed)
         x = x * torch.arange(1, heads + 1)[:, None]  # no two heads have one scale
-        fp8 = of.schedule.fp8
-        tensors.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, of.scale_rows))
+        fp8 = plan.schedule.fp8
+        tensors.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, plan.scale_rows))
     return tensors
 
 
-def arguments(of: Plan, batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100) -> dict[str, Any]:
+def arguments(
+    plan: Plan, batch: int = 2, seqlen_q: int = 70, seqlen_k: int = 100
+) -> dict[str, Any]:
     """The arguments of an op of one of the slugs above, in the order of the op."""
-    names = [argument.name for argument in of.signature.arguments]
-    if of.slug == SLUG:
+    names = [argument.name for argument in plan.signature.arguments]
+    if plan.slug == SLUG:
         return dict(zip(names, (*qkv(batch, seqlen_q, seqlen_k), 0.1), strict=True))
-    if of.slug in (PACKED, PACKED8):
+    if plan.slug in (PACKED, PACKED8):
         *tensors, at_q, at_k = packed(dtype=torch.bfloat16, head_dim_v=32)
         more: dict[str, Any] = {}
-        if of.slug == PACKED8:
+        if plan.slug == PACKED8:
             (*tensors, _, _), more, _ = packed8(head_dim_v=32, by_column=True)
             more = {n: x if x.dim() == 3 else x[..., None].contiguous() for n, x in more.items()}
         return dict(zip(names, (*tensors, at_q, at_k, 0.1, None), strict=False)) | more
-    q, k, v = quantised(of, batch, seqlen_q, seqlen_k)
-    values = v.values if of.v_rows else by_columns(v.values)
+    q, k, v = quantised(plan, batch, seqlen_q, seqlen_k)
+    values = v.values if plan.v_rows else by_columns(v.values)
     descales = q.descale, k.descale, v.descale
-    means = normal(batch, 2, of.head_dim_v, seed=4), normal(1, 2, of.head_dim, seed=5)
-    given = (q.values, k.values, values, 0.1, *descales, *means)
-    return dict(zip(names, given, strict=True))
+    means = normal(batch, 2, plan.head_dim_v, seed=4), normal(1, 2, plan.head_dim, seed=5)
+    values_by_place = (q.values, k.values, values, 0.1, *descales, *means)
+    return dict(zip(names, values_by_place, strict=True))
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let calls on CPU tensors go by ops that are loaded, where there are some, as on a GPU."""
 
     def ready(schedules: Sequence[Schedule], *_: Any, **__: Any) -> op.Kernel:
-        of = plan_of(schedules[0].slug)
-        return op.kernel_of(of, "cuda" if hasattr(torch.ops.fagen, of.slug) else "cpu")
+        plan = plan_of(schedules[0].slug)
+        return op.kernel_of(plan, "cuda" if hasattr(torch.ops.fagen, plan.slug) else "cpu")
 
     monkeypatch.setattr(op, "ready", ready)
 
@@ -87,16 +90,16 @@ def refusal(call: Callable[[], object]) -> str:
     return str(refused.value)
 
 
-def refused_everywhere(of: Plan, loaded_op: op.Op, named: dict[str, Any]) -> str:
+def refused_everywhere(plan: Plan, loaded_op: op.Op, named: dict[str, Any]) -> str:
     """The words in which a call is refused: by C++, by Python and on fake tensors the same."""
     ops = [
         loaded_op,  # C++, through Autograd
-        getattr(torch.ops.fagen, f"{of.slug}_no_grad").default,  # C++
+        getattr(torch.ops.fagen, f"{plan.slug}_no_grad").default,  # C++
         op.out_only(loaded_op),
-        op.emulated(of.slug),  # Python
+        op.emulated(plan.slug),  # Python
     ]
-    words = {refusal(lambda: checked(of, named))}
-    words |= {refusal(lambda one=one: one(**named)) for one in ops}
+    words = {refusal(lambda: checked(plan, named))}
+    words |= {refusal(lambda call=call: call(**named)) for call in ops}
     (message,) = words
     if "does not begin at" not in message:  # which data alone shows
         with FakeTensorMode() as mode:
@@ -104,7 +107,7 @@ def refused_everywhere(of: Plan, loaded_op: op.Op, named: dict[str, Any]) -> str
                 name: mode.from_tensor(x) if isinstance(x, Tensor) else x
                 for name, x in named.items()
             }
-            assert {refusal(lambda one=one: one(**fakes)) for one in ops} == words
-    prefix = f"fagen::{of.slug}: "
+            assert {refusal(lambda call=call: call(**fakes)) for call in ops} == words
+    prefix = f"fagen::{plan.slug}: "
     assert message.startswith(prefix)
     return message.removeprefix(prefix)

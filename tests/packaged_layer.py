@@ -35,8 +35,8 @@ def main(which: str, device: str, package: str) -> None:
     x = torch.randn(2, 70, 128, device=device, dtype=torch.bfloat16)
     exported = torch.export.export(layer, (x,))  # the first call there is
     torch._inductor.aoti_compile_and_package(exported, package_path=package)
-    found = torch._inductor.aoti_load_package(package)(x)
-    torch.testing.assert_close(found, layer(x), rtol=2e-2, atol=2e-2)
+    output = torch._inductor.aoti_load_package(package)(x)
+    torch.testing.assert_close(output, layer(x), rtol=2e-2, atol=2e-2)
 
 
 if __name__ == "__main__":

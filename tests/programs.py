@@ -38,9 +38,9 @@ def compiled(code: str, folder: Path) -> Path:
     return folder / "program"
 
 
-def answers(program: Path, asked: Iterable[Iterable[Any]]) -> list[str]:
+def answers(program: Path, questions: Iterable[Iterable[Any]]) -> list[str]:
     """What a program says to each row of numbers."""
-    rows = [" ".join(map(str, numbers)) for numbers in asked]
+    rows = [" ".join(map(str, numbers)) for numbers in questions]
     lines = run([program], input="\n".join(rows)).stdout.splitlines()
     assert len(lines) == len(rows)
     return lines

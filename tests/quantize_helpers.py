@@ -55,9 +55,9 @@ SEED = 11
 normal = partial(tensors.normal, seed=2, dtype=torch.float16)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(x: Tensor, other: Tensor) -> bool:
     """Whether two tensors of e4m3, which torch does not compare, are equal byte by byte."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(x.view(torch.uint8), other.view(torch.uint8))
 
 
 def uneven(plan: Plan, batch: int, seqlen: int, heads: int) -> Tensor:

@@ -28,15 +28,15 @@ def toml(**tables: object) -> str:
 
     def said(value: object) -> str:
         if isinstance(value, dict):
-            return "{ " + ", ".join(f"{key} = {said(one)}" for key, one in value.items()) + " }"
+            return "{ " + ", ".join(f"{key} = {said(item)}" for key, item in value.items()) + " }"
         return json.dumps(value)
 
     lines = []
     for name, table in tables.items():
         several = isinstance(table, list)
-        for one in table if several else [table]:
+        for row in table if several else [table]:
             lines += ["", f"[[{name}]]" if several else f"[{name}]"]
-            lines += [f"{key} = {said(value)}" for key, value in one.items()]
+            lines += [f"{key} = {said(value)}" for key, value in row.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -71,44 +71,44 @@ def record(path: Path, kernels: int = 120, text: str = SPACE, seed: int = 0) -> 
         store.put_session(Session(date="2026-11-21", version="0.1.0", note="as they were made up"))
         store.put_space(declared.name, declared.text)
         for number, target in enumerate(declared.targets()):
-            found = surveyed(text, number)
-            store.put_survey(target, summary(found, declared))
+            survey = surveyed(text, number)
+            store.put_survey(target, summary(survey, declared))
             costs = {
                 (name, value): dice.gauss(0, 0.03)
-                for point in found.points
-                for name, value in zip(found.names, point.keys, strict=True)
+                for point in survey.points
+                for name, value in zip(survey.names, point.keys, strict=True)
             }
-            points = dice.sample(found.points, min(kernels, len(found.points)))
+            points = dice.sample(survey.points, min(kernels, len(survey.points)))
             luck = {point: dice.gauss(0, 0.01) for point in points}
             anchor = points[0].seconds
             for point in points:
-                schedule = found.schedule(point)
+                schedule = survey.schedule(point)
                 spills = dice.random() < 0.1
                 outcome = "spills" if spills and point is not points[0] else GOOD
                 source = f"hash of {schedule.slug}"
-                made = Compiled(schedule.slug, source, "nvcc 13.0", outcome, "", 180, 0, 7.0)
-                store.put_compiled(target, made, "")
+                compiled = Compiled(schedule.slug, source, "nvcc 13.0", outcome, "", 180, 0, 7.0)
+                store.put_compiled(target, compiled, "")
                 if outcome != GOOD:
                     continue
                 off = luck[point] + sum(
-                    costs[name, value] for name, value in zip(found.names, point.keys, strict=True)
+                    costs[name, value] for name, value in zip(survey.names, point.keys, strict=True)
                 )
-                seconds = [one * math.exp(off) for one in point.seconds]
-                times = list(brief(schedule.slug, found.sizes, seconds, anchor, dice))
+                seconds = [mean * math.exp(off) for mean in point.seconds]
+                times = list(brief(schedule.slug, survey.sizes, seconds, anchor, dice))
                 store.put_timed(target, CARD, {schedule.slug: source}, times, [], [])
-            beside = [1.05 * one for one in anchor]
-            peers = list(brief(target.peer.name, found.sizes, beside, anchor, None))
+            beside = [1.05 * mean for mean in anchor]
+            peers = list(brief(target.peer.name, survey.sizes, beside, anchor, None))
             store.put_timed(target, CARD, {}, peers, [], [])
-            store.put_anchor(target, CARD, found.schedule(points[0]).slug)
+            store.put_anchor(target, CARD, survey.schedule(points[0]).slug)
     return path
 
 
 def brief(slug, sizes, seconds, anchor, dice: random.Random | None) -> Iterator[Time]:
     """Yield two brief rounds at each size, with noise where there are dice."""
-    for size, one, beside in zip(sizes, seconds, anchor, strict=True):
+    for size, mean, beside in zip(sizes, seconds, anchor, strict=True):
         for number in (0, 1):
             noise = math.exp(dice.gauss(0, 0.005)) if dice else 1.0
-            yield Time(slug, size, "brief", number, one * noise, beside, 1700)
+            yield Time(slug, size, "brief", number, mean * noise, beside, 1700)
 
 
 def two_cards() -> tuple[int, ...]:
@@ -134,7 +134,7 @@ class Traffic:
         def counted(self_, task, gpu):
             answer = ask(self_, task, gpu)
             self.runs[gpu] += len(task.kernels) * len(task.sizes) * len(task.repeats)
-            self._going = [one for one in self._going if not one.done()] + [answer]
+            self._going = [future for future in self._going if not future.done()] + [answer]
             self.at_once = max(self.at_once, len(self._going))
             return answer
 

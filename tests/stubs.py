@@ -178,10 +178,10 @@ def stub_library(binary: Binary) -> ctypes.CDLL:
 
 def fields_of(args: ctypes.Structure) -> dict[str, Any]:
     """A struct's fields by name, but for the workspace, which every call has its own of."""
-    found: Mapping[str, Any] = {name: getattr(args, name) for name, _ in args._fields_}  # type: ignore[misc]
+    fields: Mapping[str, Any] = {name: getattr(args, name) for name, _ in args._fields_}  # type: ignore[misc]
     return {
         name: tuple(value) if isinstance(value, ctypes.Array) else value
-        for name, value in found.items()
+        for name, value in fields.items()
         if not name.startswith("workspace")
     }
 

@@ -96,7 +96,7 @@ def test_a_time_stands_beside_the_faster_anchor_next_to_it(gpu, monkeypatch):
 
 def test_calls_that_are_shorter_than_the_hosts_run_many_at_a_time(monkeypatch):
     """Else their times would be the host's; what is said is the time of one."""
-    with plugged_in(monkeypatch, each=8e-6) as gpu:
+    with plugged_in(monkeypatch, seconds=8e-6) as gpu:
         laps = timed(*KERNELS[:2], anchor=ANCHOR)
     assert gpu.captured == [rounds.RUNS] * 3  # the anchor too
     assert [lap.anchor_seconds for lap in laps] == [6e-3 / rounds.RUNS] * 2

@@ -13,14 +13,14 @@ from tests.vendor_helpers import python
 _OURS = re.compile(r"_*(cu|nccl|nvshmem|nvrtc)\w*")
 
 
-def environment(asked: str, folder: Path) -> dict[str, str]:
+def environment(requirement: str, folder: Path) -> dict[str, str]:
     """What Python finds a torch by, which lies in a folder; it is fetched where it does not.
 
     `asked` is as pip takes it, "torch==2.10.*". All else that torch imports is the installed one's.
     """
-    place = folder / re.sub(r"\W+", "-", asked)
+    place = folder / re.sub(r"\W+", "-", requirement)
     if not (place / "empty").is_dir():
-        words = ["--quiet", "--no-deps", "--upgrade", "--target", place, asked]
+        words = ["--quiet", "--no-deps", "--upgrade", "--target", place, requirement]
         python("-m", "pip", "install", *words, cwd=folder)
         _empty_libraries(place / "torch/lib", place / "empty")
     empty = place / "empty"
@@ -34,10 +34,10 @@ def environment(asked: str, folder: Path) -> dict[str, str]:
 def _empty_libraries(libraries: Path, place: Path) -> None:
     needed, functions = set(), set()
     for library in libraries.glob("*.so*"):
-        told = run(["readelf", "--dynamic", "--wide", str(library)]).stdout
-        needed |= set(re.findall(r"\(NEEDED\).*\[lib((?:cu|nccl|nv)[^\]]*)\]", told))
-        told = run(["nm", "--dynamic", "--undefined-only", str(library)]).stdout
-        functions |= {name for name in re.findall(r" [Uw] (\w+)", told) if _OURS.fullmatch(name)}
+        listing = run(["readelf", "--dynamic", "--wide", str(library)]).stdout
+        needed |= set(re.findall(r"\(NEEDED\).*\[lib((?:cu|nccl|nv)[^\]]*)\]", listing))
+        listing = run(["nm", "--dynamic", "--undefined-only", str(library)]).stdout
+        functions |= {name for name in re.findall(r" [Uw] (\w+)", listing) if _OURS.fullmatch(name)}
     place.mkdir()
     source = place / "functions.c"
     source.write_text("".join(f"long {name}(void) {{ return 100; }}\n" for name in functions))
@@ -47,7 +47,7 @@ def _empty_libraries(libraries: Path, place: Path) -> None:
         _library(source, place / f"lib{name}", f"-Wl,-soname,lib{name}")
 
 
-def _library(source: Path, made: Path, *words: str) -> None:
-    command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", *words, source, "-o", made]
+def _library(source: Path, library: Path, *words: str) -> None:
+    command = ["gcc", "-w", "-fno-builtin", "-shared", "-fPIC", *words, source, "-o", library]
     answer = run([str(word) for word in command])
     assert answer.returncode == 0, answer.stderr

@@ -169,13 +169,13 @@ def plan(schedule: Schedule) -> Plan:
 
 def compute(plan: Plan, x: Data, factor: Data | None = None, **more: Any) -> Any:
     """Emulate a toy: enough that each argument changes an output."""
-    given = factor
+    factor_given = factor
     if factor is None:
         factor = x.new_full((x.shape[0], x.shape[2]), 0.5, dtype=torch.float32)
         factor = x.float().abs().amax((1, 3)) if x.numel() else factor
-    found = factor if given is None else x.new_empty(0, dtype=torch.float32)
+    factors = factor if factor_given is None else x.new_empty(0, dtype=torch.float32)
     if plan.slug == "toy_found":
-        return found
+        return factors
     y = x.float() / factor[:, None, :, None] * more["gain"] * more["count"]
     if more["weights"] is not None:
         rows = more["weights"].repeat_interleave(16, 1)[:, : x.shape[1]]
@@ -186,31 +186,31 @@ def compute(plan: Plan, x: Data, factor: Data | None = None, **more: Any) -> Any
     y = y + random_words(more["seed"], 4)[0] % 7 + random_words(more["salt"], 12)[11] % 7
     turned = y.new_zeros(x.shape[0], x.shape[2], COLUMNS, -(-x.shape[1] // 16) * 16)
     turned[..., : x.shape[1]] = y.permute(0, 2, 3, 1)
-    return found, turned.bfloat16(), y.sum((2, 3))
+    return factors, turned.bfloat16(), y.sum((2, 3))
 
 
 KIND = SimpleNamespace(name="toy", schedule=Schedule, plan=plan, emulate="tests.toy:compute")
 
 
-def arguments(of: Plan, batch: int = 2, rows: int = 36, heads: int = 3) -> dict[str, Any]:
+def arguments(plan: Plan, batch: int = 2, rows: int = 36, heads: int = 3) -> dict[str, Any]:
     """A call of a toy in which everything is given that may be, but for the factor."""
     dice = torch.Generator().manual_seed(5)
     sizes = dict(batch=batch, rows=rows, heads=heads)
-    given: dict[str, Any] = {}
-    for tensor in of.signature.inputs:
+    call: dict[str, Any] = {}
+    for tensor in plan.signature.inputs:
         if not tensor.made:
             shape = [dim.extent.at(sizes) for dim in tensor.dims]
             numbers = torch.randn(shape, generator=dice) * 3
-            given[tensor.name] = numbers.to(getattr(torch, tensor.dtype.torch))
+            call[tensor.name] = numbers.to(getattr(torch, tensor.dtype.torch))
     numbers = dict(gain=0.5, count=2, seed=11, salt=-5, shift=1.5)
-    return given | {scalar.name: numbers[scalar.name] for scalar in of.signature.numbers}
+    return call | {scalar.name: numbers[scalar.name] for scalar in plan.signature.numbers}
 
 
-def completed(of: Any, named: dict[str, Any]) -> dict[str, Any]:
+def completed(plan: Any, named: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments with its outputs, as the binding allocates them."""
-    made = allocated(of, named, checked(of, named))
-    results = [tensor.result for tensor in of.signature.outputs]
-    return {**named, **dict(zip(results, made, strict=True))}
+    outputs = allocated(plan, named, checked(plan, named))
+    results = [tensor.result for tensor in plan.signature.outputs]
+    return {**named, **dict(zip(results, outputs, strict=True))}
 
 
 def register() -> None:

@@ -47,16 +47,16 @@ def losses(
     torch.manual_seed(0)
     layer = wrap(Layer(head_dim).to(device))
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
-    x, wanted = (torch.randn(2, 64, HEADS * head_dim, device=device) for _ in range(2))
-    found = []
+    x, target = (torch.randn(2, 64, HEADS * head_dim, device=device) for _ in range(2))
+    losses_ = []
     for _ in range(STEPS):
         with torch.autocast(device, torch.bfloat16):
-            loss = (layer(x) - wanted).square().mean()
+            loss = (layer(x) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        losses_.append(loss.item())
+    return losses_
 
 
 # ---- by several processes -----------------------------------------------------------------------
@@ -66,18 +66,18 @@ def shared_gradients(head_dim: int, device: str, folder: Path) -> dict[str, list
     """By wrapper, the gradient of each of RANKS processes, which have a part of a batch each."""
     torch.multiprocessing.spawn(_one_rank, (head_dim, device, folder), nprocs=RANKS)
     ranks = [torch.load(folder / str(rank)) for rank in range(RANKS)]
-    return {wrap: [found[wrap] for found in ranks] for wrap in WRAPS}
+    return {wrap: [rank[wrap] for rank in ranks] for wrap in WRAPS}
 
 
 def mean_gradient(head_dim: int, device: str) -> Tensor:
     """The mean of the gradients of these parts, by this process alone."""
-    found = []
+    gradients = []
     for rank in range(RANKS):
         layer = _layer(head_dim).to(device)
         _lose(layer, rank, head_dim, device)
         assert layer.qkv.weight.grad is not None
-        found.append(layer.qkv.weight.grad.cpu())
-    return torch.stack(found).mean(0)
+        gradients.append(layer.qkv.weight.grad.cpu())
+    return torch.stack(gradients).mean(0)
 
 
 def _layer(head_dim: int) -> Layer:
@@ -88,9 +88,9 @@ def _layer(head_dim: int) -> Layer:
 def _lose(layer: torch.nn.Module, part: int, head_dim: int, device: str) -> None:
     """Find the gradients of one part of a batch, of which each has sequences of its own."""
     dice = torch.Generator().manual_seed(part)
-    x, wanted = torch.randn(2, 2, 64, HEADS * head_dim, generator=dice).to(device)
+    x, target = torch.randn(2, 2, 64, HEADS * head_dim, generator=dice).to(device)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
-        loss = (layer(x) - wanted).square().mean()
+        loss = (layer(x) - target).square().mean()
     loss.backward()
 
 
@@ -101,7 +101,7 @@ def _one_rank(rank: int, head_dim: int, device: str, folder: Path) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
-    found = {}
+    gradients = {}
     with process_group({"cpu": "gloo", "cuda": "nccl"}[device], folder, rank, RANKS):
         mesh = init_device_mesh(device, (RANKS,))  # a GPU is taken by itself where there is one
         wraps = torch.nn.parallel.DistributedDataParallel, partial(fully_shard, mesh=mesh)
@@ -113,5 +113,5 @@ def _one_rank(rank: int, head_dim: int, device: str, folder: Path) -> None:
             if wrap == "fsdp2":  # each has rows of it
                 assert gradient.to_local().shape[0] * RANKS == gradient.shape[0]
                 gradient = gradient.full_tensor()
-            found[wrap] = gradient.cpu()
-    torch.save(found, folder / str(rank))
+            gradients[wrap] = gradient.cpu()
+    torch.save(gradients, folder / str(rank))

@@ -56,9 +56,9 @@ def emulated(plan: Any) -> Callable[..., None]:
     compute = load_named(registry.kind(plan.kind).emulate)
     names = [tensor.name for tensor in plan.signature.outputs]
 
-    def run(**given: Any) -> None:
-        results = [given.pop(name) for name in names]
-        for result, numbers in zip(results, compute(plan, **given), strict=True):
+    def run(**call: Any) -> None:
+        results = [call.pop(name) for name in names]
+        for result, numbers in zip(results, compute(plan, **call), strict=True):
             result.copy_(numbers)
 
     return run
@@ -117,9 +117,9 @@ def exact(
     for (top, bottom), (first, last) in zip(
         pairwise(at_q.tolist()), pairwise(at_k.tolist()), strict=True
     ):
-        of = q[None, top:bottom], k[None, first:last], v[None, first:last]
-        found = reference(*of, mask=mask, scale=q.shape[2] ** -0.5)
-        out[top:bottom], lse[:, top:bottom] = found[0][0], found[1][0]
+        own = q[None, top:bottom], k[None, first:last], v[None, first:last]
+        results = reference(*own, mask=mask, scale=q.shape[2] ** -0.5)
+        out[top:bottom], lse[:, top:bottom] = results[0][0], results[1][0]
     return out, lse
 
 
@@ -148,10 +148,10 @@ def exact_passes(
         spans.append([slice(b, min(e, b + n)) for (b, e), n in zip(both, counts, strict=True)])
     mask, scale = MASKS["causal" if causal else "full"], q.shape[2] ** -0.5
     for rows, keys in zip(*spans, strict=True):
-        of = dout[None, rows], q[None, rows], k[None, keys], v[None, keys]
+        own_tensors = dout[None, rows], q[None, rows], k[None, keys], v[None, keys]
         own = None if dlse is None else dlse[None, :, rows]
-        found = gradients(*of, mask=mask, scale=scale, dlse=own)
-        out[rows], lse[:, rows], dq[rows], dk[keys], dv[keys] = (x[0] for x in found)
+        results = gradients(*own_tensors, mask=mask, scale=scale, dlse=own)
+        out[rows], lse[:, rows], dq[rows], dk[keys], dv[keys] = (x[0] for x in results)
     return out, lse, dq, dk, dv
 
 
@@ -199,12 +199,12 @@ def packed8(
     bytes_, real = [], []
     for name, x, descale, at in zip("qkv", qkv, descales, (at_q, at_k, at_k), strict=True):
         values, meant = torch.zeros(x.shape).to(E4M3), torch.zeros(x.shape)
-        for one, (begin, end) in enumerate(pairwise(at.tolist())):
-            own = descale[one] if descale.dim() == 3 else descale[one][:, None]
+        for number, (begin, end) in enumerate(pairwise(at.tolist())):
+            own = descale[number] if descale.dim() == 3 else descale[number][:, None]
             values[begin:end] = to_e4m3(x[begin:end] / own)
             meant[begin:end] = values[begin:end].float() * own
             if f"{name}_mean" in means:
-                meant[begin:end] += means[f"{name}_mean"][one]
+                meant[begin:end] += means[f"{name}_mean"][number]
         bytes_.append(values)
         real.append(meant)
     names = ("q_descale", "k_descale", "v_descale")
@@ -212,7 +212,7 @@ def packed8(
     return Packed8((*bytes_, at_q, at_k), named, (real[0], real[1], real[2]))
 
 
-def far(out: Tensor, right: Tensor) -> float:
+def far(out: Tensor, exact: Tensor) -> float:
     """The root mean square of a difference, relative to what is right."""
-    difference = out.double() - right
-    return float(difference.square().mean().sqrt() / right.square().mean().sqrt())
+    difference = out.double() - exact
+    return float(difference.square().mean().sqrt() / exact.square().mean().sqrt())

@@ -27,12 +27,12 @@ def define(slug: str, library: torch.library.Library) -> None:
     signature = registry.plan_of(slug).signature
     emulation = emulated(slug)
 
-    def compute(*given: object, **named: object) -> object:
+    def compute(*arguments: object, **named: object) -> object:
         computed.append(slug)
-        return emulation(*given, **named)
+        return emulation(*arguments, **named)
 
-    def fewer(*given: object, **named: object) -> object:
-        *kept, _ = compute(*given, **named)
+    def fewer(*arguments: object, **named: object) -> object:
+        *kept, _ = compute(*arguments, **named)
         return kept[0] if len(kept) == 1 else tuple(kept)
 
     variants = {slug: (compute, signature.returns)}
@@ -41,21 +41,21 @@ def define(slug: str, library: torch.library.Library) -> None:
     }
     for name, (run_it, returns) in variants.items():
         for below in ("", "_no_grad"):
-            asked = signature.asked_by_place if below else signature.asked
-            library.define(f"{name}{below}({asked}) -> {returns}")
+            schema = signature.asked_by_place if below else signature.asked
+            library.define(f"{name}{below}({schema}) -> {returns}")
             library.impl(f"{name}{below}", run_it, "CPU")
         library.impl(name, _refusing(getattr(torch.ops, library.ns), name, signature), "Autograd")
 
 
 def _refusing(ops: object, name: str, signature: object) -> object:
-    def refuse(*given: object, **named: object) -> object:
+    def refuse(*arguments: object, **named: object) -> object:
         below = getattr(ops, f"{name}_no_grad").default
         with torch._C._AutoDispatchBelowAutograd():
-            found = below(*given, **named)
-        tensors = [one for one in (*given, *named.values()) if isinstance(one, Tensor)]
-        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+            results = below(*arguments, **named)
+        tensors = [x for x in (*arguments, *named.values()) if isinstance(x, Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             raise ValueError(f"{ops.name}::{name}: {signature.gradient_refused}")
-        return found
+        return results
 
     return refuse
 
@@ -95,7 +95,7 @@ def package(place: Path, *slugs: str) -> Iterator[ModuleType]:
         yield import_module(name)
     finally:
         sys.path.remove(str(folder.parent))
-        for module in [one for one in sys.modules if one.partition(".")[0] == name]:
+        for module in [module_ for module_ in sys.modules if module_.partition(".")[0] == name]:
             del sys.modules[module]
 
 

@@ -175,7 +175,7 @@ def differentiated(name: str) -> list[str]:
     forward, backward, lacking = (f"{name}::{slug}" for slug in DIFFERENTIABLE)
     shapes = [(2, 9, 4, 64), (2, 12, 2, 64), (2, 12, 2, 64)]
     called = ["(2, 9, 4, 64) (2, 4, 9) True True", f"{shapes} {{torch.float16}} {{'meta'}}"]
-    wanted = DIFFERENTIABLE[1].replace("causal", "full")
+    missing = DIFFERENTIABLE[1].replace("causal", "full")
     cpu = "is on the CPU; the kernel runs on a Hopper GPU (compute capability 9.0)"
 
     def lacks(by: str) -> str:
@@ -191,14 +191,14 @@ def differentiated(name: str) -> list[str]:
         f"{forward}: its gradient of q is added up in any order, so that its last bits differ from "
         f"call to call, and deterministic=True forbids that: add {DIFFERENTIABLE[1]}_det to the "
         "kernels that fagen vendor writes",
-        lacks(f"{wanted}_det"),
+        lacks(f"{missing}_det"),
         "q is torch.float32; kernels here take torch.float16: q.to(torch.float16) converts it, and "
         "so does torch.autocast around the call",
         f"{backward}: dout, q, k, v, out, lse or dlse requires a gradient, and {NO_GRADIENT}; "
         f"{INSTEAD}",
         "(2, 12, 2, 64)",
         f"{forward}: v has shape (2, 12, 1, 64); it must be (batch, seqlen_k, kv_heads, 64)",
-        *[lacks(wanted)] * 2,
+        *[lacks(missing)] * 2,
         *[f"{forward}: q {cpu}"] * 4,
         f"{backward}: dout {cpu}",
     ]

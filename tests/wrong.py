@@ -63,9 +63,9 @@ def stepped(x: Tensor, dimension: int, more: int = 4) -> Tensor:
     return strided(x, *strides)
 
 
-def turned(x: Tensor, one: int, other: int) -> Tensor:
+def turned(x: Tensor, dim: int, other: int) -> Tensor:
     """The same numbers, with two dimensions in memory the other way round."""
-    return x.transpose(one, other).contiguous().transpose(one, other)
+    return x.transpose(dim, other).contiguous().transpose(dim, other)
 
 
 def long(x: Tensor) -> Tensor:

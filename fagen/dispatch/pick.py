@@ -297,7 +297,7 @@ def _refuse_other_types(arguments: Mapping[str, Any]) -> None:
         if hint is bool and value not in (0, 1) and issubclass(kind, Integral):
             raise TypeError(f"pick: {name} is {shown(value)}; it must be True or False")
         numpys = hint is bool and kind.__name__ == "bool"
-        if not numpys and not issubclass(kind, tuple(one for one, _ in types)):
+        if not numpys and not issubclass(kind, tuple(array_type for array_type, _ in types)):
             words = " or ".join(word for _, word in types)
             raise TypeError(f"pick: {name} is of type {kind.__name__}; it must be {words}")
 
@@ -337,11 +337,11 @@ def _refuse(sizes: Sizes) -> None:
 def _why(row: Row, sizes: Sizes, card: str) -> str:
     """Say which row it is, and what of the call it is for."""
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
-    here = f", here {rows:,}" if row.for_few_rows else ""
+    size_here = f", here {rows:,}" if row.for_few_rows else ""
     if row.tiles_to != MOST:
-        here = f", here {sizes.batch * sizes.heads * -(-sizes.seqlen_q // TILE):,}"
+        size_here = f", here {sizes.batch * sizes.heads * -(-sizes.seqlen_q // TILE):,}"
     other = f"; {printable(card)} has no rows of its own" if card and card != row.card else ""
-    return f"{row.where}, for {sizes_of(row)}{here} on {printable(row.card)}{other}"
+    return f"{row.where}, for {sizes_of(row)}{size_here} on {printable(row.card)}{other}"
 
 
 def sizes_of(row: Row) -> str:

@@ -26,7 +26,7 @@ class Bound:
     """A field of rows: the least, or else the most, that something of a call may be."""
 
     name: str
-    of: str
+    measure: str
     least: bool = False
     words: str = ""  # what a row of a table counts by it
 
@@ -48,7 +48,7 @@ BOUNDS = (
     Bound("keys_from", "keys", least=True),
     Bound("keys_to", "keys"),
 )
-MEASURES = tuple(dict.fromkeys(bound.of for bound in BOUNDS))
+MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
 
 
@@ -103,7 +103,7 @@ class Row:
         """Its bounds, as first_fit reads them."""
         values = ((bound, getattr(self, bound.name)) for bound in BOUNDS)
         return tuple(
-            (MEASURES.index(bound.of), bound.least, value)
+            (MEASURES.index(bound.measure), bound.least, value)
             for bound, value in values
             if value != bound.open
         )

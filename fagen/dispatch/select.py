@@ -151,7 +151,7 @@ class Rows(NamedTuple):
                     keys is not None or (least, most) == (0, MOST)
                 ):
                     break
-        return tuple(slug for *_, slug in sorted(by_most, key=lambda one: one[:2]))
+        return tuple(slug for *_, slug in sorted(by_most, key=lambda entry: entry[:2]))
 
 
 def _first(
@@ -184,8 +184,8 @@ def flattened(problem: Problem, card: str) -> tuple[Row, ...]:
         [row for row in table if row.problem == any_out]
         for table in (users_table(), table_at(locate("schedules") / NAME))
     )
-    here = any(row.card == card for row in owns)
-    first, second = _on(card, users, or_another=decodes or not here), _on(card, owns)
+    has_card = any(row.card == card for row in owns)
+    first, second = _on(card, users, or_another=decodes or not has_card), _on(card, owns)
     if decodes:
         own = [row for row in (*first, *second) if not asked_beside(from_slug(row.slug))]
         rows = by_steps(from_slug(own[0].slug), own) if own else ()
@@ -235,10 +235,10 @@ def serve(problem: Problem, sizes: Sizes, card: str) -> Served:
 
 def _on(card: str, rows: list[Row], *, or_another: bool = True) -> list[Row]:
     """The rows of a card, or else of the first that there is."""
-    here = [row for row in rows if row.card == card]
-    if not here and or_another:
-        here = [row for row in rows if row.card == rows[0].card]
-    return in_order(here)
+    own = [row for row in rows if row.card == card]
+    if not own and or_another:
+        own = [row for row in rows if row.card == rows[0].card]
+    return in_order(own)
 
 
 def _writing(row: Row, problem: Problem) -> str:
@@ -382,7 +382,7 @@ def sized_slug(slug: str, card: str, batch: int, heads: int, kv_heads: int, quer
 def asked_beside(schedule: Schedule) -> list[str]:
     """What a kernel of another kind must be given beside q, k and v."""
     inputs = plan(schedule).signature.inputs
-    return [one.name for one in inputs if not one.may_be_none and one.name not in ("q", "k", "v")]
+    return [x.name for x in inputs if not x.may_be_none and x.name not in ("q", "k", "v")]
 
 
 def _usual(problem: Problem) -> Buildable:

@@ -105,7 +105,7 @@ class Table:
     @property
     def measured(self) -> tuple[str, ...]:
         """What of a call these are of."""
-        return tuple(dict.fromkeys(bound.of for bound in self.bounds))
+        return tuple(dict.fromkeys(bound.measure for bound in self.bounds))
 
     @property
     def tile(self) -> int:
@@ -116,7 +116,7 @@ class Table:
     def words(self) -> tuple[str, ...]:
         """What the rows are for, in words."""
         single = {entry.problem: entry.row.queries_to == 1 for entry in self.rows}  # the last says
-        return tuple(f"{one} of one query" if few else f"{one}" for one, few in single.items())
+        return tuple(f"{rows} of one query" if few else f"{rows}" for rows, few in single.items())
 
     @property
     def refused(self) -> tuple[Entry, ...]:
@@ -177,20 +177,20 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     not one for few queries or tiles. But ranges of very many keys do not: their kernels are there
     for accuracy, not for speed.
     """
-    rows, there = flattened(problem, ""), [schedule.slug for schedule in schedules]
+    rows, slugs = flattened(problem, ""), [schedule.slug for schedule in schedules]
     few = {row.slug for row in rows if row.for_few_tiles}
-    usual = min(schedules, key=lambda one: ("num_splits" in one.settings(), one.slug in few)).slug
-    if len(there) > 1 and not (len(rows) == 1 and rows[0].slug):
+    usual = min(schedules, key=lambda own: ("num_splits" in own.settings(), own.slug in few)).slug
+    if len(slugs) > 1 and not (len(rows) == 1 and rows[0].slug):
         default = buildable(problem).schedules[0].slug
-        usual = default if default in there else usual
+        usual = default if default in slugs else usual
     own = []
     for row in rows:
         if row.for_few_tiles or row.for_few_rows:
-            own += [row] * (row.slug in there)
+            own += [row] * (row.slug in slugs)
         elif row.for_accuracy:
             own.append(row)
         else:  # rows before it are for fewer keys, and after the last there is none
-            slug, last = row.slug if row.slug in there else usual, row == rows[-1]
+            slug, last = row.slug if row.slug in slugs else usual, row == rows[-1]
             own.append(replace(row, slug=slug, keys_from=0, keys_to=MOST if last else row.keys_to))
     return without_repeats(own)
 

@@ -30,7 +30,7 @@ class Served:
     sizes: str
     name: Name
     same: bool | None
-    here: str
+    words: str
     than: Name  # the kernel that these runs take in its place; () where they take it too
     by: Name
 
@@ -63,7 +63,7 @@ def served(result: Result) -> Iterator[Served]:
             else _keys(row.keys_from, math.inf if row.keys_to == MOST else row.keys_to),
             name=name(row.slug),
             same=same,
-            here=words,
+            words=words,
             than=name(than),
             by=name(printable(row.by)),
         )
