@@ -1,5 +1,6 @@
 """What a recording is to every public call alike: what it costs, what it reads, what is traced."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +76,8 @@ def test_recording_costs_a_call_at_most_a_microsecond(public, tmp_path, monkeypa
     without_kernels(monkeypatch)
     with fagen.recording(tmp_path / "mine.toml"):
         call = partial(public.call, *public.tensors)
-        assert seconds_of_recording(public.door, call) <= 1e-6
+        # what counts lines, if anything does, takes as long as the call
+        assert seconds_of_recording(public.door, call) <= 1e-6 or sys.gettrace()
     ((problem, counts),) = read_recording(tmp_path / "mine.toml").items()
     assert problem == public.problem and counts.keys() == {public.sizes}
     assert counts.popitem()[1] % 30_000 == 0
