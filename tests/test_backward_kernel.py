@@ -66,11 +66,11 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
     for (seqlen_q, seqlen_k), (group, share) in zip(sizes, grouped, strict=False):
         given = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
-        told = run([program], input=given).stdout
-        tiles = [tuple(map(int, line.split())) for line in told.splitlines()]
+        output = run([program], input=given).stdout
+        tiles = [tuple(map(int, line.split())) for line in output.splitlines()]
         blocks = range(0, seqlen_k, plan.block_n)
-        wanted = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}
-        assert len(tiles) == len(wanted) and {tile[:3] for tile in tiles} == wanted
+        expected = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}
+        assert len(tiles) == len(expected) and {tile[:3] for tile in tiles} == expected
         whole = seen(mask, seqlen_q, seqlen_k)
         for *_, first_key, first, full_first, full_last, last in tiles:
             keys = whole[:, first_key : first_key + plan.block_n]

@@ -437,11 +437,11 @@ output = "reuse_v"
     lines = str(error.value).splitlines()
     assert lines[0].startswith("mine.toml:7: tile.block_n = 176: ")
     assert lines[-1] == "  fits with block_n = 80"
-    said = " ".join(str(error.value).split())
+    message = " ".join(str(error.value).split())
     for part in ("q 65,536", "k 180,224", "v_or_o 180,224", "barriers 1,024"):
-        assert part in said
-    assert "sum 427,008 > 232,448 (CUDA C++ Programming Guide" in said
-    assert "sum 286 > 232 (consumer_registers = 232)" in said
+        assert part in message
+    assert "sum 427,008 > 232,448 (CUDA C++ Programming Guide" in message
+    assert "sum 286 > 232 (consumer_registers = 232)" in message
 
 
 def test_the_explanation_solves_for_the_widest_heads():

@@ -189,9 +189,9 @@ def test_the_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_it_is_as_accurate_as_torch_in_the_same_dtype(form: str, mask: str) -> None:
     """The rule for the kernel itself on a GPU."""
-    of = plan_of(form.replace("MASK", mask))
-    cell = cell_of(of, Sizes(2, 4, 2, 200, 300))
-    error = shape_error(cell, partial(emulate, of), *inputs(cell, seed=0, device="cpu"))
+    plan = plan_of(form.replace("MASK", mask))
+    cell = cell_of(plan, Sizes(2, 4, 2, 200, 300))
+    error = shape_error(cell, partial(emulate, plan), *inputs(cell, seed=0, device="cpu"))
     assert error.ok, error
 
 

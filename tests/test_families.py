@@ -73,44 +73,44 @@ def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Fam
 
 @pytest.mark.parametrize("slug", FORWARD)
 def test_an_emulated_tile_is_as_exact(slug: str) -> None:
-    of = registry.plan_of(slug)
+    plan = registry.plan_of(slug)
 
-    assert not wrong(of, partial(emulate, of), exact(of), SIZES, FAMILIES)
+    assert not wrong(plan, partial(emulate, plan), exact(plan), SIZES, FAMILIES)
 
 
 @pytest.mark.parametrize("slug", DECODING)
 def test_emulated_decoding_is_as_exact(slug: str) -> None:
-    of = registry.plan_of(slug)
+    plan = registry.plan_of(slug)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        more = {"reference": torch.tensor([0.0, 1e6])} if of.unified else {}
-        return compute(of, q, k, v, scale, **more)
+        more = {"reference": torch.tensor([0.0, 1e6])} if plan.unified else {}
+        return compute(plan, q, k, v, scale, **more)
 
-    assert not wrong(of, kernel, exact(of), SIZES, FAMILIES)
+    assert not wrong(plan, kernel, exact(plan), SIZES, FAMILIES)
 
 
 @pytest.mark.parametrize(("dtype", "causal"), [("fp16", False), ("bf16", True)])
 def test_a_call_is_as_exact_whichever_kernel_serves_it(dtype: str, causal: bool) -> None:
     """A query, a few, and a tile of them over many keys: decoding's kernels, and chunks."""
-    of = registry.plan_of(f"fwd_{dtype}_d128_{'causal' if causal else 'full'}_m128n128")
+    plan = registry.plan_of(f"fwd_{dtype}_d128_{'causal' if causal else 'full'}_m128n128")
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return fagen.attention(q, k, v, causal=causal, scale=scale, return_lse=True)
 
     sizes = Sizes(1, 1, 1, 1, 3_000), Sizes(1, 1, 1, 7, 1_500), Sizes(1, 1, 1, 128, 8_192)
-    assert not wrong(of, kernel, exact(of), sizes)
+    assert not wrong(plan, kernel, exact(plan), sizes)
 
 
 def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
-    of = registry.plan_of(FORWARD[1])
+    plan = registry.plan_of(FORWARD[1])
 
     def share(change: Callable[[Tensor, Tensor], Any]) -> float:
         def kernel(*given: Any) -> tuple[Tensor, Tensor]:
-            out, lse = emulate(of, *given)
+            out, lse = emulate(plan, *given)
             change(out, lse)
             return out, lse
 
-        (found,) = errors(of, kernel, exact(of), [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
+        (found,) = errors(plan, kernel, exact(plan), [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
         return found.share
 
     assert share(lambda out, lse: None) < 1
@@ -147,12 +147,12 @@ BYTES = (
 
 @pytest.mark.parametrize("slug", BYTES)
 def test_an_emulated_tile_of_bytes_is_within_twice_a_textbooks_error(slug: str) -> None:
-    of = registry.plan_of(slug)
+    plan = registry.plan_of(slug)
 
     def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-        return emulate_fp8(of, *given[:3], scale, *given[3:])
+        return emulate_fp8(plan, *given[:3], scale, *given[3:])
 
-    for error in hard_errors(of, kernel, [Sizes(1, 2, 1, 7, 300)], "cpu"):
+    for error in hard_errors(plan, kernel, [Sizes(1, 2, 1, 7, 300)], "cpu"):
         assert error.ok, error
 
 
@@ -168,18 +168,18 @@ def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(
     slug: str, right: str, left: str
 ) -> None:
     """Kernels' own text; with a reference that is rounded it shows."""
-    of = registry.plan_of(slug)
-    text = render(of).kernel
+    plan = registry.plan_of(slug)
+    text = render(plan).kernel
     assert text.count(right) == 1
     found = []
     for each in (text, text.replace(right, left)):
         library = simulator.build(each)
 
         def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-            out, lse = outputs(of, given.q)
+            out, lse = outputs(plan, given.q)
             named = {**given._asdict(), "scale": scale, "out": out, "lse": lse}
-            simulator.call(of, library, seed=0, **named)  # noqa: B023
+            simulator.call(plan, library, seed=0, **named)  # noqa: B023
             return out, lse
 
-        found += [one.ok for one in hard_errors(of, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")]
+        found += [one.ok for one in hard_errors(plan, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")]
     assert found == [True, False]

@@ -34,13 +34,13 @@ def add_a_call(path: Path) -> None:
     calls: dict[Problem, dict[Sizes, int]] = {HALF: {CALL: 2}, PACKED: {PACKED_CALL: 3}}
     dropped = _add(path, calls, {})
     after = read_recording(path)
-    wanted = {problem: dict(sizes) for problem, sizes in before.items()}
+    expected = {problem: dict(sizes) for problem, sizes in before.items()}
     for problem, sizes in calls.items():
-        counts = wanted.setdefault(problem, {})
+        counts = expected.setdefault(problem, {})
         for size, count in sizes.items():
             counts[size] = counts.get(size, 0.0) + count
     if not dropped:
-        assert after == {problem: pytest.approx(sizes) for problem, sizes in wanted.items()}
+        assert after == {problem: pytest.approx(sizes) for problem, sizes in expected.items()}
     assert all(line.isprintable() for line in path.read_text().split("\n"))
 
 

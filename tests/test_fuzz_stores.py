@@ -92,11 +92,11 @@ def judge(path: Path, folder: Path) -> str:
             replay.recording(str(path))
         written = search.write(found, folder)
     except FagenError as error:
-        said = str(error)
-        assert said.isprintable(), said
-        assert path.name in said
+        message = str(error)
+        assert message.isprintable(), message
+        assert path.name in message
         assert not folder.exists()
-        return said
+        return message
     for file in written[:-1]:
         assert registry.read(file).slug == file.stem
     table_at(written[-1])

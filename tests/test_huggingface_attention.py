@@ -67,8 +67,8 @@ def test_a_layer_sees_each_sequences_keys_alone(made, queries):
     out, _ = attend(Layer(True), q, k, v, mask)
     for i in range(2):
         used = [x[i : i + 1].nan_to_num(0.0) for x in (q, k, v)]
-        wanted = textbook(*used, seen[i], 32**-0.5).nan_to_num(0.0)[0]
-        torch.testing.assert_close(out[i].double(), wanted, atol=2e-3, rtol=0)
+        expected = textbook(*used, seen[i], 32**-0.5).nan_to_num(0.0)[0]
+        torch.testing.assert_close(out[i].double(), expected, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("queries", [5, 9])
@@ -87,9 +87,9 @@ def test_lengths_have_gradients(bounds, queries):
     scores = right[0] @ right[1].repeat_interleave(2, 1).mT * 32**-0.5
     sees = seen.any(-1, keepdim=True)
     weights = scores.masked_fill(~seen & sees, -torch.inf).softmax(-1) * sees
-    wanted = (weights @ right[2].repeat_interleave(2, 1)).transpose(1, 2)
+    expected = (weights @ right[2].repeat_interleave(2, 1)).transpose(1, 2)
     made = torch.autograd.grad(out, (q, k, v), dout)
-    for one, other in zip(made, torch.autograd.grad(wanted, right, dout.double()), strict=True):
+    for one, other in zip(made, torch.autograd.grad(expected, right, dout.double()), strict=True):
         torch.testing.assert_close(one.double(), other, atol=4e-3, rtol=4e-3)
 
 
@@ -113,8 +113,8 @@ def test_offsets_say_which_rows_see_each_other(is_causal):
         max_length_q=6, max_length_k=6, seq_idx=at,
     )  # fmt: skip
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    wanted = fagen.attention_varlen(*flat, at.int(), causal=is_causal)
-    assert torch.equal(out.flatten(0, 1), wanted)
+    expected = fagen.attention_varlen(*flat, at.int(), causal=is_causal)
+    assert torch.equal(out.flatten(0, 1), expected)
 
 
 def test_which_function_attends(monkeypatch):

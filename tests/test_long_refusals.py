@@ -30,9 +30,9 @@ def refused(read, *args) -> str:
     with pytest.raises(FagenError) as found:
         read(*args)
     assert time.process_time() - began < SECONDS
-    told = str(found.value)
-    assert len(told) < (MOST + 1) * LINE and all(map(str.isprintable, told.splitlines()))
-    return told
+    output = str(found.value)
+    assert len(output) < (MOST + 1) * LINE and all(map(str.isprintable, output.splitlines()))
+    return output
 
 
 def in_a_list(of: str, key: str = "head_dim") -> str:

@@ -155,8 +155,8 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
         if top + block_m <= seqlen_q:  # no block that all see is masked; rows beyond may cost one
             blocks = [tile[:, n * block_n :][:, :block_n] for n in range(first, last)]
             full = [block.shape[1] == block_n and bool(block.all()) for block in blocks]
-            wanted = [full_first <= first + n < full_last for n in range(last - first)]
-            assert full == wanted
+            expected = [full_first <= first + n < full_last for n in range(last - first)]
+            assert full == expected
 
 
 # ---- a window, which is in no table -------------------------------------------------------------

@@ -80,10 +80,10 @@ def program(plan: Plan, folder: Path) -> Path:
     """The dealing of tiles of a Plan's kernel: sizes in, a verdict on each out."""
     kernel = render(plan).kernel
     numbers = [line for line in kernel.splitlines() if line.startswith("constexpr int")]
-    wanted = ("kHeadDim ", "kHeadDimV ", "kBlockM ", "kBlockN ", "kL2Share ", "kSectionRounds ")
+    expected = ("kHeadDim ", "kHeadDimV ", "kBlockM ", "kBlockN ", "kL2Share ", "kSectionRounds ")
     code = PROGRAM.format(
         element_bytes=plan.dtype.bytes,
-        numbers="\n".join(line for line in numbers if any(word in line for word in wanted)),
+        numbers="\n".join(line for line in numbers if any(word in line for word in expected)),
         divisor=cut(kernel, "template <class Integer>", "struct ScaleTensor")
         if plan.descales
         else cut(kernel, "template <class Integer>", "struct Params"),

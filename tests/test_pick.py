@@ -210,8 +210,8 @@ def test_numbers_of_numpy_will_do() -> None:
     numpy = pytest.importorskip("numpy")
     given = {"head_dim": numpy.int64(64), "causal": numpy.True_, "heads": numpy.int32(4)}
     plain = {"head_dim": 64, "causal": True, "heads": 4}
-    found, wanted = (fagen.pick(dtype="fp16", **call) for call in (given, plain))
-    assert found.slug == wanted.slug and found.sizes == wanted.sizes
+    found, expected = (fagen.pick(dtype="fp16", **call) for call in (given, plain))
+    assert found.slug == expected.slug and found.sizes == expected.sizes
 
 
 # ---- decoding, and varlen sequences --------------------------------------------------------------

@@ -50,5 +50,5 @@ def test_what_check_says_of_the_models_margin_is_committed(kind):
 
 
 def test_check_says_how_far_the_model_is_off():
-    told = fagen("check", "fwd_fp16_d128_causal_m128n128").output
-    assert "thread, a model: in 29 kernels the compiler took 1 less … 63 more" in told
+    output = fagen("check", "fwd_fp16_d128_causal_m128n128").output
+    assert "thread, a model: in 29 kernels the compiler took 1 less … 63 more" in output

@@ -288,23 +288,23 @@ def test_where_no_backend_of_torch_can_the_check_in_fp64_stands_alone(gpu, monke
 def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
     q, k, v = measure_inputs.inputs(Cell(VARLEN, LENGTHS), device="cpu")
     assert q.shape == (1, 465, 4, 64) and k.shape == v.shape == (1, 666, 2, 64)
-    of = plan_of(PACKED_KERNELS[0])
-    given = contender_of(of).arguments(of, q, k, v, LENGTHS)
+    plan = plan_of(PACKED_KERNELS[0])
+    given = contender_of(plan).arguments(plan, q, k, v, LENGTHS)
     assert given[3].tolist() == [0, 300, 305, 400, 401, 465]
     assert given[4].tolist() == [0, 300, 370, 465, 466, 666]
     assert all(at.dtype == torch.int32 and at.is_contiguous() for at in given[3:5])
-    into = contender_of(of).outputs(of, given)
+    into = contender_of(plan).outputs(plan, given)
     assert [tuple(x.shape) for x in into] == [(465, 4, 64), (4, 465)]
     # beside others of a cell of one length they are of equal ones
     q, k, v = measure_inputs.inputs(Cell(VARLEN, Sizes(3, 4, 2, 9, 7)), device="cpu")
-    *_, at_q, at_k, _, _ = contender_of(of).arguments(of, q, k, v)
+    *_, at_q, at_k, _, _ = contender_of(plan).arguments(plan, q, k, v)
     assert (at_q.tolist(), at_k.tolist()) == ([0, 9, 18, 27], [0, 7, 14, 21])
 
 
 def test_packed_kernels_of_e4m3_are_given_a_scale_for_each_head():
-    of = plan_of("fwd_e4m3_d64_causal_m64n64_varlen")
+    plan = plan_of("fwd_e4m3_d64_causal_m64n64_varlen")
     given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), LENGTHS), device="cpu")
-    taken = contender_of(of).arguments(of, *given, LENGTHS)
+    taken = contender_of(plan).arguments(plan, *given, LENGTHS)
     assert taken[0].dtype == torch.float8_e4m3fn and taken[6] is None
     assert [tuple(x.shape) for x in taken[7:10]] == [(1, 4, 1), (1, 2, 1), (1, 2, 64)]
 

@@ -18,8 +18,8 @@ SMALL = shlex.split(
 def test_two_runs_from_one_seed_have_the_same_losses(tmp_path, capsys):
     example = runpy.run_path(str(locate("cli.py").parent / "examples" / "train.py"))
     example["main"]([*SMALL, "--out", str(tmp_path / "curves.svg")])
-    said = capsys.readouterr().out
-    losses = [list(map(float, line.split())) for line in said.splitlines()[1:9]]
+    message = capsys.readouterr().out
+    losses = [list(map(float, line.split())) for line in message.splitlines()[1:9]]
     assert len(losses) == 8 and losses[-1][1] < losses[0][1] - 0.02  # it learns
-    assert float(re.search(r"losses of fagen and torch are ([\d.]+) apart", said)[1]) < 0.02
+    assert float(re.search(r"losses of fagen and torch are ([\d.]+) apart", message)[1]) < 0.02
     assert "<svg" in (tmp_path / "curves.svg").read_text()

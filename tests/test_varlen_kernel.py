@@ -60,12 +60,12 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
         lse=lse,
         **given,
     )
-    wanted, wanted_lse = attend(
+    expected, expected_lse = attend(
         q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads
     )
-    torch.testing.assert_close(out.view(3, 70, 4, 64).double(), wanted, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(out.view(3, 70, 4, 64).double(), expected, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(
-        lse.view(4, 3, 70).transpose(0, 1).double(), wanted_lse, rtol=0, atol=1e-3
+        lse.view(4, 3, 70).transpose(0, 1).double(), expected_lse, rtol=0, atol=1e-3
     )
 
 

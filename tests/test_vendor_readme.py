@@ -132,7 +132,7 @@ def test_readme_and_header_say_what_all_calls_have_in_common(demo: Made) -> None
         section = demo.texts["README.md"].partition(f"### `fagen_{kernel.slug}`")[2]
         said = section.partition("\n### ")[0]
         launches = kernel.plan.launches
-        wanted = "zeros before the first call" if launches.zeroed else "may hold anything"
-        assert wanted in said if launches.needs_workspace else "needs no workspace" in said
+        expected = "zeros before the first call" if launches.zeroed else "may hold anything"
+        assert expected in said if launches.needs_workspace else "needs no workspace" in said
     header = made_of("few", "quant_fp16_d64").texts["include/few.h"]
     assert "16 bytes" in header and "KV head" not in header

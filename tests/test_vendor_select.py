@@ -387,8 +387,8 @@ def test_c_and_python_choose_as_fagen_does(
         kind = of.functions[DTYPES[problem.dtype].fp8 if of is Packed else 0]
         usual = replace(problem, out_dtype=DTYPES[problem.dtype].out)
         for sizes in (of.sizes(dice) for _ in range(of.draws)):
-            slug, wanted = compiled.slug(problem, sizes, kind), fagens(problem, sizes)
-            assert slug == wanted or (slug and wanted not in there), (problem, sizes)
+            slug, expected = compiled.slug(problem, sizes, kind), fagens(problem, sizes)
+            assert slug == expected or (slug and expected not in there), (problem, sizes)
             assert slug == compiled.row(problem, sizes, kind)
             assert slug == of.in_python(modules, problem, sizes)
             as_usual = compiled.slug(problem, sizes, kind, out_dtype=0)

@@ -173,10 +173,10 @@ def test_the_table_in_the_docs_says_what_a_shape_does_not(fill: Any) -> None:
 
 
 def test_structs_of_two_versions_do_not_meet_in_one_program(tmp_path: Path) -> None:
-    of = registry.plan_of("toy_base")
-    newer = replace(of, signature=replace(toy.BASE, version=8))
+    plan = registry.plan_of("toy_base")
+    newer = replace(plan, signature=replace(toy.BASE, version=8))
     header = template("abi.h.j2")
-    for first, second, fits in ((of, of, True), (of, newer, False)):
+    for first, second, fits in ((plan, plan, True), (plan, newer, False)):
         text = "#include <cstdint>\n" + rendered(first, header) + rendered(second, header)
         (tmp_path / "two.cpp").write_text(text)
         gxx, _ = find_gxx()
