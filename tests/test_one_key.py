@@ -13,6 +13,7 @@ from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.verify.textbook import attention_and_gradients
 from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.verify.dense import hard_errors
 from fagen.problem import Sizes
@@ -54,12 +55,15 @@ def test_the_output_of_a_row_in_which_one_key_counts_is_its_v_bit_for_bit(slug, 
     plan = planned(slug)
     gaps = gap * (1 + torch.arange(90) % 9 / 9)
     q, k, v, own = rows_of_one_key(plan.head_dim, gaps, 90, 700)
-    v = v[..., :1].expand(-1, -1, -1, plan.head_dim_v)
-    out, lse = emulate(plan, q, k, v.contiguous(), 1 / math.sqrt(plan.head_dim))
-    assert torch.equal(out, v[:, own])
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / math.sqrt(plan.head_dim)
-    if plan.mask.name == "full":
-        torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=1e-6, atol=1e-5)
+    v = v[..., :1].expand(-1, -1, -1, plan.head_dim_v).contiguous()
+    scale = 1 / math.sqrt(plan.head_dim)
+    out, lse = emulate(plan, q, k, v, scale)
+    exact, exact_lse = reference(q, k, v, mask=plan.mask.name, scale=scale)
+    # of few columns some other keys are like a row's own: theirs has to be less than rounding
+    dominated = (exact - v[:, own]).abs() < v[:, own].abs() * 2**-12
+    assert dominated.double().mean() > 0.6
+    assert torch.equal(out[dominated], v[:, own][dominated])
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("gap", [(8, 12), (12, 16), (16, 20), (20, 30), (0, 100)], ids=str)
