@@ -156,7 +156,7 @@ struct Machine {
 
   // How many turns a copy takes.
   uint64_t delay() {
-    constexpr uint64_t kLate[] = {0, 100, 300, 1000};
+    constexpr uint64_t kLate[] = {0, 100, 1000, 10000};
     return haste == 0 ? pause() : haste == 2 ? 0 : kLate[random() % 4];
   }
 };
@@ -215,22 +215,12 @@ inline void happen(Warp& warp) {
   product();
 }
 
-// Lets happen what is due, or, if it has to be, the next that will be; returns whether anything did.
-inline bool something_happens(bool has_to) {
+// Lets happen what is due; returns whether anything did.
+inline bool something_happens() {
   Machine& m = machine;
-  uint64_t now = m.turn;
-  if (has_to) {
-    now = UINT64_MAX;
-    for (const auto& copy : m.copies) {
-      now = std::min(now, copy.first);
-    }
-    for (const auto& store : m.bulk_stores) {
-      now = std::min(now, store->due);
-    }
-  }
   bool any = false;
   for (size_t i = 0; i < m.copies.size();) {
-    if (m.copies[i].first > now) {
+    if (m.copies[i].first > m.turn) {
       ++i;
       continue;
     }
@@ -241,7 +231,7 @@ inline bool something_happens(bool has_to) {
   }
   for (size_t i = 0; i < m.bulk_stores.size();) {
     BulkStore& store = *m.bulk_stores[i];
-    if (store.due > now) {
+    if (store.due > m.turn) {
       ++i;
       continue;
     }
@@ -348,20 +338,27 @@ inline void tell_deadlock(const std::vector<std::unique_ptr<Block>>& blocks) {
   }
 }
 
-// Lets warps and lanes that have fallen behind go on; returns whether there were any.
-inline bool wake(const std::vector<std::unique_ptr<Block>>& blocks) {
-  bool any = false;
+// Skips turns until something happens, or who has fallen behind goes on; returns whether that ever is.
+inline bool skip_to_next(const std::vector<std::unique_ptr<Block>>& blocks) {
+  Machine& m = machine;
+  uint64_t next = UINT64_MAX;
+  const auto consider = [&](uint64_t turn) { next = turn > m.turn ? std::min(next, turn) : next; };
+  for (const auto& copy : m.copies) {
+    consider(copy.first);
+  }
+  for (const auto& store : m.bulk_stores) {
+    consider(store->due);
+  }
   for (const auto& block : blocks) {
-    for (Warp& warp : block->warps) {
-      any |= warp.living > 0 && warp.resumes > machine.turn;
-      warp.resumes = 0;
-    }
-    for (Thread& thread : block->threads) {
-      any |= !thread.ended && thread.resumes > machine.turn;
-      thread.resumes = 0;
+    for (const Thread& thread : block->threads) {
+      const bool goes_on = !thread.wait.test || thread.wait.test(thread.wait.object, thread.wait.value);
+      if (!thread.ended && goes_on) {
+        consider(std::max(thread.resumes, block->warps[thread.index / kWarp].resumes));
+      }
     }
   }
-  return any;
+  m.turn = next == UINT64_MAX ? m.turn : next - 1;
+  return next != UINT64_MAX;
 }
 
 // Runs every thread of a grid to its end, `resident` blocks at a time, clusters together.
@@ -409,8 +406,8 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
         }
       }
     }
-    progress |= something_happens(false);
-    if (!progress && !something_happens(true) && !wake(running)) {
+    progress |= something_happens();
+    if (!progress && !skip_to_next(running)) {
       tell_deadlock(running);
       m.failed = true;
     }
@@ -427,7 +424,9 @@ inline bool run(dim3 grid, dim3 shape, int cluster, int resident, const std::fun
       running.erase(running.begin() + i, running.begin() + i + together.size());
     }
   }
-  while (!m.failed && something_happens(true)) {
+  while (!m.failed && skip_to_next({})) {
+    ++m.turn;
+    something_happens();
   }
   m.copies.clear();
   m.bulk_stores.clear();
