@@ -25,9 +25,9 @@ GIVEN: dict[Callable[..., Any], tuple[Any, ...]] = {
 }
 
 
-def refused(function: Callable[..., Any], *given: Any, **named: Any) -> str:
+def refused(function: Callable[..., Any], *args: Any, **named: Any) -> str:
     with pytest.raises(TypeError) as refusal:
-        function(*given, **named)
+        function(*args, **named)
     return str(refusal.value)
 
 
@@ -79,10 +79,10 @@ PUBLIC = [
         "prepare", "prepare_decode", "prepare_varlen", "quantize", "reference_for",
     )),
     *(
-        one
-        for name, one in vars(flash_attn_interface).items()
-        if inspect.isfunction(one) and name.startswith("flash_attn_")
-        and one.__module__.startswith(flash_attn_interface.__name__)
+        value
+        for name, value in vars(flash_attn_interface).items()
+        if inspect.isfunction(value) and name.startswith("flash_attn_")
+        and value.__module__.startswith(flash_attn_interface.__name__)
     ),
 ]  # fmt: skip
 
@@ -91,8 +91,8 @@ PUBLIC = [
 def test_every_public_call_answers(function):
     needed = {
         name: Q
-        for name, one in inspect.signature(function).parameters.items()
-        if one.default is one.empty and one.kind is not one.VAR_KEYWORD
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
     }
     words = refused(function, **needed, alibi_slopes=Q)
     assert words == f"{function.__name__}() takes no alibi_slopes: not there yet in fagen: ALiBi"

@@ -39,25 +39,25 @@ CALLS = {
 }
 TENSORS = [
     (call, name)
-    for call, (_, given) in CALLS.items()
-    for name, value in given.items()
+    for call, (_, arguments) in CALLS.items()
+    for name, value in arguments.items()
     if isinstance(value, Tensor)
 ]
 
 
 def refused(call: str, kind: type[Exception] = TypeError, **changes: Any) -> str:
     """What a call says that was changed so, and that it raises so much and no more."""
-    function, given = CALLS[call]
+    function, arguments = CALLS[call]
     with pytest.raises((ValueError, TypeError)) as refusal:
-        function(**{"keys": 9} if call == "reference_for" else {}, **given | changes)
+        function(**{"keys": 9} if call == "reference_for" else {}, **arguments | changes)
     assert refusal.type is kind
     return str(refusal.value)
 
 
 @pytest.mark.parametrize(("call", "name"), TENSORS, ids=map("-".join, TENSORS))
 def test_what_is_no_tensor_is_named(call, name):
-    function, given = CALLS[call]
-    for other in (given[name].tolist(), "cuda", object()):
+    function, arguments = CALLS[call]
+    for other in (arguments[name].tolist(), "cuda", object()):
         message = refused(call, **{name: other})
         assert message.startswith(
             f"{function.__name__}: {name} is of type {type(other).__name__}; it"
@@ -110,8 +110,8 @@ def test_a_tensor_without_numbers_at_strides_is_named_in_every_place(call, name)
 def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     call, error, monkeypatch
 ):
-    function, given = CALLS[call]
-    expected = function(**given)  # readied
+    function, arguments = CALLS[call]
+    expected = function(**arguments)  # readied
 
     class Full:
         """In the place of what an emulation begins with."""
@@ -124,11 +124,11 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
     with monkeypatch.context() as full:
         full.setattr(torch, "autocast", Full)
         with pytest.raises(MemoryError) as refusal:
-            function(**given)
-    first, tensor = next(iter(given.items()))
+            function(**arguments)
+    first, tensor = next(iter(arguments.items()))
     much = "more memory than there is" if error else f"{1 << 50:,} bytes at once"
     assert f"emulated, which took {much} for {first} {tuple(tensor.shape)}" in str(refusal.value)
-    torch.testing.assert_close(function(**given), expected)
+    torch.testing.assert_close(function(**arguments), expected)
 
 
 # ---- scales -------------------------------------------------------------------------------------
@@ -138,13 +138,13 @@ def test_an_emulation_without_room_says_how_much_it_asked_for_and_for_what(
 def test_a_scale_is_any_number_also_where_gradients_are_wanted(packed):
     def gradients(scale):
         leaves = [x.clone().requires_grad_() for x in (PACKED if packed else (Q, K, V))]
-        of = fagen.attention_varlen if packed else fagen.attention
-        out = of(*leaves, *(OFFSETS if packed else ()), scale=scale)
+        attention = fagen.attention_varlen if packed else fagen.attention
+        out = attention(*leaves, *(OFFSETS if packed else ()), scale=scale)
         return [out, *torch.autograd.grad(out.sum(), leaves)]
 
     usual = gradients(1.0)
-    for one in (1, True, numpy.float32(1), numpy.int64(1), torch.tensor(1), torch.tensor(1.0)):
-        assert all(map(torch.equal, gradients(one), usual))
+    for number in (1, True, numpy.float32(1), numpy.int64(1), torch.tensor(1), torch.tensor(1.0)):
+        assert all(map(torch.equal, gradients(number), usual))
 
 
 def test_a_scale_that_wants_a_gradient_is_refused():
@@ -164,24 +164,24 @@ def test_a_scale_that_wants_a_gradient_is_refused():
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
 def test_tangents_are_refused_and_not_taken_for_zero(call):
-    function, given = CALLS[call]
-    k, rest = given["k"], {name: x for name, x in given.items() if name != "k"}
+    function, arguments = CALLS[call]
+    k, rest = arguments["k"], {name: x for name, x in arguments.items() if name != "k"}
     with pytest.raises(ValueError, match="there are no forward-mode gradients"):
         torch.func.jvp(lambda k: function(k=k, **rest), (k,), (k,))
     with forward_ad.dual_level():
         assert "a tensor has a tangent" in refused(call, ValueError, k=forward_ad.make_dual(k, k))
-        assert torch.equal(function(**given), function(**given))  # others pass
+        assert torch.equal(function(**arguments), function(**arguments))  # others pass
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
 def test_gradients_that_vmap_hides_are_refused(call):
-    function, given = CALLS[call]
+    function, arguments = CALLS[call]
     k, rest = (
-        torch.stack((given["k"], given["k"] * 2)),
-        {x: y for x, y in given.items() if x != "k"},
+        torch.stack((arguments["k"], arguments["k"] * 2)),
+        {x: y for x, y in arguments.items() if x != "k"},
     )
     mapped = torch.vmap(lambda k: function(k=k, **rest))
-    assert torch.equal(mapped(k), torch.stack([function(k=each, **rest) for each in k]))
+    assert torch.equal(mapped(k), torch.stack([function(k=tensor, **rest) for tensor in k]))
     with pytest.raises(ValueError, match="requires a gradient"):
         mapped(k.requires_grad_())
 
@@ -214,9 +214,9 @@ def test_one_length_for_all_is_any_whole_number_of_int32():
 def test_a_cache_without_keys_has_none_however_far_its_end_lies_below():
     q, lowest = half(2, 300, 2, 32), -(2**31)
     for packed in (False, True):
-        of = {"q": q.flatten(0, 1), "cu_seqlens_q": ints(0, 300, 600)} if packed else {"q": q}
+        query = {"q": q.flatten(0, 1), "cu_seqlens_q": ints(0, 300, 600)} if packed else {"q": q}
         out, lse = flash_attn_with_kvcache(
-            **of,
+            **query,
             k_cache=K,
             v_cache=V,
             cache_seqlens=ints(lowest, lowest),
@@ -242,11 +242,11 @@ def test_a_reference_is_finite_or_minus_infinity():
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
 def test_of_no_heads_there_is_nothing(call):
-    function, given = CALLS[call]
-    none = {name: x[..., :0, :] for name, x in given.items() if name in "qkv"}
-    assert function(**given | none).shape == none["q"].shape
+    function, arguments = CALLS[call]
+    none = {name: x[..., :0, :] for name, x in arguments.items() if name in "qkv"}
+    assert function(**arguments | none).shape == none["q"].shape
     if call != "attention_decode":
         leaves = {name: x.clone().requires_grad_() for name, x in none.items()}
-        function(**given | leaves).sum().backward()
+        function(**arguments | leaves).sum().backward()
         for x in leaves.values():
             assert x.grad is not None and x.grad.shape == x.shape

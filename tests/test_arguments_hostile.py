@@ -110,10 +110,10 @@ def names(message: str, name: str) -> bool:
 
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS, ids=map("-".join, ARGUMENTS))
 def test_what_an_argument_is_not_is_refused_by_its_name(call, name):
-    function, given = EVERY[call]
+    function, arguments = EVERY[call]
     for wrong in wrong_for(call, name):
         with pytest.raises((TypeError, ValueError, FagenError)) as refusal:
-            function(**given | {name: wrong})
+            function(**arguments | {name: wrong})
         assert refusal.type in (TypeError, ValueError) or function is fagen.pick
         if refusal.type is TypeError and function is not fagen.pick:
             assert f" is of type {type(wrong).__name__}; it must be" in str(refusal.value)
@@ -125,25 +125,25 @@ def test_what_an_argument_is_not_is_refused_by_its_name(call, name):
     [(call, name) for call, name in ARGUMENTS if name in FLAGGED and call not in MORE],
 )
 def test_true_and_false_are_so_however_they_are_written(call, name):
-    function, given = EVERY[call]
-    for said, meant in FLAGS:
-        results, expected = (function(**given | {name: x}) for x in (said, meant))
+    function, arguments = EVERY[call]
+    for flag, meant in FLAGS:
+        results, expected = (function(**arguments | {name: x}) for x in (flag, meant))
         pairs = zip(
             *((x if isinstance(x, tuple) else (x,)) for x in (results, expected)), strict=True
         )
-        assert all(torch.equal(one, other) for one, other in pairs), said
+        assert all(torch.equal(result, other) for result, other in pairs), flag
 
 
 @pytest.mark.parametrize("call", ["attention", "attention_varlen", "attention_decode"])
 def test_a_scale_is_what_it_is_as_a_float32(call):
-    function, given = EVERY[call]
+    function, named = EVERY[call]
     least, most = 2.0**-126, 1e8
-    assert torch.equal(function(**given, scale=Fraction(1, 2)), function(**given, scale=0.5))
+    assert torch.equal(function(**named, scale=Fraction(1, 2)), function(**named, scale=0.5))
     for scale in (least, most):
-        assert function(**given, scale=scale).isfinite().all()
+        assert function(**named, scale=scale).isfinite().all()
     # every key counts alike where all scores are 0 to the last bit
-    out = function(**given | {"q": given["q"] * 0}, scale=least)
-    assert torch.equal(function(**given, scale=least), out)
+    out = function(**named | {"q": named["q"] * 0}, scale=least)
+    assert torch.equal(function(**named, scale=least), out)
 
 
 def test_a_descale_that_has_no_reciprocal_as_a_float32_is_refused():
@@ -159,8 +159,8 @@ def test_a_descale_that_has_no_reciprocal_as_a_float32_is_refused():
 
 
 def test_a_call_that_was_ready_judges_as_the_first_did():
-    function, given = EVERY["attention"]
-    function(**given, causal=True)
+    function, arguments = EVERY["attention"]
+    function(**arguments, causal=True)
     for wrong in (1.0, Fraction(1), numpy.float32(1)):  # equal to True in any dictionary
         with pytest.raises(TypeError, match="causal is of type"):
-            function(**given, causal=wrong)
+            function(**arguments, causal=wrong)

@@ -43,8 +43,8 @@ def test_e4m3_tensors_run_the_kernel_of_their_layout_and_scales(
     schedules_folder, causal, layout, scale_rows
 ):
     tensors, how = quantised(scale_rows, layout)
-    of = dict(causal=causal, v_layout=layout, scale_rows=scale_rows)
-    slug = picked(dtype="e4m3", head_dim=64, seqlen=200, **of).slug
+    form = dict(causal=causal, v_layout=layout, scale_rows=scale_rows)
+    slug = picked(dtype="e4m3", head_dim=64, seqlen=200, **form).slug
     mask = "causal" if causal else "full"
     assert slug == usual(scale_rows, mask=mask, layout=layout).slug
     out, lse = fagen.attention(*tensors, causal=causal, return_lse=True, **how)
@@ -62,8 +62,8 @@ def test_descales_may_be_a_number_or_of_heads_with_or_without_blocks():
     number = torch.tensor(0.01)
     spread = fagen.attention(*tensors, **{n: torch.full_like(how[n], 0.01) for n in DESCALES})
     assert not torch.equal(spread, out)
-    for one in (number, number[None, None], number[None, None, None]):
-        assert torch.equal(spread, fagen.attention(*tensors, **dict.fromkeys(DESCALES, one)))
+    for descale in (number, number[None, None], number[None, None, None]):
+        assert torch.equal(spread, fagen.attention(*tensors, **dict.fromkeys(DESCALES, descale)))
 
 
 @pytest.mark.parametrize("rows", [32, 64, 128])
@@ -98,8 +98,8 @@ def test_prepare_says_which_kernel_it_will_be(schedules_folder):
     def slug(**more):
         return fagen.prepare(dtype="e4m3", head_dim=128, device="cpu", **more)
 
-    def derived(*of):
-        return derived_schedules(Problem("e4m3", 128, *of))[0]
+    def derived(*fields):
+        return derived_schedules(Problem("e4m3", 128, *fields))[0]
 
     assert slug() == derived(128, "full", None, "rows", 0).slug
     assert slug(v_layout="columns", causal=True) == derived(128, "causal", None, "columns", 0).slug
@@ -120,7 +120,7 @@ def test_the_single_key_that_prepare_runs_is_one_that_the_kernel_takes(layout, s
         kernel = ATTENTION.find(ATTENTION.ready(key), slug=key.schedule)
         emulated = op.emulated(kernel.slug)
         op.run_once(
-            kernel.plan, key.device, lambda call=emulated, **given: outs.append(call(**given))
+            kernel.plan, key.device, lambda call=emulated, **named: outs.append(call(**named))
         )
     assert [out.shape for out, _ in outs] == [(1, 1, 1, 32)] * 2
 
@@ -162,10 +162,10 @@ def test_quantised_attention_is_attention(dtype, how):
     assert (lse - exact_lse).square().mean().sqrt() < 0.04
 
 
-def by_hand(*made: Any, **how: Any) -> Any:
+def by_hand(*quantized: Any, **how: Any) -> Any:
     """Attention of what quantize made of q, k and v."""
-    descales = {name: one.descale for name, one in zip(DESCALES, made, strict=True)}
-    return fagen.attention(*(one.values for one in made), **descales, **how, out_dtype=HALF)
+    descales = {name: x.descale for name, x in zip(DESCALES, quantized, strict=True)}
+    return fagen.attention(*(x.values for x in quantized), **descales, **how, out_dtype=HALF)
 
 
 def test_it_is_quantize_thrice_and_attention():
@@ -231,12 +231,12 @@ Q, K, V = qkv()
     ("call", "names", "message"),
     [
         (
-            lambda given: fagen.attention(**HOW | given),
+            lambda named: fagen.attention(**HOW | named),
             ("q", "v", "k_descale"),
             "v_mean or k_mean requires a gradient, and this op has",
         ),
         (
-            lambda given: fagen.attention_fp8(**given),
+            lambda named: fagen.attention_fp8(**named),
             ("q", "k", "v"),
             "q, k or v requires a gradient, and there is no backward",
         ),
@@ -246,8 +246,8 @@ def test_a_call_that_needs_a_gradient_is_refused(call, names, message):
     tensors = dict(q=Q8, k=K8, v=V8) if "k_descale" in names else dict(q=Q, k=K, v=V)
     for name in names:
         leaf = (HOW | tensors)[name].detach().clone().requires_grad_()
-        given = tensors | {name: leaf}
+        named = tensors | {name: leaf}
         with pytest.raises(ValueError, match=message):
-            call(given)
+            call(named)
         with torch.no_grad():
-            assert not call(given).requires_grad
+            assert not call(named).requires_grad

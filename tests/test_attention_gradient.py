@@ -45,13 +45,13 @@ class Call(NamedTuple):
         if self.offsets:
             return exact_passes(self.leaves, self.offsets, dout, dlse, causal=causal)[2:]
         mask = MASKS["causal" if causal else "full"]
-        given = (x.detach() for x in self.leaves)
-        return gradients(dout, *given, mask=mask, scale=SCALE, dlse=dlse)[2:]
+        tensors = (x.detach() for x in self.leaves)
+        return gradients(dout, *tensors, mask=mask, scale=SCALE, dlse=dlse)[2:]
 
     def check(self, *douts: Tensor, causal: bool = False) -> None:
         """Hold that the gradients in the leaves are right."""
-        for leaf, fine in zip(self.leaves, self.exact(*douts, causal=causal), strict=True):
-            assert near(leaf.grad, fine)
+        for leaf, expected in zip(self.leaves, self.exact(*douts, causal=causal), strict=True):
+            assert near(leaf.grad, expected)
 
 
 def dense(queries: int = 70, keys: int = 90) -> Call:
@@ -65,16 +65,16 @@ def sequences(*lengths: tuple[int, int], **how: Any) -> Call:
 
 
 @pytest.fixture(params=[dense, sequences])
-def of(request):
+def door(request):
     """A call of each function that has gradients."""
     return request.param()
 
 
-def near(results, fine):
+def near(results, expected):
     assert results is not None and results.is_contiguous()
     close = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[results.dtype]
-    largest = float(fine.abs().max()) if fine.numel() else 0
-    return bool(((results.double() - fine).abs() <= close * (1 + largest)).all())
+    largest = float(expected.abs().max()) if expected.numel() else 0
+    return bool(((results.double() - expected).abs() <= close * (1 + largest)).all())
 
 
 # ---- what they are ------------------------------------------------------------------------------
@@ -89,22 +89,22 @@ def near(results, fine):
     ],
 )
 def test_they_are_those_of_attention(make, how, causal):
-    of = make(**how)
-    out, lse = of(causal=causal, return_lse=True)
+    door = make(**how)
+    out, lse = door(causal=causal, return_lse=True)
     blind = lse == -math.inf  # rows that see no key
     dout, dlse = torch.randn_like(out), torch.randn_like(lse).masked_fill(blind, 0)
     torch.autograd.backward((out, lse.masked_fill(blind, 0)), (dout, dlse))
-    of.check(dout, dlse, causal=causal)
+    door.check(dout, dlse, causal=causal)
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_only_what_is_asked_for_has_one(of, which):
-    for i, leaf in enumerate(of.leaves):
+def test_only_what_is_asked_for_has_one(door, which):
+    for i, leaf in enumerate(door.leaves):
         leaf.requires_grad_(i == which)
-    out = of(causal=True)
+    out = door(causal=True)
     out.backward(torch.ones_like(out))
-    assert near(of.leaves[which].grad, of.exact(torch.ones_like(out), causal=True)[which])
-    assert [x.grad is None for x in of.leaves] == [i != which for i in range(3)]
+    assert near(door.leaves[which].grad, door.exact(torch.ones_like(out), causal=True)[which])
+    assert [x.grad is None for x in door.leaves] == [i != which for i in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -116,77 +116,77 @@ def test_only_what_is_asked_for_has_one(of, which):
         lambda out: torch.nn.functional.pad(out, (3, 0))[..., 3:].sum(),
     ],
 )
-def test_a_gradient_of_the_output_may_lie_anyhow(of, total):
-    out = of()
+def test_a_gradient_of_the_output_may_lie_anyhow(door, total):
+    out = door()
     total(out).backward()
-    of.check(torch.ones_like(out))
+    door.check(torch.ones_like(out))
 
 
 def test_what_kernels_cannot_read_in_whole_pieces_is_copied():
     storage = torch.zeros(2 * 3 * 4 * 16 + 8, dtype=torch.bfloat16)
-    for offset, step, taken in ((0, 1, True), (8, 1, True), (1, 1, False), (0, 2, False)):
+    for offset, step, kept in ((0, 1, True), (8, 1, True), (1, 1, False), (0, 2, False)):
         laid = storage[offset:].as_strided((2, 3, 4, 16 // step), (192, 64, 16, step), offset)
         results = backward._laid_out(laid)
-        assert (results is laid) == taken and torch.equal(results, laid)
+        assert (results is laid) == kept and torch.equal(results, laid)
         assert results.storage_offset() % 8 == 0 and results.stride(-1) == 1
 
 
-def test_the_log_sum_exp_alone_has_some(of):
-    out, lse = of(return_lse=True)
-    seen = lse.masked_fill(lse == -math.inf, 0)
-    seen.sum().backward()
-    of.check(torch.zeros_like(out), (lse > -math.inf).float())
+def test_the_log_sum_exp_alone_has_some(door):
+    out, lse = door(return_lse=True)
+    finite = lse.masked_fill(lse == -math.inf, 0)
+    finite.sum().backward()
+    door.check(torch.zeros_like(out), (lse > -math.inf).float())
 
 
 @pytest.mark.parametrize(
-    "of",
+    "door",
     [
         *(dense(*sizes) for sizes in ((5, 0), (0, 5))),
         *(sequences(*lengths) for lengths in (((0, 0),), ((0, 5),), ((4, 0),), ((0, 0),) * 2)),
     ],
 )
-def test_where_there_is_nothing_to_do_there_are_zeros(of):
-    of().sum().backward()
-    assert all(x.grad is not None and not x.grad.any() for x in of.leaves)
+def test_where_there_is_nothing_to_do_there_are_zeros(door):
+    door().sum().backward()
+    assert all(x.grad is not None and not x.grad.any() for x in door.leaves)
 
 
 def test_v_may_have_a_head_dim_of_its_own():
-    of = sequences(head_dim=40, head_dim_v=24)
+    door = sequences(head_dim=40, head_dim_v=24)
     words = "gradients of .*varlen: bwd_fp16_d40v24_full_.*_varlen"
     with pytest.warns(UntunedWarning, match=words):
-        out = of()
+        out = door()
     out.backward(torch.ones_like(out))
-    of.check(torch.ones_like(out))
+    door.check(torch.ones_like(out))
 
 
 def test_keys_that_are_not_used_have_zeros_whatever_they_hold():
-    of, used = sequences(), [5, 3, 20, 0, 0, 32]
-    unused = torch.ones(len(of.leaves[1]), dtype=torch.bool)
-    for begin, count in zip(of.offsets[1].tolist()[:-1], used, strict=True):
+    door, used = sequences(), [5, 3, 20, 0, 0, 32]
+    unused = torch.ones(len(door.leaves[1]), dtype=torch.bool)
+    for begin, count in zip(door.offsets[1].tolist()[:-1], used, strict=True):
         unused[begin : begin + count] = False
-    clean = [of.leaves[0], *(x.detach().clone() for x in of.leaves[1:])]
-    for x, y in zip(of.leaves[1:], clean[1:], strict=True):
+    clean = [door.leaves[0], *(x.detach().clone() for x in door.leaves[1:])]
+    for x, y in zip(door.leaves[1:], clean[1:], strict=True):
         x.data[unused], y[unused] = math.nan, 0
-    out = of(seqused_k=ints(*used), causal=True)
+    out = door(seqused_k=ints(*used), causal=True)
     out.sum().backward()
-    fine = exact_passes(clean, of.offsets, torch.ones_like(out), causal=True, used_k=used)[2:]
-    assert all(near(x.grad, right) for x, right in zip(of.leaves, fine, strict=True))
-    assert not any(x.grad[unused].any() for x in of.leaves[1:])
+    expected = exact_passes(clean, door.offsets, torch.ones_like(out), causal=True, used_k=used)[2:]
+    assert all(near(x.grad, gradient) for x, gradient in zip(door.leaves, expected, strict=True))
+    assert not any(x.grad[unused].any() for x in door.leaves[1:])
 
 
 def test_a_neighbours_nan_does_not_leak_and_rows_of_none_get_zeros():
-    right = sequences((33, 40), (9, 9), (20, 70), gap=4)
-    right(causal=True).sum().backward()
-    places = [slice(int(at[1]), int(at[2])) for at in right.offsets]
+    clean = sequences((33, 40), (9, 9), (20, 70), gap=4)
+    clean(causal=True).sum().backward()
+    places = [slice(int(at[1]), int(at[2])) for at in clean.offsets]
     places.append(places[1])
     poisoned = []
-    for x, place in zip(right.leaves, places, strict=True):
-        alone = torch.full_like(x, math.nan)
-        alone[place] = x.detach()[place]
-        poisoned.append(alone.requires_grad_())
-    out = right(*poisoned, causal=True)
+    for x, place in zip(clean.leaves, places, strict=True):
+        surrounded = torch.full_like(x, math.nan)
+        surrounded[place] = x.detach()[place]
+        poisoned.append(surrounded.requires_grad_())
+    out = clean(*poisoned, causal=True)
     out.backward(torch.ones_like(out))
-    for a, b, place in zip(poisoned, right.leaves, places, strict=True):
+    for a, b, place in zip(poisoned, clean.leaves, places, strict=True):
         assert torch.equal(a.grad[place], b.grad[place]) and b.grad[place].any()
         assert not a.grad[:4].any() and not a.grad[-4:].any()
 
@@ -218,17 +218,17 @@ def test_an_exported_program_trains_as_its_module_does(fresh_dynamo, strict):
         assert torch.equal(gradient, results[0][0]) and torch.equal(weight, results[0][1])
 
 
-def test_an_activation_may_be_computed_again(of):
-    again = checkpoint(of.function, *of.leaves, *of.offsets, use_reentrant=False)
-    both = (torch.autograd.grad(out.sum(), of.leaves) for out in (of(), again))
+def test_an_activation_may_be_computed_again(door):
+    again = checkpoint(door.function, *door.leaves, *door.offsets, use_reentrant=False)
+    both = (torch.autograd.grad(out.sum(), door.leaves) for out in (door(), again))
     assert all(map(torch.equal, *both))
 
 
-def test_a_tensor_that_was_changed_meanwhile_is_noticed(of):
-    q, k, v = of.leaves
+def test_a_tensor_that_was_changed_meanwhile_is_noticed(door):
+    q, k, v = door.leaves
     keys = k * 1
-    for changed in (keys, *of.offsets[:1]):
-        out = of(q, keys, v)
+    for changed in (keys, *door.offsets[:1]):
+        out = door(q, keys, v)
         changed.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
@@ -241,34 +241,34 @@ def test_a_layer_trains_under_ddp_and_autocast(tmp_path):
 
 
 def test_opcheck_of_dense_tensors():
-    of = dense()
-    of()
+    door = dense()
+    door()
     slug = picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
     with_grad = getattr(torch.ops.fagen, f"{slug}_with_grad").default
-    assert set(torch.library.opcheck(with_grad, (*of.leaves, SCALE)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(with_grad, (*door.leaves, SCALE)).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("used", [None, ints(5, 3, 20, 0, 0, 32)])
 def test_opcheck_of_packed_sequences(used):
-    of = sequences()
-    of()
+    door = sequences()
+    door()
     with_grad = torch.ops.fagen.fwd_fp16_d64_full_m192n128_varlen_q2_with_grad.default
-    checked = torch.library.opcheck(with_grad, (*of.leaves, *of.offsets, SCALE, used))
+    checked = torch.library.opcheck(with_grad, (*door.leaves, *door.offsets, SCALE, used))
     assert set(checked.values()) == {"SUCCESS"}
-    tensors = [x.detach() for x in of.leaves]
-    out, lse = with_grad(*tensors, *of.offsets, SCALE, used)
+    tensors = [x.detach() for x in door.leaves]
+    out, lse = with_grad(*tensors, *door.offsets, SCALE, used)
     kernel = op.emulated("bwd_fp16_d64_full_m128n128_varlen")
-    given = (torch.ones_like(out), *tensors, *of.offsets, out, lse, SCALE, None, used)
-    assert set(torch.library.opcheck(kernel, given).values()) == {"SUCCESS"}
+    arguments = (torch.ones_like(out), *tensors, *door.offsets, out, lse, SCALE, None, used)
+    assert set(torch.library.opcheck(kernel, arguments).values()) == {"SUCCESS"}
 
 
 # ---- refused ------------------------------------------------------------------------------------
 
 
-def test_gradients_of_gradients_are_refused(of):
+def test_gradients_of_gradients_are_refused(door):
     words = "a gradient, and second derivatives are not supported; leave create_graph=True .*MATH"
     with pytest.raises(ValueError, match=words):
-        torch.autograd.grad(of().sum(), of.leaves[0], create_graph=True)
+        torch.autograd.grad(door().sum(), door.leaves[0], create_graph=True)
 
 
 def test_what_gradients_of_gradients_are_referred_to_has_them():
@@ -281,15 +281,15 @@ def test_what_gradients_of_gradients_are_referred_to_has_them():
 
 @pytest.mark.parametrize("make", [dense, sequences])
 def test_head_dims_that_no_kernel_has_are_refused_with_what_to_do(make):
-    of = make()
-    rows = (8, 1) if of.offsets else (1, 8, 1)
+    door = make()
+    rows = (8, 1) if door.offsets else (1, 8, 1)
     q, v = (torch.randn(*rows, d).half().requires_grad_() for d in (256, 192))
-    one = of._replace(offsets=[ints(0, 8)] * len(of.offsets))
+    shaped = door._replace(offsets=[ints(0, 8)] * len(door.offsets))
     words = r"no kernel computes those of float16, head_dim 256 and 192 \(V\), full, backward pass"
     with pytest.raises(ValueError, match=words), pytest.warns(UntunedWarning):
-        one(q, q, v)
+        shaped(q, q, v)
     with torch.no_grad():
-        one(q, q, v)
+        shaped(q, q, v)
 
 
 HAS_THEM = r"fagen\.attention\w*, or .*, has gradients by autograd \(backward\(\), .*not by .*func"
@@ -304,10 +304,10 @@ HAS_THEM = r"fagen\.attention\w*, or .*, has gradients by autograd \(backward\(\
         lambda loss, q: torch.vmap(loss)(torch.stack((q, q)).requires_grad_()),
     ],
 )
-def test_torch_func_is_refused_in_favour_of_autograd(of, transformed):
-    q, k, v = (x.detach() for x in of.leaves)
+def test_torch_func_is_refused_in_favour_of_autograd(door, transformed):
+    q, k, v = (x.detach() for x in door.leaves)
     with pytest.raises(ValueError, match=f"a gradient, and this op has no backward: {HAS_THEM}"):
-        transformed(lambda t: of(t, k, v).float().sum(), q)
+        transformed(lambda t: door(t, k, v).float().sum(), q)
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")

@@ -41,20 +41,20 @@ def qkv(queries: int, keys: int, heads: int = 4, kv_heads: int = 2) -> tuple[Ten
 
 def right(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: str) -> None:
     exact, exact_lse = reference(q, k, v, mask=mask, scale=q.shape[3] ** -0.5)
-    seen = exact_lse > -math.inf
+    sees = exact_lse > -math.inf
     assert (out.double() - exact).abs().max() <= 4e-3 if out.numel() else True
-    assert (lse[seen].double() - exact_lse[seen]).abs().max() < 1e-3 if seen.any() else True
-    assert (lse[~seen] == -math.inf).all() and (out.transpose(1, 2)[~seen] == 0).all()
+    assert (lse[sees].double() - exact_lse[sees]).abs().max() < 1e-3 if sees.any() else True
+    assert (lse[~sees] == -math.inf).all() and (out.transpose(1, 2)[~sees] == 0).all()
 
 
 @pytest.fixture
-def taken(monkeypatch):
+def kernels(monkeypatch):
     """The slugs of all kernels that calls ready from now on."""
     results = []
     ready = op.ready
 
-    def noted(*given, **named):
-        kernel = ready(*given, **named)
+    def noted(*args, **named):
+        kernel = ready(*args, **named)
         results.append(kernel.slug)
         return kernel
 
@@ -96,10 +96,10 @@ def own_table(tables):
         (5, 0, 4, PLAIN),
     ],
 )
-def test_the_table_is_kept_at_its_borders(own_table, taken, queries, keys, heads, slug):
+def test_the_table_is_kept_at_its_borders(own_table, kernels, queries, keys, heads, slug):
     q, k, v = qkv(queries, keys, heads)
     out, lse = fagen.attention(q, k, v, causal=True, return_lse=True)
-    assert taken == [slug]
+    assert kernels == [slug]
     right(out, lse, q, k, v, "causal")
     assert torch.equal(fagen.attention(q, k, v, causal=True), out)
     assert torch.equal(fagen.attention(q, k, v, causal=True, schedule=slug), out)
@@ -108,18 +108,18 @@ def test_the_table_is_kept_at_its_borders(own_table, taken, queries, keys, heads
         assert fagen.pick(dtype="fp16", head_dim=64, causal=True, **call).slug == slug
 
 
-def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(own_table, taken):
+def test_bits_may_depend_on_the_batch_beyond_decodings_queries_and_nowhere_else(own_table, kernels):
     """Three times as many tiles are enough without splitting keys; a named schedule is the same."""
     for queries, slugs in ((40, [SPLIT, PLAIN]), (3, ["dec_fp16_d64_causal_r8n128_c64"])):
-        taken.clear()
-        one = qkv(queries, 700)
-        many = [x.expand(3, -1, -1, -1) for x in one]
-        alone, beside = (fagen.attention(*tensors, causal=True) for tensors in (one, many))
-        assert taken == slugs
-        assert torch.equal(beside[0], alone[0]) == (queries == 3)
-        torch.testing.assert_close(beside[0], alone[0], rtol=2e-3, atol=2e-3)
+        kernels.clear()
+        single = qkv(queries, 700)
+        many = [x.expand(3, -1, -1, -1) for x in single]
+        by_itself, beside = (fagen.attention(*tensors, causal=True) for tensors in (single, many))
+        assert kernels == slugs
+        assert torch.equal(beside[0], by_itself[0]) == (queries == 3)
+        torch.testing.assert_close(beside[0], by_itself[0], rtol=2e-3, atol=2e-3)
         named = fagen.attention(*many, causal=True, schedule=slugs[0])
-        assert torch.equal(named[0], alone[0])
+        assert torch.equal(named[0], by_itself[0])
 
 
 def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16():
@@ -135,7 +135,7 @@ def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 2, 16, 17, 25, 64, 127, 128, 130])
-def test_it_is_right_by_fagens_own_table(taken, queries, causal):
+def test_it_is_right_by_fagens_own_table(kernels, queries, causal):
     picked = set()
     for keys in (1, 0, 130, 1_023, 1_024, 4_095, 4_096, 5_000):
         q, k, v = qkv(queries, keys, 2, 1)
@@ -143,7 +143,7 @@ def test_it_is_right_by_fagens_own_table(taken, queries, causal):
         right(out, lse, q, k, v, "causal" if causal else "full")
         call = dict(seqlen=queries, seqlen_k=max(1, keys), heads=2, kv_heads=1)
         picked.add(fagen.pick(dtype="fp16", head_dim=64, causal=causal, **call).slug)
-    assert set(taken) == picked and len(picked) > 1
+    assert set(kernels) == picked and len(picked) > 1
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(2, 400), (40, 700)])
@@ -152,26 +152,26 @@ def test_gradients_flow_through_either(own_table, queries, keys):
     out, lse = fagen.attention(*leaves, causal=True, return_lse=True)
     dout, dlse = normal(*out.shape, seed=7, dtype=torch.float16), torch.ones_like(lse)
     results = torch.autograd.grad((out, lse), leaves, (dout, dlse))
-    given = (x.detach() for x in (dout, *leaves))
-    expected = gradients(*given, mask=MASKS["causal"], scale=64**-0.5, dlse=dlse)[2:]
-    for one, fine in zip(results, expected, strict=True):
-        assert (one.double() - fine).abs().max() < 0.02 * fine.abs().max()
+    tensors = (x.detach() for x in (dout, *leaves))
+    expected = gradients(*tensors, mask=MASKS["causal"], scale=64**-0.5, dlse=dlse)[2:]
+    for result, exact in zip(results, expected, strict=True):
+        assert (result.double() - exact).abs().max() < 0.02 * exact.abs().max()
 
 
 @pytest.mark.parametrize(("queries", "keys", "slug"), [(2, 400, DECODING), (40, 700, SPLIT)])
 def test_compiled_it_is_one_graph_with_the_kernel_of_the_call(
     own_table, fresh_dynamo, queries, keys, slug
 ):
-    given = qkv(queries, keys)
+    tensors = qkv(queries, keys)
 
     def call(q, k, v):
         return fagen.attention(q * 2, k, v, causal=True)
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    results = compiled(*given)
+    results = compiled(*tensors)
     ((kernel,),) = (ready.kernels.values() for ready in calls._ready.values())
     assert slug in kernel.slug
-    assert torch.equal(results, call(*given))
+    assert torch.equal(results, call(*tensors))
 
 
 def test_sizes_that_are_left_open_are_one_graph(own_table, fresh_dynamo):
@@ -182,30 +182,30 @@ def test_sizes_that_are_left_open_are_one_graph(own_table, fresh_dynamo):
         call(*qkv(2, keys))  # both are ready
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
     for queries, keys in ((2, 400), (40, 700), (3, 1_000)):
-        given = qkv(queries, keys)
-        assert torch.equal(compiled(*given), call(*given)) or torch.equal(
-            compiled(*given), fagen.attention(*given, causal=True, schedule=PLAIN)
+        tensors = qkv(queries, keys)
+        assert torch.equal(compiled(*tensors), call(*tensors)) or torch.equal(
+            compiled(*tensors), fagen.attention(*tensors, causal=True, schedule=PLAIN)
         )
 
 
-def test_a_users_row_goes_before_fagens_own(tables, taken):
+def test_a_users_row_goes_before_fagens_own(tables, kernels):
     dispatch_table.update(tables[0], ROWS)
     mine = "fwd_fp16_d64_causal_m64n48_split2"
     dispatch_table.update(tables[1], [Row("NVIDIA H200", mine, 500, 600, tiles_to=64)])
     for keys, slug in ((550, mine), (700, SPLIT)):
         fagen.attention(*qkv(40, keys), causal=True)
-        assert taken[-1] == slug
+        assert kernels[-1] == slug
 
 
 def test_wrong_calls_are_refused_as_ever(own_table):
     q, k, v = qkv(40, 700)
-    for given, words in (
+    for tensors, words in (
         ((q[:, :, :3], k, v), "heads"),
         ((q, k[0], v), "k has shape"),
         ((q, k[:, :650], v), "seqlen_k"),
     ):
         with pytest.raises(ValueError, match=words):
-            fagen.attention(*given, causal=True)
+            fagen.attention(*tensors, causal=True)
 
 
 def test_rows_by_queries_and_tiles_are_tried_in_order_and_read_back(tmp_path):

@@ -50,11 +50,11 @@ def leaves(sizes: Sizes, d: int, d_v: int) -> list[Tensor]:
         (sizes.seqlen_k, sizes.kv_heads, d),
         (sizes.seqlen_k, sizes.kv_heads, d_v),
     )
-    made = [
+    tensors = [
         normal(sizes.batch, *shape, seed=seed, dtype=torch.float64)
         for seed, shape in enumerate(shapes)
     ]
-    return [tensor.requires_grad_() for tensor in made]
+    return [tensor.requires_grad_() for tensor in tensors]
 
 
 def textbook(mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -76,14 +76,14 @@ def test_the_reference_is_what_autograd_finds(sizes, mask):
     q, k, v = leaves(sizes, 8, 6)
     out, lse = textbook(mask, q, k, v, 0.3)
     dout, dlse = normal(*out.shape, seed=5).double(), normal(*lse.shape, seed=6).double()
-    right = torch.autograd.grad((out * dout).sum() + (lse * dlse).sum(), (q, k, v))
-    found_out, found_lse, *found = gradients(dout, q, k, v, mask=mask, scale=0.3, dlse=dlse)
+    expected = torch.autograd.grad((out * dout).sum() + (lse * dlse).sum(), (q, k, v))
+    found_out, found_lse, *results = gradients(dout, q, k, v, mask=mask, scale=0.3, dlse=dlse)
     torch.testing.assert_close(found_out, out)
     empty = ~seen(mask, sizes.seqlen_q, sizes.seqlen_k).any(1)
     assert torch.all(found_lse[..., empty] == -math.inf)
     torch.testing.assert_close(found_lse[..., ~empty], lse[..., ~empty])
-    for one, other in zip(found, right, strict=True):
-        torch.testing.assert_close(one, other)
+    for result, other in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, other)
 
 
 class ByReference(torch.autograd.Function):
@@ -114,8 +114,8 @@ def test_the_reference_is_what_differences_of_the_outputs_show():
 
 
 def emulated(plan: Plan, sizes: Sizes, seed: int = 0) -> GradientError:
-    given, exact, rough = verification.case(plan, sizes, seed=seed, device="cpu")
-    return verification.errors_of(sizes, compute(plan, *given), exact, rough)
+    arguments, exact, rough = verification.case(plan, sizes, seed=seed, device="cpu")
+    return verification.errors_of(sizes, compute(plan, *arguments), exact, rough)
 
 
 def short(plan: Plan) -> Iterator[tuple[int, Sizes]]:
@@ -144,16 +144,16 @@ def test_a_mask_that_no_schedule_has_is_emulated(mask, sizes):
 
 def test_the_rule_finds_a_gradient_that_is_off_not_there_or_without_that_of_the_lse():
     plan, sizes = planned(SPREAD[0]), Sizes(1, 2, 1, 70, 90)
-    given, exact, rough = verification.case(plan, sizes, seed=1, device="cpu")
+    arguments, exact, rough = verification.case(plan, sizes, seed=1, device="cpu")
 
     def kept(gradients: Any) -> bool:
         return verification.errors_of(sizes, gradients, exact, rough).ok
 
-    right = compute(plan, *given)
-    assert kept(right)
-    assert given[-1] is not None and not kept(compute(plan, *given[:-1], None))
+    computed = compute(plan, *arguments)
+    assert kept(computed)
+    assert arguments[-1] is not None and not kept(compute(plan, *arguments[:-1], None))
     for place in range(3):
-        wrong = [x.clone() for x in right]
+        wrong = [x.clone() for x in computed]
         wrong[place].view(-1)[-1] += 0.1
         assert not kept(wrong)
         wrong[place].view(-1)[-1] = math.nan
@@ -164,8 +164,8 @@ def test_what_is_wrong_is_said_line_by_line():
     plan = planned(SPREAD[0])
     wrong = replace(
         verification.RULE,
-        error=lambda of, run, sizes, seed, device: GradientError(**vars(sizes), **ERRORS),
-        hard=lambda of, run, small, device: [("hard", GradientError(1, 1, 1, 1, 1, **ERRORS))],
+        error=lambda plan, run, sizes, seed, device: GradientError(**vars(sizes), **ERRORS),
+        hard=lambda plan, run, small, device: [("hard", GradientError(1, 1, 1, 1, 1, **ERRORS))],
     )
     with pytest.raises(VerificationError, match=r"(\d+) of \1 shapes are wrong") as refused:
         check(plan, wrong, lambda: None)
@@ -179,9 +179,9 @@ ERRORS = dict(
 
 def test_what_is_left_out_is_left_out_of_a_launch_too():
     plan = planned(SPREAD[0])
-    given, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
+    arguments, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
     with pytest.raises(DeviceError, match="dout is on cpu"):
-        operands.launch(plan, Path("no.so"), given, operands.outputs(plan, given))
+        operands.launch(plan, Path("no.so"), arguments, operands.outputs(plan, arguments))
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -205,14 +205,14 @@ def test_speeds_are_flops_by_time_beside_cudnns_where_it_does_not_refuse(monkeyp
     monkeypatch.setattr(cells, "time_calls", timed)
     monkeypatch.setattr(peers.op, "load", lambda binary: partial(compute, plan))
     monkeypatch.setitem(peers.GRADIENTS, "cudnn", cudnn)
-    said: list[str] = []
+    lines: list[str] = []
     binary = SimpleNamespace(slug=plan.slug, plan=plan)
-    speeds = verification.VERIFICATION.speeds(plan, binary, said.append)  # type: ignore[arg-type]
+    speeds = verification.VERIFICATION.speeds(plan, binary, lines.append)  # type: ignore[arg-type]
     assert [speed.regime for speed in speeds] == ["sustained", "burst"]
     for speed in speeds:
         assert speed.tflops == pytest.approx(2)
         assert speed.cudnn_tflops == (None if refused else pytest.approx(1))
-    assert any("left out: cuDNN refuses" in line for line in said) == refused
+    assert any("left out: cuDNN refuses" in line for line in lines) == refused
 
 
 # ---- the op -------------------------------------------------------------------------------------
@@ -226,16 +226,16 @@ def kernel() -> tuple[Plan, Any]:
 
 def test_torch_finds_nothing_wrong_with_the_op(kernel):
     plan, call = kernel
-    given, *_ = verification.case(plan, Sizes(2, 4, 2, 70, 90), seed=1, device="cpu")
-    torch.library.opcheck(call, given)
-    torch.library.opcheck(call, given[:-1])
+    arguments, *_ = verification.case(plan, Sizes(2, 4, 2, 70, 90), seed=1, device="cpu")
+    torch.library.opcheck(call, arguments)
+    torch.library.opcheck(call, arguments[:-1])
 
 
 def test_the_op_computes_on_a_cpu_what_the_emulation_does(kernel):
     plan, call = kernel
-    given, *_ = verification.case(plan, Sizes(1, 6, 2, 65, 130), seed=1, device="cpu")
-    for found, right in zip(call(*given), compute(plan, *given), strict=True):
-        assert torch.equal(found, right) and found.is_contiguous()
+    arguments, *_ = verification.case(plan, Sizes(1, 6, 2, 65, 130), seed=1, device="cpu")
+    for result, expected in zip(call(*arguments), compute(plan, *arguments), strict=True):
+        assert torch.equal(result, expected) and result.is_contiguous()
 
 
 def test_slices_and_strides_of_0_are_taken_and_gradients_are_contiguous(kernel):
@@ -245,19 +245,19 @@ def test_slices_and_strides_of_0_are_taken_and_gradients_are_contiguous(kernel):
     qkv = normal(1, 33, 6, 128, seed=8, dtype=torch.float16)
     q, k, v = qkv.split(2, dim=2)
     out, lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=0.1)
-    given = (dout, q, k, v, out.half().contiguous(), lse.float(), 0.1)
-    found = call(*given)
-    assert [x.stride() for x in found] == [(33 * 256, 256, 128, 1)] * 3
-    copies = [x.contiguous() if isinstance(x, Tensor) else x for x in given]
-    for one, other in zip(found, call(*copies), strict=True):
-        assert torch.equal(one, other)
+    arguments = (dout, q, k, v, out.half().contiguous(), lse.float(), 0.1)
+    results = call(*arguments)
+    assert [x.stride() for x in results] == [(33 * 256, 256, 128, 1)] * 3
+    copies = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
+    for result, other in zip(results, call(*copies), strict=True):
+        assert torch.equal(result, other)
 
 
 def test_wrong_arguments_are_named(kernel):
     plan, call = kernel
-    given, *_ = verification.case(plan, Sizes(1, 4, 2, 9, 9), device="cpu")
-    dout, q, k, v, out, lse, scale, _ = given
-    for wrong, said in (
+    arguments, *_ = verification.case(plan, Sizes(1, 4, 2, 9, 9), device="cpu")
+    dout, q, k, v, out, lse, scale, _ = arguments
+    for wrong, message in (
         ((dout[:, :-1], q, k, v, out, lse, scale), r"q has shape \(1, 9, .* seqlen_q = 8"),
         ((dout, q, k, v, out, lse[..., :-1].contiguous(), scale), "lse has shape"),
         ((dout, q, k, v.float(), out, lse, scale), "v .*float16"),
@@ -265,14 +265,14 @@ def test_wrong_arguments_are_named(kernel):
         ((dout, q, k, v, out, lse, -1.0), "scale"),
         ((dout, q[:, :, :3], k, v, out[:, :, :3], lse, scale), "heads|dout"),
     ):
-        with pytest.raises((ValueError, RuntimeError), match=said):
+        with pytest.raises((ValueError, RuntimeError), match=message):
             call(*wrong)
 
 
 def test_a_second_derivative_is_refused(kernel):
     plan, call = kernel
-    given, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
-    dout, q, *others = given
+    arguments, *_ = verification.case(plan, Sizes(1, 2, 1, 9, 9), device="cpu")
+    dout, q, *others = arguments
     with pytest.raises(Exception, match=r"second derivatives are not supported; .*no_grad"):
         call(dout, q.requires_grad_(), *others)
 
@@ -298,12 +298,12 @@ def test_gradients_in_fp16_are_as_exact_as_flash_attention_2_s(
     dout = (dout.float() * torch.tensor(sizes)[:, None]).half()
     dout[:, 20] *= row
     q, v = q * q_size, v * v_size
-    given, exact, _ = verification.judged_by(plan, dout, q, k, v)
-    out, *textbook = attention_and_gradients(dout, q, k, v, plan.mask, given[6])
-    found = compute(plan, dout, q, k, v, out.contiguous(), *given[5:])
+    arguments, exact, _ = verification.judged_by(plan, dout, q, k, v)
+    out, *textbook = attention_and_gradients(dout, q, k, v, plan.mask, arguments[6])
+    grads = compute(plan, dout, q, k, v, out.contiguous(), *arguments[5:])
     for head in range(2):
-        for name, one, other, right in zip("qkv", found, textbook, exact, strict=True):
+        for name, grad, other, true in zip("qkv", grads, textbook, exact, strict=True):
             some = slice(head, head + 1) if name == "q" else slice(None)
-            error, allowed = ((x.double() - right)[:, :, some].abs().max() for x in (one, other))
+            error, allowed = ((x.double() - true)[:, :, some].abs().max() for x in (grad, other))
             assert not error > 2 * allowed, (name, head, error, allowed)
-            assert torch.isfinite(one).all() or not torch.isfinite(other).all()
+            assert torch.isfinite(grad).all() or not torch.isfinite(other).all()

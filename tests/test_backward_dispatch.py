@@ -82,16 +82,16 @@ def test_without_a_row_it_is_what_is_committed_or_the_first_tile_that_fits():
         problem = Problem("fp16", head_dim, head_dim, "full", "fp16", "", 0, "backward")
         return select.buildable(problem)
 
-    assert [one.slug for one in usual(64).schedules] == ["bwd_fp16_d64_full_m128n128"]
+    assert [schedule.slug for schedule in usual(64).schedules] == ["bwd_fp16_d64_full_m128n128"]
     assert not usual(64).derived and usual(48).derived
-    first, *others = (one.slug for one in usual(48).schedules)
+    first, *others = (schedule.slug for schedule in usual(48).schedules)
     assert first == "bwd_fp16_d48_full_m128n128" and "bwd_fp16_d48_full_m64n64" in others
     # wide heads issue S a step ahead, where there are registers for it
-    assert [one.slug for one in usual(192).schedules] == [
+    assert [schedule.slug for schedule in usual(192).schedules] == [
         "bwd_fp16_d192_full_m64n64_intra",
         "bwd_fp16_d192_full_m64n64",
     ]
-    assert [one.slug for one in usual(248).schedules] == ["bwd_fp16_d248_full_m64n64"]
+    assert [schedule.slug for schedule in usual(248).schedules] == ["bwd_fp16_d248_full_m64n64"]
     with pytest.raises(ScheduleError, match=r"no kernel computes float8.*backward pass"):
         select.buildable(Problem("e4m3", 64, 64, "full", "bf16", "rows", 0, "backward"))
 
@@ -155,13 +155,13 @@ def test_a_row_for_deterministic_gradients_serves_no_others(table, tmp_path, mon
     row = Row(CARD, "bwd_fp16_d64_causal_m128n128_det")
     update(table, [row])
     assert set(table_at(table)) == {*ROWS, row}
-    asked = replace(PROBLEM, deterministic=True)
+    problem = replace(PROBLEM, deterministic=True)
     monkeypatch.setattr(select, "locate", lambda name: tmp_path)
-    assert rows_for(asked) == [row] and row.problem.deterministic
+    assert rows_for(problem) == [row] and row.problem.deterministic
     assert rows_for(PROBLEM) == [ROWS[2], *ROWS[:2]]
-    assert select.serve(asked, Sizes(1, 2, 2, 9, 9), CARD).row == row
-    assert (asked.name, PROBLEM.name) == ("bwd_fp16_d64_causal_det", "bwd_fp16_d64_causal")
-    assert str(asked) == f"{PROBLEM}, deterministic" and asked.opened() == PROBLEM.opened()
+    assert select.serve(problem, Sizes(1, 2, 2, 9, 9), CARD).row == row
+    assert (problem.name, PROBLEM.name) == ("bwd_fp16_d64_causal_det", "bwd_fp16_d64_causal")
+    assert str(problem) == f"{PROBLEM}, deterministic" and problem.opened() == PROBLEM.opened()
 
 
 # ---- fagen pick ---------------------------------------------------------------------------------
@@ -186,8 +186,8 @@ def test_pick_says_which_kernel_computes_the_gradients_and_why(table):
 
 def test_pick_tells_deterministic_kernels_apart(table):
     how = dict(dtype="fp16", head_dim=64, causal=True, kind="backward", deterministic=True)
-    found = pick(**how, seqlen=60)
-    assert found.slug.startswith(f"{USUAL}_det_") and found.schedule.backward.deterministic
+    choice = pick(**how, seqlen=60)
+    assert choice.slug.startswith(f"{USUAL}_det_") and choice.schedule.backward.deterministic
     update(table, [Row(CARD, f"{USUAL}_det_dss1")])
     words = ["--dtype", "fp16", "--head-dim", "64", "--causal", "--pass", "backward"]
     answer = command("pick", *words, "--deterministic", "--card", CARD)

@@ -43,7 +43,7 @@ def torch_on_a_cpu(monkeypatch):
     """torch's backends take tensors on a CPU; the names of their passes that were called."""
     with passes_on_a_cpu() as called:
         # what SDPA itself would refuse, for it knows of none
-        monkeypatch.setattr(peers, "_sdpa", lambda *asked: Call(lambda: None))
+        monkeypatch.setattr(peers, "_sdpa", lambda *args: Call(lambda: None))
         yield called
 
 
@@ -59,15 +59,15 @@ def test_a_backends_passes_are_called_without_autograd_on_its_own_results(
     q, k, v = inputs(cell("full", 40, 70), device="cpu")
     dout = output_gradient(q, v)
     assert torch.equal(dout, output_gradient(q, v)) and dout.shape == q.shape
-    made = attended(backend, q, k, v, causal=causal)
+    passes = attended(backend, q, k, v, causal=causal)
     mask = MASKS["causal" if causal else "full"]
-    out, lse, *right = gradients(dout, q, k, v, mask=mask, scale=SCALE)
-    assert made.out.is_contiguous() and made.lse.is_contiguous()
-    torch.testing.assert_close(made.out.double(), out, atol=2e-3, rtol=0)
-    torch.testing.assert_close(made.lse.double(), lse, atol=1e-4, rtol=0)
-    for found, fine in zip(made.backward(dout), right, strict=True):
-        assert not found.requires_grad
-        torch.testing.assert_close(found.double(), fine, atol=1e-2, rtol=0)
+    out, lse, *expected = gradients(dout, q, k, v, mask=mask, scale=SCALE)
+    assert passes.out.is_contiguous() and passes.lse.is_contiguous()
+    torch.testing.assert_close(passes.out.double(), out, atol=2e-3, rtol=0)
+    torch.testing.assert_close(passes.lse.double(), lse, atol=1e-4, rtol=0)
+    for result, grad in zip(passes.backward(dout), expected, strict=True):
+        assert not result.requires_grad
+        torch.testing.assert_close(result.double(), grad, atol=1e-2, rtol=0)
     assert torch_on_a_cpu == [backend, f"{backend}_backward"]
 
 
@@ -90,7 +90,7 @@ def test_a_peer_that_refuses_says_why():
 
 
 def test_what_a_backend_says_of_its_op_is_a_refusal_too(monkeypatch):
-    monkeypatch.setattr(peers, "_sdpa", lambda *asked: Call(lambda: None))
+    monkeypatch.setattr(peers, "_sdpa", lambda *args: Call(lambda: None))
     q, k, v = inputs(cell("full", 5, 5), device="cpu")
     with pytest.raises(DeviceError, match="torch's flash, called without autograd, refuses"):
         peers.peer("fa2").bind(cell("full", 5, 5), q, k, v)
@@ -102,10 +102,10 @@ def test_what_a_backend_says_of_its_op_is_a_refusal_too(monkeypatch):
 @pytest.fixture
 def raced(monkeypatch, torch_on_a_cpu):
     """A race on a CPU in which fagen takes a millisecond and cuDNN two; `off` spoils a gradient."""
-    made = SimpleNamespace(off={}, called=torch_on_a_cpu)
+    race = SimpleNamespace(off={}, called=torch_on_a_cpu)
 
-    def kernel(plan, *given):
-        return tuple(x * made.off.get(i, 1) for i, x in enumerate(compute(plan, *given)))
+    def kernel(plan, *args):
+        return tuple(x * race.off.get(i, 1) for i, x in enumerate(compute(plan, *args)))
 
     race_on_a_cpu(monkeypatch, kernel, {"cudnn": 2e-3})
 
@@ -114,8 +114,8 @@ def raced(monkeypatch, torch_on_a_cpu):
         others = [peers.peer(name) for name in names]
         return cells.race(case, [ours, *others], regimes=[BURST], progress=None)
 
-    made.run = run
-    return made
+    race.run = run
+    return race
 
 
 @pytest.mark.parametrize("mask", list(MASKS))
@@ -152,11 +152,11 @@ def test_operands_are_of_a_quick_forward_pass_or_of_one_in_fp32():
     plan = plan_of(SLUG.format("causal"))
     q, k, v = inputs(case, device="cpu")
     dout, *same, out, lse, scale = operands.arguments(plan, q, k, v)
-    fine, fine_lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale)
+    exact, exact_lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale)
     assert scale == SCALE and [x.data_ptr() for x in same] == [x.data_ptr() for x in (q, k, v)]
     assert out.dtype == q.dtype and out.is_contiguous() and lse.is_contiguous()
-    torch.testing.assert_close(out.double(), fine, atol=2e-3, rtol=0)
-    torch.testing.assert_close(lse.double(), fine_lse, atol=1e-4, rtol=0)
+    torch.testing.assert_close(out.double(), exact, atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=0)
     into = operands.outputs(plan, (dout, q, k, v, out, lse, scale))
     assert [x.shape for x in into] == [q.shape, k.shape, v.shape]
     assert all(bool(x.isnan().all()) for x in into)

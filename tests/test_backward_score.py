@@ -90,11 +90,11 @@ def test_a_score_and_its_derivative_have_a_place_after_s_and_after_ds(slug, monk
     library = simulator.build(render.kernel_text(plan))
     dout, q, k, v = inputs(plan, SIZES, device="cpu")
     out, lse, *exact = reference(dout, q, k, v, plan.mask.last_by_row)
-    given = dict(dout=dout, q=q, k=k, v=v, out=out.to(q.dtype), lse=lse.float(), scale=SCALE)
-    found = {f"d{name}": torch.full_like(given[name], math.nan) for name in "qkv"}
-    simulator.call(plan, library, **given, **found)
-    for name, right in zip(("dq", "dk", "dv"), exact, strict=True):
-        error = (found[name].double() - right).norm() / right.norm()
+    named = dict(dout=dout, q=q, k=k, v=v, out=out.to(q.dtype), lse=lse.float(), scale=SCALE)
+    results = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
+    simulator.call(plan, library, **named, **results)
+    for name, expected in zip(("dq", "dk", "dv"), exact, strict=True):
+        error = (results[name].double() - expected).norm() / expected.norm()
         assert error < 0.01, (name, error)
 
 
@@ -105,8 +105,8 @@ def test_what_a_score_keeps_is_a_row_of_the_registers_ledger(monkeypatch):
     for forget in (formulae.register_formulae, ledger._evaluator):
         forget.cache_clear()
     monkeypatch.setattr(formulae, "SCORE_REGISTERS", 8)
-    found = BUDGET.of(schedule).by_role
+    ledgers = BUDGET.of(schedule).by_role
     monkeypatch.undo()
     for forget in (formulae.register_formulae, ledger._evaluator):
         forget.cache_clear()
-    assert [one.total for one in found] == [before + 8 for before in sums]
+    assert [ledger.total for ledger in ledgers] == [before + 8 for before in sums]

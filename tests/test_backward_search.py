@@ -95,8 +95,8 @@ def test_steps_are_the_blocks_of_rows_that_see_any_of_a_tiles_keys(mask, lengths
 
 
 def test_grouped_heads_make_fewer_tiles_of_more_steps():
-    alone, grouped = Sizes(8, 32, 32, 4_096, 4_096), Sizes(8, 32, 8, 4_096, 4_096)
-    steps, tiles = cost.grid(64, 128, "causal", alone)
+    ungrouped, grouped = Sizes(8, 32, 32, 4_096, 4_096), Sizes(8, 32, 8, 4_096, 4_096)
+    steps, tiles = cost.grid(64, 128, "causal", ungrouped)
     steps_grouped, tiles_grouped = cost.grid(64, 128, "causal", grouped)
     assert tiles_grouped == tiles / 4
     assert steps_grouped == pytest.approx(steps, rel=0.02)
@@ -125,8 +125,10 @@ def test_committed_spaces_hold_what_serves_and_predict_it_among_the_best(path):
         surveyed = survey(declared, target)
         assert 0 < len(surveyed.points) <= surveyed.total == declared.points / 2
         slugs = [surveyed.schedule(point).slug for point in surveyed.best]
-        there = [one.slug for one in buildable(target).schedules if one.slug in slugs]
-        usual = surveyed.predicted(surveyed.best[slugs.index(there[0])])
+        serving = [
+            schedule.slug for schedule in buildable(target).schedules if schedule.slug in slugs
+        ]
+        usual = surveyed.predicted(surveyed.best[slugs.index(serving[0])])
         assert usual < declared.effort.prune * surveyed.predicted(surveyed.best[0]), (
             "it is not left out"
         )
@@ -144,6 +146,6 @@ def test_a_space_of_a_head_dim_without_a_schedule_is_tried_in_half_a_minute(dims
         assert 4 <= len(surveyed.points) <= 6 and len(declared.shapes) <= 3
         assert not declared.effort.long_runs
         predicted = {
-            surveyed.schedule(one).slug: surveyed.predicted(one) for one in surveyed.points
+            surveyed.schedule(point).slug: surveyed.predicted(point) for point in surveyed.points
         }
         assert predicted[first.slug] == min(predicted.values()), "what is derived is predicted best"

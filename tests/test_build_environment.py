@@ -38,17 +38,17 @@ MEDDLING = {
 
 
 @pytest.fixture
-def told(tmp_path) -> Path:
+def log(tmp_path) -> Path:
     """What the compiler saw."""
     return tmp_path / "told"
 
 
-def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(planned, tools, told, monkeypatch):
+def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(planned, tools, log, monkeypatch):
     for name, value in MEDDLING.items():
         monkeypatch.setenv(name, value)
     binary = make(GOOD, planned, tools)
-    *seen, words = told.read_text().splitlines()
-    stated = dict(line.split("=", 1) for line in seen)
+    *lines, words = log.read_text().splitlines()
+    stated = dict(line.split("=", 1) for line in lines)
     own = {"PWD", "OLDPWD", "SHLVL", "_", "FAGEN_RUNS"}  # of the shell, and of fagen's watch
     assert set(stated) - own <= {"PATH", "HOME", "LD_LIBRARY_PATH", *compiler_environment()}
     assert (stated["LC_ALL"], stated["TMPDIR"]) == ("C", ".")
@@ -60,11 +60,11 @@ def test_a_compiler_sees_what_fagen_states_and_nothing_of_a_user(planned, tools,
     assert make(GOOD, planned, tools).cached
 
 
-def test_a_refusal_is_of_a_build_that_no_variable_meddled_with(planned, tools, told, monkeypatch):
+def test_a_refusal_is_of_a_build_that_no_variable_meddled_with(planned, tools, log, monkeypatch):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-maxrregcount=32")
     with pytest.raises(RefusedBuild) as refused:
         make(SPILLS, planned, tools)
-    assert "maxrregcount" not in told.read_text()
+    assert "maxrregcount" not in log.read_text()
     command = str(refused.value).splitlines()[-1]
     assert "&& env -i PATH=" in command and "LC_ALL=C" in command  # as it was run
 
@@ -137,7 +137,7 @@ def test_whatever_decides_the_outcome_decides_the_folder(
         log += "// a comment\n"
     second = make(log, planned, tools)
     assert not second.cached and second.folder != first.folder
-    written = [records.read_record(one.folder) for one in (first, second)]
+    written = [records.read_record(result.folder) for result in (first, second)]
     assert written[0] and written[1]
     assert (written[0].digests != written[1].digests) == (what in FILES)
 

@@ -63,7 +63,7 @@ def set_at(record: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else ()
-    return [path, *(inner for key, one in items for inner in paths_in(one, (*path, key)))]
+    return [path, *(inner for key, value in items for inner in paths_in(value, (*path, key)))]
 
 
 GONE = "gone"

@@ -92,20 +92,20 @@ def test_fagen_itself_is_what_builds_each_kernel(built, tmp_path, monkeypatch):
 def test_what_is_in_the_cache_is_taken_and_only_the_rest_built(built, tmp_path, monkeypatch):
     binary = built(SLUG).binary
     others = ["fwd_fp16_d120v24_full_m64n64", "fwd_fp16_d120v24_full_m64n80"]  # that none builds
-    asked = []
+    builds = []
 
     def failing(slugs, *, binding):
-        asked.append((slugs, binding))
+        builds.append((slugs, binding))
         return {slug: BuildError(f"{slug} spills") for slug in slugs}
 
     monkeypatch.setattr(flow, "build_together", failing)
     words = ["build", "--no-binding", "--json", others[0], SLUG, tmp_path / "none.toml", others[1]]
     answer = fagen(*words)
     record = json.loads(answer.stdout)
-    assert asked == [(others, False)]
+    assert builds == [(others, False)]
     assert [kernel["library"] for kernel in record["answer"]] == [str(binary.library)]
     assert record["answer"][0]["cached"] is True
-    assert [one["schedule"] for one in record["failed"]] == [
+    assert [failure["schedule"] for failure in record["failed"]] == [
         *(others[0], str(tmp_path / "none.toml"), others[1])
     ]
     assert answer.exit_code == 4

@@ -55,9 +55,9 @@ def trace(call: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_first_call_goes_down_through_few_modules_and_comes_back_to_none(name: str) -> None:
     door = DOORS[name]
-    given = door.made()
+    tensors = door.made()
     if name == "attention_decode":  # of as many KV heads as a committed schedule is for
-        q, k, v, lengths = given
-        given = q.repeat(1, 1, 2, 1), k.repeat(1, 1, 4, 1), v.repeat(1, 1, 4, 1), lengths
-    stays = trace(lambda: door.call(*given))
+        q, k, v, lengths = tensors
+        tensors = q.repeat(1, 1, 2, 1), k.repeat(1, 1, 4, 1), v.repeat(1, 1, 4, 1), lengths
+    stays = trace(lambda: door.call(*tensors))
     assert len(stays) == len(set(stays)) <= MODULES, stays

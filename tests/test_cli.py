@@ -42,8 +42,10 @@ def test_every_command_has_help_with_examples_that_name_real_commands_and_option
         command = commands()[named if named in commands() else named[:1]]
         if isinstance(command, DefaultCommand):
             command = next(iter(command.commands.values()))
-        known = {option for one in command.params for option in one.opts + one.secondary_opts}
-        assert {word for word in words if word.startswith("-")} <= known
+        options = {
+            option for param in command.params for option in param.opts + param.secondary_opts
+        }
+        assert {word for word in words if word.startswith("-")} <= options
 
 
 def test_the_commands_are_listed_in_the_order_of_the_flow():
@@ -52,11 +54,11 @@ def test_the_commands_are_listed_in_the_order_of_the_flow():
 
 
 def test_cli_py_and_the_module_are_the_same_program():
-    one, other = (
+    output, other = (
         run([sys.executable, *words, "--version"], cwd=ROOT).stdout
         for words in (["cli.py"], ["-m", "fagen"])
     )
-    assert one == other and one.startswith("fagen, version ")
+    assert output == other and output.startswith("fagen, version ")
 
 
 # ---- check ---------------------------------------------------------------------------------------
@@ -228,9 +230,9 @@ def test_what_needs_no_torch_runs_without_and_what_does_says_so():
 
 
 def test_a_shell_completes_commands_and_slugs():
-    asked = {"_FAGEN_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
+    variables = {"_FAGEN_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
     words = f"fagen check {SLUG[:-2]}"
     answer = run(
-        [sys.executable, "-m", "fagen"], cwd=ROOT, env={**asked, "COMP_WORDS": words}
+        [sys.executable, "-m", "fagen"], cwd=ROOT, env={**variables, "COMP_WORDS": words}
     ).stdout
     assert f"plain,{SLUG}" in answer.splitlines()

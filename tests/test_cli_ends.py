@@ -33,11 +33,11 @@ def test_what_could_be_rendered_is_kept_where_other_schedules_are_wrong(tmp_path
     record = json.loads(in_json.stdout)
     assert in_json.exit_code == record["exit_code"] == 1
     assert [source["kernel"] for source in record["answer"]] == [kernel]
-    assert [(one["schedule"], one["error"]) for one in record["failed"]] == [
+    assert [(failure["schedule"], failure["error"]) for failure in record["failed"]] == [
         (TOO_LARGE, "OverBudget"),
         (str(tmp_path / "none.toml"), "ScheduleError"),
     ]
-    assert all(one["message"] in record["message"] for one in record["failed"])
+    assert all(failure["message"] in record["message"] for failure in record["failed"])
 
     fagen(*words, "-o", tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == [f"{SLUG}.cu"]

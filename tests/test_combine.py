@@ -25,10 +25,10 @@ def partials(splits: int, rows: int = 5, heads: int = 3, seed: int = 0) -> tuple
     return outs, normal(splits, 2, heads, rows, seed=seed + 1)
 
 
-def units(found: Tensor, right: Tensor) -> Tensor:
+def units(result: Tensor, expected: Tensor) -> Tensor:
     """How many units in the last place of fp32 numbers lie from numbers in fp64."""
-    spacing = torch.from_numpy(np.spacing(right.abs().float().numpy())).double()
-    return ((found.double() - right) / spacing).abs()
+    spacing = torch.from_numpy(np.spacing(expected.abs().float().numpy())).double()
+    return ((result.double() - expected) / spacing).abs()
 
 
 # ---- its functions ------------------------------------------------------------------------------
@@ -41,10 +41,10 @@ def test_exponentials_are_within_two_units_of_what_their_argument_becomes():
 
 
 def test_exponentials_have_their_exact_values():
-    given = torch.tensor([0.0, -0.0, math.inf, -math.inf, 87.0, -1e30, math.nan])
-    found = exp_below(given)
-    assert found[:6].tolist() == [1, 1, 0, 0, 0, 0]
-    assert found[6].isnan()
+    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, 87.0, -1e30, math.nan])
+    results = exp_below(x)
+    assert results[:6].tolist() == [1, 1, 0, 0, 0, 0]
+    assert results[6].isnan()
 
 
 def test_no_weight_is_a_subnormal_number():
@@ -72,19 +72,19 @@ def test_it_is_near_fp64_and_takes_no_notice_of_what_does_not_count(slug):
 
 def test_it_is_what_is_written_down_step_by_step():
     outs, lses = partials(9)
-    found = compute(DENSE, outs, lses)
-    one = np.float32
+    results = compute(DENSE, outs, lses)
+    fp32 = np.float32
     for row in range(5):
-        maximum, total, acc = one(-np.inf), one(0), np.zeros(16, np.float32)
+        maximum, total, acc = fp32(-np.inf), fp32(0), np.zeros(16, np.float32)
         for out, lse in zip(outs[:, 1, row, 2].numpy(), lses[:, 1, 2, row].numpy(), strict=True):
             d = lse - maximum
             w = exp_below(torch.tensor([d])).numpy()[0]
-            old, own = (w, one(1)) if d > 0 else (one(1), w)
+            old, own = (w, fp32(1)) if d > 0 else (fp32(1), w)
             total = total * old + own
             acc = acc * old + out * own
             maximum = max(maximum, lse)
-        assert np.array_equal(found[0][1, row, 2].numpy(), acc * (one(1) / total))
-        assert found[1][1, 2, row] == maximum + log_above(torch.tensor([total])).item()
+        assert np.array_equal(results[0][1, row, 2].numpy(), acc * (fp32(1) / total))
+        assert results[1][1, 2, row] == maximum + log_above(torch.tensor([total])).item()
 
 
 def test_one_split_comes_out_as_it_went_in():
@@ -98,8 +98,8 @@ def test_empty_splits_change_no_bit_wherever_they_stand():
     nothing = torch.full_like(outs[:1], math.nan), torch.full_like(lses[:1], -math.inf)
     more = torch.cat((nothing[0], outs[:2], nothing[0], outs[2:], nothing[0]))
     more_lses = torch.cat((nothing[1], lses[:2], nothing[1], lses[2:], nothing[1]))
-    for one, other in zip(compute(DENSE, outs, lses), compute(DENSE, more, more_lses), strict=True):
-        assert torch.equal(one, other)
+    for x, other in zip(compute(DENSE, outs, lses), compute(DENSE, more, more_lses), strict=True):
+        assert torch.equal(x, other)
 
 
 @pytest.mark.parametrize("splits", [0, 1, 5])
@@ -129,11 +129,11 @@ def test_a_dominant_split_is_the_output():
 
 def test_what_is_no_number_stays_in_its_row():
     outs, lses = partials(3)
-    right = compute(DENSE, outs, lses)
+    expected = compute(DENSE, outs, lses)
     lses[1, 0, 0, 0] = math.nan
     out, lse = compute(DENSE, outs, lses)
     assert out[0, 0, 0].isnan().all() and lse[0, 0, 0].isnan()
-    assert torch.equal(out[1], right[0][1]) and torch.equal(out[0, 1:], right[0][0, 1:])
+    assert torch.equal(out[1], expected[0][1]) and torch.equal(out[0, 1:], expected[0][0, 1:])
 
 
 # ---- varlen rows --------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ def test_what_is_no_number_stays_in_its_row():
 
 def test_a_sequence_has_the_bits_that_it_has_alone():
     case = Case(8, 6, 4, 3)
-    given = inputs(PACKED, case, seed=4)
-    out, lse = compute(PACKED, **given)
-    starts = given["cu_seqlens"].tolist()
-    counts = given["num_splits"].clamp(0, case.splits)
+    named = inputs(PACKED, case, seed=4)
+    out, lse = compute(PACKED, **named)
+    starts = named["cu_seqlens"].tolist()
+    counts = named["num_splits"].clamp(0, case.splits)
     for count, first, end in zip(counts, starts, starts[1:], strict=False):
-        alone = given["outs"][:count, None, first:end], given["lses"][:count, None, :, first:end]
-        own, own_lse = compute(DENSE, *alone)
+        parts = named["outs"][:count, None, first:end], named["lses"][:count, None, :, first:end]
+        own, own_lse = compute(DENSE, *parts)
         assert torch.equal(out[first:end], own[0])
         assert torch.equal(lse[:, first:end], own_lse[0])
 
@@ -158,16 +158,16 @@ def test_rows_before_the_first_sequence_and_behind_the_last_have_no_split():
     starts = torch.tensor([1, 4], dtype=torch.int32)
     out, lse = compute(PACKED, outs[:, 0], lses[:, 0], counts, starts)
     assert torch.all(out[[0, 4]] == 0) and torch.all(lse[:, [0, 4]] == -math.inf)
-    right, right_lse = combine(outs[:, 0, 1:4], lses[:, 0, :, 1:4])
-    assert torch.allclose(out[1:4].double(), right)
-    assert torch.allclose(lse[:, 1:4].double(), right_lse)
+    expected, expected_lse = combine(outs[:, 0, 1:4], lses[:, 0, :, 1:4])
+    assert torch.allclose(out[1:4].double(), expected)
+    assert torch.allclose(lse[:, 1:4].double(), expected_lse)
 
 
 @pytest.mark.parametrize(("count", "meant"), [(-7, 0), (0, 0), (1, 1), (2, 2), (3, 2), (999, 2)])
 def test_a_number_of_splits_that_there_are_not_means_none_or_all(count, meant):
     outs, lses = partials(2)
     packing = (torch.tensor([count], dtype=torch.int32), torch.tensor([0, 5], dtype=torch.int32))
-    found = compute(PACKED, outs[:, 0], lses[:, 0], *packing)
-    right = compute(DENSE, outs[:meant, :1], lses[:meant, :1])
-    for one, other in zip(found, right, strict=True):
-        assert torch.equal(one, other[0])
+    results = compute(PACKED, outs[:, 0], lses[:, 0], *packing)
+    expected = compute(DENSE, outs[:meant, :1], lses[:meant, :1])
+    for result, other in zip(results, expected, strict=True):
+        assert torch.equal(result, other[0])

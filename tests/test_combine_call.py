@@ -21,7 +21,7 @@ def test_it_combines_what_attention_gave_for_parts_of_the_keys():
         *(t.transpose(1, 2).double() for t in (q, k, v))
     ).transpose(1, 2)
     parts = [fagen.attention(q, k[:, s], v[:, s], return_lse=True) for s in _thirds(90)]
-    out, lse = fagen.combine(*(torch.stack(made) for made in zip(*parts, strict=True)))
+    out, lse = fagen.combine(*(torch.stack(tensors) for tensors in zip(*parts, strict=True)))
     assert out.dtype == torch.float16 and out.shape == q.shape
     assert (out.double() - whole).abs().max() < 2e-3
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / 8
@@ -37,9 +37,9 @@ def _thirds(length: int) -> list[slice]:
 def test_dtypes_go_with_each_other(dtype, out_dtype):
     out, lse = fagen.combine(OUTS.to(dtype), LSES, out_dtype=out_dtype)
     assert out.dtype == (out_dtype or dtype) and lse.dtype == torch.float32
-    right, right_lse = combine(OUTS.to(dtype), LSES)
-    assert torch.allclose(out.double(), right, atol=4 * torch.finfo(out.dtype).eps)
-    assert torch.allclose(lse.double(), right_lse, atol=1e-6)
+    expected, expected_lse = combine(OUTS.to(dtype), LSES)
+    assert torch.allclose(out.double(), expected, atol=4 * torch.finfo(out.dtype).eps)
+    assert torch.allclose(lse.double(), expected_lse, atol=1e-6)
 
 
 def test_rows_without_a_batch_are_one_of_it():
@@ -54,17 +54,17 @@ def test_packed_sequences_have_splits_of_their_own():
     lses[1:, :, :2] = math.nan
     out, lse = fagen.combine(outs, lses, num_splits=COUNTS, cu_seqlens=ENDS)
     assert torch.equal(out[:2], outs[0, :2]) and torch.equal(lse[:, :2], lses[0, :, :2])
-    right, _ = combine(outs[:, 2:], lses[:, :, 2:])
-    assert torch.allclose(out[2:].double(), right, atol=1e-6)
+    expected, _ = combine(outs[:, 2:], lses[:, :, 2:])
+    assert torch.allclose(out[2:].double(), expected, atol=1e-6)
 
 
 def test_strides_are_free():
     outs = normal(3, 5, 2, 4, 64).transpose(1, 2)[..., 32:]
     lses = normal(2, 3, 4, 5, seed=1).transpose(0, 1)
-    for one, other in zip(
+    for result, other in zip(
         fagen.combine(outs, lses), fagen.combine(outs.contiguous(), lses.contiguous()), strict=True
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(result, other)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5, 4, 32), (3, 0, 5, 4, 32), (3, 2, 0, 4, 32)])

@@ -47,18 +47,18 @@ def test_it_is_attention_over_each_sequences_own_keys(
     lengths = dict(seqused_k=ints(70, 33), leftpad_k=ints(2, 0))
     out, lse = fagen.attention_decode(q, k, v, **lengths, causal=causal, return_lse=True)
     mask = MASKS["causal" if causal else "full"]
-    right, right_lse = attend(q, k, v, mask=mask, scale=head_dim**-0.5, **lengths)
-    assert out.dtype == q.dtype and (out.double() - right).abs().max() < 2e-3
-    assert torch.allclose(lse.double(), right_lse, atol=1e-3)
+    expected, expected_lse = attend(q, k, v, mask=mask, scale=head_dim**-0.5, **lengths)
+    assert out.dtype == q.dtype and (out.double() - expected).abs().max() < 2e-3
+    assert torch.allclose(lse.double(), expected_lse, atol=1e-3)
 
 
 def test_without_lengths_all_keys_count_and_without_the_lse_there_is_one_result():
     q, k, v = tensors()
-    alone = fagen.attention_decode(q, k, v)
+    out_alone = fagen.attention_decode(q, k, v)
     out, _ = fagen.attention_decode(q, k, v, seqused_k=ints(70, 70), return_lse=True)
-    assert torch.equal(alone, out)
-    assert torch.equal(alone, fagen.attention_decode(q, k, v, causal=False))
-    assert torch.equal(alone, fagen.attention_decode(q, k, v, scale=64**-0.5))
+    assert torch.equal(out_alone, out)
+    assert torch.equal(out_alone, fagen.attention_decode(q, k, v, causal=False))
+    assert torch.equal(out_alone, fagen.attention_decode(q, k, v, scale=64**-0.5))
 
 
 def test_strides_are_free():
@@ -126,8 +126,8 @@ def test_references_are_logarithms_of_means_the_largest_of_each_head():
     scores = torch.randn(3, 2, 4, 50)  # batch, heads, queries, keys
     lse = scores.logsumexp(-1)
     lse[1] = -math.inf  # which has seen nothing
-    right = scores[[0, 2]].exp().mean(-1).log().amax((0, 2))
-    assert torch.allclose(fagen.reference_for(lse, 50), right, atol=1e-5)
+    expected = scores[[0, 2]].exp().mean(-1).log().amax((0, 2))
+    assert torch.allclose(fagen.reference_for(lse, 50), expected, atol=1e-5)
     assert torch.equal(fagen.reference_for(lse, ints(50, 0, 50)), fagen.reference_for(lse, 50))
     assert fagen.reference_for(lse[1:2], 50).tolist() == [-math.inf] * 2
     with pytest.raises(ValueError, match=r"lse has shape \(2, 4\)"):
@@ -164,10 +164,10 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
 ):
     q, k, v = tensors(**sizes, keys=20)
     width = {name: sizes.pop(name, 64) for name in ("head_dim", "head_dim_v")}
-    of = dict(dtype="fp16", device="cpu", causal=causal, unified=unified, **sizes, **width)
-    slug = fagen.prepare_decode(**of)
+    problem = dict(dtype="fp16", device="cpu", causal=causal, unified=unified, **sizes, **width)
+    slug = fagen.prepare_decode(**problem)
     assert slug.startswith(f"dec_fp16_d{width['head_dim']}") and unified == ("fixed" in slug)
-    assert fagen.prepare_decode(**of) == slug
+    assert fagen.prepare_decode(**problem) == slug
     monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
     results = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
@@ -176,17 +176,17 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
 def test_without_lengths_tiles_stay_whole_by_a_kernel_that_is_prepared_too(monkeypatch):
-    of = dict(batch=33, heads=8, kv_heads=8)
-    slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **of)
-    taken = {
+    sizes = dict(batch=33, heads=8, kv_heads=8)
+    slug = fagen.prepare_decode(dtype="fp16", head_dim=64, device="cpu", **sizes)
+    slugs = {
         key.derived[0].values()["by"]: ready.kernels[None].slug
         for key, ready in call._ready.items()
     }
-    assert taken == {"round_robin": slug, "stream_k": f"{slug}_streamk"}
+    assert slugs == {"round_robin": slug, "stream_k": f"{slug}_streamk"}
     monkeypatch.setattr(op, "ready", None)
-    q, k, v = tensors(**of, keys=20)
-    given = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
-    assert torch.equal(fagen.attention_decode(q, k, v), given)
+    q, k, v = tensors(**sizes, keys=20)
+    with_lengths = fagen.attention_decode(q, k, v, seqused_k=ints(*[20] * 33))
+    assert torch.equal(fagen.attention_decode(q, k, v), with_lengths)
     assert {at_hand[7] for at_hand in decode.DECODING.known} == {False, True}
 
 

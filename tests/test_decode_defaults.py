@@ -69,7 +69,7 @@ def test_what_is_derived_is_what_is_committed():
     st.sampled_from(sorted(DEALT)),
 )
 def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask, by):
-    found = derived(
+    schedules = derived(
         dtype=dtype,
         head_dim=8 * d,
         head_dim_v=8 * d_v,
@@ -78,8 +78,8 @@ def test_any_problem_has_a_kernel_that_fits(d, d_v, rows, kv_heads, dtype, mask,
         num_splits=num_splits_for(kv_heads),
         by=by,
     )
-    assert found and found[-1].tile.rows == 8
-    assert found[0].tile.rows <= rows_for(rows)
+    assert schedules and schedules[-1].tile.rows == 8
+    assert schedules[0].tile.rows <= rows_for(rows)
 
 
 def test_rows_and_chunks_that_kernels_are_made_for():

@@ -47,8 +47,8 @@ def values(slug: str) -> dict[str, object]:
 def of_six(slug: str) -> str:
     """The kernel that had this slug when five buffers, of up to 16 rows, were six."""
     schedule = Schedule.from_slug(slug)
-    said = "stages" in schedule.settings() or schedule.tile.rows > 16
-    return slug if said or schedule.values()["stages"] != 5 else schedule.but(stages=6).slug
+    explicit = "stages" in schedule.settings() or schedule.tile.rows > 16
+    return slug if explicit or schedule.values()["stages"] != 5 else schedule.but(stages=6).slug
 
 
 def measured():
@@ -64,7 +64,7 @@ def measured():
         meant = of_six if day == 24 else str
         surveyed += [(meant(row["slug"]), row) for row in json.loads(benchmark.read_text())["rows"]]
     names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-    return [(s, Sizes(*(of[n] for n in names)), of["microseconds"] / 1e6) for s, of in surveyed]
+    return [(s, Sizes(*(row[n] for n in names)), row["microseconds"] / 1e6) for s, row in surveyed]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_shapes_of_a_slug_are_calls_that_would_get_it(rows, num_splits):
     slug = f"dec_fp16_d128_causal_r{rows}n64" + ("" if num_splits == 16 else f"_c{num_splits}")
     declared = space_like(slug)
     usual = [sized(slug, shape.sizes(128)).values() for shape in declared.shapes]
-    assert len(usual) == 6 and {(one["rows"], one["num_splits"]) for one in usual} == {
+    assert len(usual) == 6 and {(row["rows"], row["num_splits"]) for row in usual} == {
         (rows, num_splits)
     }
 

@@ -34,13 +34,13 @@ def transformers_attention():
 
 
 def judged_fp8():
-    of = plan(Schedule.from_slug("fwd_e4m3_d64_causal_m128n64"))
+    planned = plan(Schedule.from_slug("fwd_e4m3_d64_causal_m128n64"))
 
-    def kernel(given, scale):
-        return emulate_fp8(of, *given[:3], scale, *given[3:])
+    def kernel(arguments, scale):
+        return emulate_fp8(planned, *arguments[:3], scale, *arguments[3:])
 
-    cell = Cell(Problem.of(of.schedule), Sizes(2, 4, 2, 20, 40))
-    results = fp8_error(of, cell, kernel, *HALVES)
+    cell = Cell(Problem.of(planned.schedule), Sizes(2, 4, 2, 20, 40))
+    results = fp8_error(planned, cell, kernel, *HALVES)
     errors = results.error, results.torch_error, results.lse_error
     return torch.tensor(errors, dtype=torch.float64, device="cpu")
 
@@ -90,7 +90,7 @@ def test_a_call_computes_the_same_bits_whatever_torchs_defaults_are(call, defaul
     finally:
         torch.set_default_dtype(before)
         torch.set_default_device(None)
-    for one, other in zip(results, expected, strict=True):
-        assert one.dtype == other.dtype and one.device == other.device
-        both = (x.view(torch.uint8) if x.dtype == E4M3 else x for x in (one, other))
+    for result, other in zip(results, expected, strict=True):
+        assert result.dtype == other.dtype and result.device == other.device
+        both = (x.view(torch.uint8) if x.dtype == E4M3 else x for x in (result, other))
         assert torch.equal(*both)

@@ -64,10 +64,10 @@ def leaves_of(tensors, which):
 
 
 def test_it_is_what_the_op_gives(attend, stub_op):
-    one = stub_op(SLUG)
+    stub = stub_op(SLUG)
     kernel = op.kernel_of(plan_of(SLUG), "cuda")
-    assert kernel.direct is not kernel.out_only is op.out_only(one.op)
-    out, lse = one.op(*qkv(), 0.1)
+    assert kernel.direct is not kernel.out_only is op.out_only(stub.op)
+    out, lse = stub.op(*qkv(), 0.1)
     assert torch.equal(attend(*qkv()), out)
     assert all(map(torch.equal, attend(*qkv(), return_lse=True), (out, lse)))
 
@@ -138,11 +138,11 @@ def test_recorded_by_torch_jit_it_refuses_gradients_too(attend):
 
 @pytest.mark.parametrize("lengths", [(), ("seqused_k",), ("leftpad_k",), tuple(LENGTHS)])
 def test_what_is_given_by_place_is_what_is_given_by_name(decode, lengths):
-    given = {name: LENGTHS[name] for name in lengths}
-    out, lse = emulated(DECODING)(*few(), 64**-0.5, **given)
-    assert torch.equal(decode(*few(), **given), out)
-    assert torch.equal(decode(*few(), scale=64**-0.5, **given), out)
-    assert all(map(torch.equal, decode(*few(), return_lse=True, **given), (out, lse)))
+    used = {name: LENGTHS[name] for name in lengths}
+    out, lse = emulated(DECODING)(*few(), 64**-0.5, **used)
+    assert torch.equal(decode(*few(), **used), out)
+    assert torch.equal(decode(*few(), scale=64**-0.5, **used), out)
+    assert all(map(torch.equal, decode(*few(), return_lse=True, **used), (out, lse)))
 
 
 def test_so_is_a_reference(decode):
@@ -154,7 +154,7 @@ def test_so_is_a_reference(decode):
 @pytest.mark.parametrize("which", range(3))
 def test_a_gradient_of_decoding_is_refused_where_one_is_needed(decode, which):
     for tensors in leaves_of(few(), which):
-        assert "requires a gradient" in refusal(lambda given=tensors: decode(*given))
+        assert "requires a gradient" in refusal(lambda tensors=tensors: decode(*tensors))
         with torch.no_grad():
             assert not decode(*tensors).requires_grad
 

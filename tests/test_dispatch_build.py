@@ -33,7 +33,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(op, "build", build)
     monkeypatch.setattr(op, "load", load)
-    monkeypatch.setattr(op, "kernel_of", lambda of, _: op.Kernel(of.slug, *[print] * 4, 1.0, ""))
+    monkeypatch.setattr(
+        op, "kernel_of", lambda plan, _: op.Kernel(plan.slug, *[print] * 4, 1.0, "")
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: machine.capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Sandbox 1000")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
@@ -42,12 +44,12 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def key(device: int = 0, head_dim: int = 64, schedule: Choice = None, **e4m3: Any) -> CallKey:
     dtype = torch.float8_e4m3fn if e4m3 else torch.float16
-    of = torch.device("cuda", device), dtype, head_dim, head_dim, False, schedule
-    return ATTENTION.key_of(*of, **e4m3)
+    fields = torch.device("cuda", device), dtype, head_dim, head_dim, False, schedule
+    return ATTENTION.key_of(*fields, **e4m3)
 
 
-def ready(*of: Any, **e4m3: Any) -> Any:
-    return ATTENTION.find(ATTENTION.ready(key(*of, **e4m3)))
+def ready(*fields: Any, **e4m3: Any) -> Any:
+    return ATTENTION.find(ATTENTION.ready(key(*fields, **e4m3)))
 
 
 def test_many_threads_build_once(pretended: SimpleNamespace) -> None:
@@ -144,12 +146,12 @@ def test_a_build_that_failed_is_tried_again(
 def test_a_kernel_of_e4m3_is_built_for_its_layout_and_scales(
     schedules_folder: Path, pretended: SimpleNamespace
 ) -> None:
-    of = {"out_dtype": torch.float16, "v_layout": "columns"}
-    ready(**of, scale_rows=64)
+    how = {"out_dtype": torch.float16, "v_layout": "columns"}
+    ready(**how, scale_rows=64)
     assert pretended.built == ["fwd_e4m3_d64_full_m128n128_ofp16_sblock_pm1"]
     pretended.capturing = True
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
-        ready(**of, scale_rows=32)
+        ready(**how, scale_rows=32)
 
 
 # ---- derived schedules --------------------------------------------------------------------------
@@ -175,9 +177,9 @@ def of_no_table() -> list[str]:
     """The slugs of the derived schedules that serve calls of head dim 24."""
     problem = key(head_dim=24).problem
     assert problem
-    found = buildable(problem)
-    assert found.derived
-    return [schedule.slug for schedule in found.schedules]
+    choice = buildable(problem)
+    assert choice.derived
+    return [schedule.slug for schedule in choice.schedules]
 
 
 def test_of_derived_schedules_the_first_that_does_not_spill_serves(
@@ -223,8 +225,8 @@ def types_in(value: Any) -> set[type]:
 
 def test_what_torch_compile_is_told_of_rows_are_plain_tuples_which_choose_alike() -> None:
     """Torch 2.11 takes no other tuple apart."""
-    of = torch.device("cpu"), torch.float16, 128, 128, True
-    rows, whole = _rows_of("attention", of), ATTENTION.rows(ATTENTION.key_of(*of))
+    fields = torch.device("cpu"), torch.float16, 128, 128, True
+    rows, whole = _rows_of("attention", fields), ATTENTION.rows(ATTENTION.key_of(*fields))
     assert whole is not None and types_in(rows) <= {tuple, int, str, bool, type(None)}
     for keys in (1, 500, 5_000, 500_000):
         assert first_slug(rows, 1, 8, 2, 64, keys) == first_slug(whole, 1, 8, 2, 64, keys)

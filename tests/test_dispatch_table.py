@@ -142,8 +142,8 @@ def test_what_no_row_is_for_is_served_as_without_a_table(folders):
     def slug(keys, queries=1_000):
         return served(PROBLEM, Sizes(1, 1, 1, queries, keys)).slug
 
-    wanted = {1: usual, 99: usual, 100: MINE, 200: MINE, 201: usual, OPEN_KEYS + 1: usual}
-    assert {keys: slug(keys) for keys in wanted} == wanted and usual != MINE
+    expected = {1: usual, 99: usual, 100: MINE, 200: MINE, 201: usual, OPEN_KEYS + 1: usual}
+    assert {keys: slug(keys) for keys in expected} == expected and usual != MINE
     assert slug(1, 64) == slug(150, 64) == SHORT
     assert select(PROBLEM, CARD).many == ((99, None), (200, MINE), (MOST, None))
 
@@ -161,21 +161,21 @@ def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
 def test_no_other_call_is_served_otherwise_for_a_users_row(folders, monkeypatch, mask, keys):
     """Over fagen's own table: rows for few queries and for accuracy stay what they were."""
     monkeypatch.setattr("fagen.dispatch.select.locate", locate)
-    slug, asked = f"fwd_fp16_d128_{mask}_m64n48", replace(PROBLEM, mask=mask)
+    slug, problem = f"fwd_fp16_d128_{mask}_m64n48", replace(PROBLEM, mask=mask)
     lengths = (1, 1_000, 1_001, 8_191, 8_192, 10_000, 10_001, OPEN_KEYS, 200_000, 300_000)
     sizes = [Sizes(1, 16, 16, q, k) for q in (1, 1_000, 200_000) for k in lengths]
-    before = {size: served(asked, size) for size in sizes}
+    before = {size: served(problem, size) for size in sizes}
     update(folders[1], [Row(CARD, slug, *keys)])
-    few_rows = {row.slug for row in rows_for(asked) if row.for_few_rows}
-    few_tiles = [(row, row.limits) for row in rows_for(asked) if row.for_few_tiles]
+    few_rows = {row.slug for row in rows_for(problem) if row.for_few_rows}
+    few_tiles = [(row, row.limits) for row in rows_for(problem) if row.for_few_tiles]
     narrow = [size for size in sizes if first_fit(few_tiles, measures_of(size))]
     assert narrow and len(narrow) < len(sizes)
     for size, earlier in before.items():
-        found = served(asked, size)
+        choice = served(problem, size)
         if size in narrow or not keys[0] <= size.seqlen_k <= keys[1]:
-            assert found == earlier, size
+            assert choice == earlier, size
         else:
-            assert found.slug == slug or found.slug in few_rows, size
+            assert choice.slug == slug or choice.slug in few_rows, size
 
 
 def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(folders):
@@ -192,7 +192,7 @@ def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(
 
 
 @pytest.mark.parametrize(
-    "of",
+    "changes",
     [
         dict(card="NVIDIA \U0001f600 H200"),
         dict(card='a"b\\c'),
@@ -204,15 +204,15 @@ def test_a_row_of_packed_sequences_is_for_all_sizes_and_no_others_are_for_these(
         dict(rows_to=2**53 + 1),
     ],
 )
-def test_what_is_hard_to_write_is_read_back(folders, of):
-    one = Row(**{"card": CARD, "slug": LONG} | of)
-    update(folders[1], [one])
+def test_what_is_hard_to_write_is_read_back(folders, changes):
+    row = Row(**{"card": CARD, "slug": LONG} | changes)
+    update(folders[1], [row])
     table_at.cache_clear()
-    assert table_at(folders[1]) == (one,)
+    assert table_at(folders[1]) == (row,)
     lines = folders[1].read_text(encoding="utf-8").split("\n")
     assert all(line.isprintable() for line in lines)
-    assert rows_for(PROBLEM, one.card) == [one]
-    assert select(PROBLEM, one.card).slugs(MOST, MOST)
+    assert rows_for(PROBLEM, row.card) == [row]
+    assert select(PROBLEM, row.card).slugs(MOST, MOST)
 
 
 def test_a_byte_order_mark_and_another_systems_lines_are_read(folders):
@@ -226,7 +226,7 @@ TEXT, HUGE = dispatch_table.written(rows()), 10**400
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         ("[[kernel]]\n", ":1: [[kernel]] number 1: without card, slug"),
         ("# one\nx = 1\n", ":2: x: a dispatch table has [[kernel]] tables, and nothing else"),
@@ -289,14 +289,14 @@ TEXT, HUGE = dispatch_table.written(rows()), 10**400
          ":7: [[kernel]] number 1: slug"),
     ],
 )  # fmt: skip
-def test_a_wrong_table_is_refused_with_its_line_in_one_that_can_be_printed(folders, content, said):
+def test_a_wrong_table_is_refused_with_its_line_in_one_that_can_be_printed(folders, content, words):
     folders[1].parent.mkdir()
     folders[1].write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ScheduleError) as refusal:
         served(PROBLEM, Sizes(1, 1, 1, 1, 1))
-    told = str(refusal.value)
-    assert told.startswith(f"{folders[1]}") and said in told
-    assert told.isprintable() and len(told) < 400 + len(str(folders[1]))
+    message = str(refusal.value)
+    assert message.startswith(f"{folders[1]}") and words in message
+    assert message.isprintable() and len(message) < 400 + len(str(folders[1]))
 
 
 def test_a_table_that_is_no_file_is_refused(folders):
@@ -376,8 +376,8 @@ def test_sums_over_very_many_keys_move_to_fp32(promoted):
     for keys in (bound + 1, 300_000, 2**20):
         assert picked(200_000, keys) == promoted
         for queries in (1, 16, 17, 128, 640):  # their kernels share the keys
-            found = picked(queries, keys)
-            assert found == promoted or plan(found).chunk_keys(keys) <= bound
+            slug = picked(queries, keys)
+            assert slug == promoted or plan(slug).chunk_keys(keys) <= bound
     for keys in (1, OPEN_KEYS, bound):
         assert not any(
             picked(queries, keys).values().get("promote") for queries in (1, 128, 200_000)

@@ -17,6 +17,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor]]:
 def test_two_ranks_have_the_mean_of_both_parts_gradients(
     shared: dict[str, list[Tensor]], wrap: str
 ) -> None:
-    right = mean_gradient(64, "cpu")
-    for found in shared[wrap]:
-        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-9)
+    expected = mean_gradient(64, "cpu")
+    for gradient in shared[wrap]:
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-9)

@@ -46,7 +46,7 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        asked = self.threshold or self.row_sum == "tensor"
+        online = self.threshold or self.row_sum == "tensor"
         return plan(
             Schedule.make(
                 dtype=self.dtype,
@@ -57,7 +57,7 @@ class Case:
                 block_n=self.block_n,
                 rescale_threshold=self.threshold,
                 sum=self.row_sum,
-                maximum=self.maximum or ("online" if asked else "lazy"),
+                maximum=self.maximum or ("online" if online else "lazy"),
             )
         )
 
@@ -120,8 +120,8 @@ def textbook(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
     k, v = (t.repeat_interleave(case.group, 1) for t in (k, v))
     scores = q @ k.transpose(2, 3) * case.scale
     if case.causal:
-        seen = torch.ones(case.seqlen_q, case.seqlen_k, dtype=torch.bool)
-        scores[..., ~seen.tril(case.seqlen_k - case.seqlen_q)] = -math.inf
+        visible = torch.ones(case.seqlen_q, case.seqlen_k, dtype=torch.bool)
+        scores[..., ~visible.tril(case.seqlen_k - case.seqlen_q)] = -math.inf
     weights = scores.softmax(-1).nan_to_num(0.0)
     return (weights @ v).transpose(1, 2), scores.logsumexp(-1), (weights @ v.abs()).transpose(1, 2)
 
@@ -152,11 +152,11 @@ def held_against_fp64(case: Case, q: Tensor, k: Tensor, v: Tensor) -> None:
     bound = (unit + 2 * moved) * magnitude + unit * exact.abs() * (1 + unit + summed) + lost + 1e-30
     assert ((out.double() - exact).abs() <= bound).all()
 
-    seen = exact_lse.isfinite()
-    assert torch.equal(lse == -math.inf, ~seen)
-    assert not out.transpose(1, 2)[~seen].any()
+    finite = exact_lse.isfinite()
+    assert torch.equal(lse == -math.inf, ~finite)
+    assert not out.transpose(1, 2)[~finite].any()
     moved += summed * (unit * (1 + unit) + subnormal)
-    assert ((lse - exact_lse).abs()[seen] <= moved + 2.0**-22 * exact_lse.abs()[seen]).all()
+    assert ((lse - exact_lse).abs()[finite] <= moved + 2.0**-22 * exact_lse.abs()[finite]).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -327,12 +327,12 @@ def test_a_lazy_row_max_follows_scores_that_rise_and_fall_by_hundreds(
 def test_what_does_not_outgrow_its_maximum_keeps_it_as_within_a_threshold() -> None:
     lazy = Case(batch=2, seqlen_q=130, seqlen_k=200, kv_heads=2, group=2)
     q, k, v = lazy.tensors()
-    found, kept, moved = (
+    result, kept, moved = (
         emulate(case.plan, q, k, v, lazy.scale)
         for case in (lazy, replace(lazy, threshold=10.0), replace(lazy, maximum="online"))
     )
-    assert torch.equal(found[0], kept[0]) and torch.equal(found[1], kept[1])
-    assert not torch.equal(found[0], moved[0])
+    assert torch.equal(result[0], kept[0]) and torch.equal(result[1], kept[1])
+    assert not torch.equal(result[0], moved[0])
 
 
 def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
@@ -346,11 +346,11 @@ def test_keys_in_blocks_that_no_row_sees_are_not_read() -> None:
 def test_a_nan_stays_in_its_row() -> None:
     """A lazy row max is raised by it in a whole warp; P is rounded as if each block did that."""
     lazy = Case(seqlen_q=70, seqlen_k=50)
-    each = replace(lazy, maximum="online")
+    online = replace(lazy, maximum="online")
     q, k, v = lazy.tensors()
-    clean, moved = (emulate(case.plan, q, k, v, lazy.scale)[0] for case in (lazy, each))
+    clean, moved = (emulate(case.plan, q, k, v, lazy.scale)[0] for case in (lazy, online))
     q[0, 3, 0, 5] = math.nan
-    for case, others in ((lazy, clean), (each, moved)):
+    for case, others in ((lazy, clean), (online, moved)):
         out, lse = emulate(case.plan, q, k, v, case.scale)
         assert out[0, 3].isnan().all() and lse[0, 0, 3].isnan()
         assert torch.equal(out[0, :3], moved[0, :3]) and torch.equal(out[0, 4:16], moved[0, 4:16])

@@ -49,8 +49,8 @@ def generated(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def kinds(*renderings: Rendering, **given: object) -> list[str]:
-    return [fault.kind for fault in faults(renderings or [RENDERING], **given)]
+def kinds(*renderings: Rendering, **options: object) -> list[str]:
+    return [fault.kind for fault in faults(renderings or [RENDERING], **options)]
 
 
 # ---- out and back --------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(gener
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("600.0", "1" + "0" * 400, "tflops is 1000"),
         ("600.0", "NaN", "tflops is NaN"),
@@ -293,16 +293,16 @@ def test_evidence_has_outlived_its_schedule_where_no_schedule_has_its_slug(gener
         (f'"slug": "{SLUG}"', '"slug": "fwd_x"', f"of fwd_x, not of {SLUG}"),
     ],
 )
-def test_what_no_gpu_can_have_found_is_no_evidence(generated, tmp_path, old, new, said):
+def test_what_no_gpu_can_have_found_is_no_evidence(generated, tmp_path, old, new, message):
     path = write(EVIDENCE, tmp_path / "mine")
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(VerificationError, match=said) as refusal:
+    with pytest.raises(VerificationError, match=message) as refusal:
         read(SLUG, tmp_path / "mine")
     assert str(refusal.value).isprintable() and len(str(refusal.value)) < 500
     if "slug" not in old and len(new) < 100_000:
         ledger = generated / LEDGER
         ledger.write_text(ledger.read_text().replace(old, new))
-        with pytest.raises(VerificationError, match=f"^forward.jsonl: {SLUG}: .*{said}"):
+        with pytest.raises(VerificationError, match=f"^forward.jsonl: {SLUG}: .*{message}"):
             read(SLUG)
         assert kinds() == ["unreadable"]
 
@@ -353,7 +353,7 @@ def test_an_excused_kernel_may_lack_evidence_but_its_line_is_of_today(generated)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"a = 1\n", "needs a date and a reason"),
         (b"[a]\ndate = 2026-11-21\n", "needs a date and a reason"),
@@ -363,12 +363,12 @@ def test_an_excused_kernel_may_lack_evidence_but_its_line_is_of_today(generated)
     ],
 )
 def test_excuses_that_nobody_meant_are_refused_in_a_line_that_can_be_printed(
-    content, said, generated
+    content, message, generated
 ):
     (generated / "unverified.toml").write_bytes(content)
     with pytest.raises(VerificationError) as refusal:
         read_excuses()
-    assert said in str(refusal.value) and str(refusal.value).isprintable()
+    assert message in str(refusal.value) and str(refusal.value).isprintable()
     assert kinds() == ["unreadable"]
 
 

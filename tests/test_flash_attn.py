@@ -79,9 +79,9 @@ ARGUMENTS = {
 @pytest.mark.parametrize("function", ARGUMENTS, ids=lambda function: function.__name__)
 def test_the_arguments_are_flash_attention_3s(function):
     ours = [
-        (name, one.default)
-        for name, one in signature(function).parameters.items()
-        if one.kind is Parameter.POSITIONAL_OR_KEYWORD
+        (name, parameter.default)
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
     ]
     assert ours == [*ARGUMENTS[function].items()]
 
@@ -224,36 +224,34 @@ def same_cases():
             yield pytest.param(name, *line.strip().split(" == "), id=line.strip())
 
 
-@pytest.mark.parametrize(("of", "ours", "fagens"), [*same_cases()])
-def test_it_is_fagens_call_and_its_gradients(of, ours, fagens):
-    found = []
+@pytest.mark.parametrize(("case", "ours", "fagens"), [*same_cases()])
+def test_it_is_fagens_call_and_its_gradients(case, ours, fagens):
+    both = []
     for expression in (ours, fagens):
-        tensors = {n: x.detach().clone() for n, x in TENSORS[of].items()}
+        tensors = {n: x.detach().clone() for n, x in TENSORS[case].items()}
         leaves = [x.requires_grad_() for x in tensors.values() if x.dtype == HALF]
         results = eval(expression, NAMES | tensors)
         results = results if isinstance(results, tuple) else (results,)
         assert all(x.is_contiguous() for x in results)
         total = sum(x.float().masked_fill(x == -math.inf, 0).sum() for x in results)
-        found.append((*results, *(torch.autograd.grad(total, leaves) if leaves else ())))
-    assert all(map(torch.equal, *found)) and [x.dtype for x in found[0]] == [
-        x.dtype for x in found[1]
-    ]
+        both.append((*results, *(torch.autograd.grad(total, leaves) if leaves else ())))
+    assert all(map(torch.equal, *both)) and [x.dtype for x in both[0]] == [x.dtype for x in both[1]]
 
 
 def test_a_descale_that_all_heads_share_is_not_copied(monkeypatch):
     shared = torch.tensor(0.5).expand(2, 3)
-    monkeypatch.setattr(calls, "attention", lambda *_, **given: given)
-    found = flash_attn_func(*in_e4m3(), q_descale=shared)
-    assert found["q_descale"].data_ptr() == shared.data_ptr()
+    monkeypatch.setattr(calls, "attention", lambda *_, **arguments: arguments)
+    arguments = flash_attn_func(*in_e4m3(), q_descale=shared)
+    assert arguments["q_descale"].data_ptr() == shared.data_ptr()
 
 
-def near(found, expected, dtype=HALF):
+def near(result, expected, dtype=HALF):
     close = {HALF: 4e-3, BF16: 3e-2, E4M3: 0.12}[dtype]
-    torch.testing.assert_close(found.detach().double(), expected.double(), rtol=close, atol=close)
+    torch.testing.assert_close(result.detach().double(), expected.double(), rtol=close, atol=close)
 
 
-def near_lse(found, expected):
-    torch.testing.assert_close(found.detach().double(), expected, rtol=1e-3, atol=1e-3)
+def near_lse(result, expected):
+    torch.testing.assert_close(result.detach().double(), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
@@ -263,12 +261,12 @@ def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
     descales = {name: torch.rand(2, 2) * 2 + 0.01 for name in SIZES}
     expected = flash_attn_func(*tensors, causal=True, return_attn_probs=True, **descales)
     leaves = [x.detach().requires_grad_() for x in tensors]
-    found = flash_attn_func(*leaves, causal=True, return_attn_probs=True, **descales)
+    results = flash_attn_func(*leaves, causal=True, return_attn_probs=True, **descales)
     message = ": e4m3 tensors have no grad"
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other) and one.requires_grad
+    for result, other in zip(results, expected, strict=True):
+        assert torch.equal(result, other) and result.requires_grad
         with pytest.raises(NotImplementedError, match=f"^flash_attn_func{message}"):
-            one.float().sum().backward(retain_graph=True)
+            result.float().sum().backward(retain_graph=True)
     rows = [x.flatten(0, 1).detach().requires_grad_() for x in leaves]
     at = (ints(0, 30, 60), ints(0, 30, 60), 30, 30)
     out = flash_attn_varlen_func(*rows, *at, ints(30, 12), None, causal=True, **descales)
@@ -305,23 +303,23 @@ def test_of_one_length_is_what_has_no_offsets(dense, gradient):
     at_q, at_k = ints(0, 20, 40, 60), ints(0, 50, 100, 150)
     leaves = [x.clone().requires_grad_(gradient) if gradient else x for x in (q, k, v)]
     packed = [x.detach().flatten(0, 1).requires_grad_(gradient) for x in leaves]
-    given = [*packed, at_q, at_k]
+    arguments = [*packed, at_q, at_k]
     if dense != "k":
-        given[0], given[3] = leaves[0], None
+        arguments[0], arguments[3] = leaves[0], None
     if dense != "q":
-        given[1:3], given[4] = leaves[1:], None
+        arguments[1:3], arguments[4] = leaves[1:], None
     more = dict(seqused_q=ints(20, 11, 0), seqused_k=ints(50, 13, 8))
     more |= dict(causal=True, return_attn_probs=True)
-    out, lse = flash_attn_varlen_func(*given, 20, 50, **more)
+    out, lse = flash_attn_varlen_func(*arguments, 20, 50, **more)
     expected, wanted_lse = flash_attn_varlen_func(*packed, at_q, at_k, 20, 50, **more)
     if dense != "k":
         assert out.shape == (3, 20, 4, 64) and lse.shape == (3, 4, 20) and lse.is_contiguous()
         wanted_lse = wanted_lse.unflatten(1, (3, 20)).transpose(0, 1)
     assert torch.equal(out.reshape(expected.shape), expected) and torch.equal(lse, wanted_lse)
     if gradient:
-        found = torch.autograd.grad(out.sum(), given[:3])
-        right = torch.autograd.grad(expected.sum(), packed)
-        assert all(torch.equal(x.reshape(y.shape), y) for x, y in zip(found, right, strict=True))
+        grads = torch.autograd.grad(out.sum(), arguments[:3])
+        theirs = torch.autograd.grad(expected.sum(), packed)
+        assert all(torch.equal(x.reshape(y.shape), y) for x, y in zip(grads, theirs, strict=True))
 
 
 # ---- head dims that it fills up ------------------------------------------------------------------
@@ -340,13 +338,13 @@ def test_head_dims_that_no_kernel_has(varlen, head_dim, head_dim_v):
     else:
         out, lse = (x[0] for x in flash_attn_func(*(x[None] for x in leaves), **how))
     dout = normal(30, 4, head_dim_v, seed=3, dtype=HALF)
-    made = torch.autograd.grad(out, leaves, dout)
+    grads = torch.autograd.grad(out, leaves, dout)
     dense = (x.detach()[None] for x in (dout, *leaves))
-    expected, wanted_lse, *right = gradients(*dense, mask=MASKS["causal"], scale=head_dim**-0.5)
+    expected, wanted_lse, *theirs = gradients(*dense, mask=MASKS["causal"], scale=head_dim**-0.5)
     near(out, expected[0])
     near_lse(lse, wanted_lse[0])
-    for one, other in zip(made, right, strict=True):
-        near(one / 8, other[0] / 8)
+    for grad, other in zip(grads, theirs, strict=True):
+        near(grad / 8, other[0] / 8)
 
 
 # ---- three tensors in one ------------------------------------------------------------------------
@@ -358,13 +356,13 @@ def test_three_tensors_in_one_are_the_three(grouped):
     qkv = normal(*shape, dtype=HALF).requires_grad_()
     more = dict(num_heads_q=4) if grouped else {}
     out, lse = flash_attn_qkvpacked_func(qkv, 0.1, True, return_attn_probs=True, **more)
-    (made,) = torch.autograd.grad(out.sum() + lse.sum(), qkv)
+    (grad,) = torch.autograd.grad(out.sum() + lse.sum(), qkv)
     parts = qkv.detach().split((4, 2, 2), 2) if grouped else qkv.detach().unbind(2)
     leaves = [x.clone().requires_grad_() for x in parts]
     expected, wanted_lse = flash_attn_func(*leaves, 0.1, True, return_attn_probs=True)
     assert torch.equal(out, expected) and torch.equal(lse, wanted_lse)
-    right = torch.autograd.grad(expected.sum() + wanted_lse.sum(), leaves)
-    assert torch.equal(made, torch.cat(right, 2) if grouped else torch.stack(right, 2))
+    theirs = torch.autograd.grad(expected.sum() + wanted_lse.sum(), leaves)
+    assert torch.equal(grad, torch.cat(theirs, 2) if grouped else torch.stack(theirs, 2))
 
 
 # ---- below the calls -----------------------------------------------------------------------------
@@ -377,53 +375,53 @@ def test_the_two_passes_by_themselves_are_those_of_the_call(older, deterministic
     q, k, v = (x.detach() for x in leaves)
     expected, wanted_lse = flash_attn_func(*leaves, causal=True, return_attn_probs=True)
     dout = normal(2, 20, 4, 64, seed=5, dtype=BF16)
-    right = torch.autograd.grad(expected, leaves, dout)
+    expected_grads = torch.autograd.grad(expected, leaves, dout)
     bounds = {"window_size": (-1, -1)} if older else {}
     out, lse, *rest = _flash_attn_forward(q, k, v, softmax_scale=0.125, causal=True, **bounds)
     assert torch.equal(out, expected) and torch.equal(lse, wanted_lse)
     assert [x.numel() for x in rest] == [0, 0]
     into = [torch.empty_like(x) for x in (q, k, v)]
-    given = (dout, q, k, v, out, lse, *(None,) * 6, *into, 0.125, True)
-    found = _flash_attn_backward(*given, deterministic=deterministic, softcap=0.0, **bounds)
-    assert all(map(torch.equal, into, right))
+    arguments = (dout, q, k, v, out, lse, *(None,) * 6, *into, 0.125, True)
+    results = _flash_attn_backward(*arguments, deterministic=deterministic, softcap=0.0, **bounds)
+    assert all(map(torch.equal, into, expected_grads))
     if older:
-        assert all(x is y for x, y in zip(found, into, strict=False))
+        assert all(x is y for x, y in zip(results, into, strict=False))
     sums = (dout.double() * out.double()).sum(-1).transpose(1, 2)
-    near(found[3] if older else found, sums, BF16)
+    near(results[3] if older else results, sums, BF16)
     leaf = q.clone().requires_grad_()
     _flash_attn_forward(leaf, k, v, causal=True)[0].backward(dout)
-    assert torch.equal(leaf.grad, right[0])
+    assert torch.equal(leaf.grad, expected_grads[0])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_passes_of_used_lengths_are_those_of_the_call(causal):
     leaves = sequences()
-    of = USED | dict(causal=causal)
+    options = USED | dict(causal=causal)
     expected, wanted_lse = flash_attn_varlen_func(
-        *leaves, AT_Q, AT_K, 40, 100, return_attn_probs=True, **of
+        *leaves, AT_Q, AT_K, 40, 100, return_attn_probs=True, **options
     )
     dout = normal(130, 6, 64, seed=5, dtype=HALF)
-    right = torch.autograd.grad(expected, leaves, dout)
+    expected_grads = torch.autograd.grad(expected, leaves, dout)
     q, k, v = (x.detach() for x in leaves)
     at = dict(cu_seqlens_q=AT_Q, cu_seqlens_k=AT_K, max_seqlen_q=40, max_seqlen_k=100)
     target = torch.empty_like(expected)
-    out, lse, *_ = _flash_attn_forward(q, k, v, out_=target, **at, **of)
+    out, lse, *_ = _flash_attn_forward(q, k, v, out_=target, **at, **options)
     assert out is target and torch.equal(out, expected) and torch.equal(lse, wanted_lse)
     into = [torch.empty_like(x) for x in (q, k, v)]
     lengths = (AT_Q, AT_K, USED_Q, USED_K, 40, 100)
     _flash_attn_backward(dout, q, k, v, out, lse, *lengths, *into, None, causal)
-    assert all(map(torch.equal, into, right))
+    assert all(map(torch.equal, into, expected_grads))
     # and of sequences of one length
     dense = [x[:120].unflatten(0, (3, 40)) for x in (q, k, v)]
     used_k = ints(40, 13, 2)
     out, lse, *_ = _flash_attn_forward(*dense, seqused_k=used_k, causal=causal)
     cached = flash_attn_with_kvcache(*dense, cache_seqlens=used_k, causal=causal)
     assert torch.equal(out, cached)
-    made = _flash_attn_backward(
+    results = _flash_attn_backward(
         torch.ones_like(out), *dense, out, lse, None, None, None, used_k, None, None,
         softmax_scale=0.125, causal=causal, window_size=(-1, -1),
     )  # fmt: skip
     parted = [x.clone().requires_grad_() for x in dense]
     again = flash_attn_varlen_func(*parted, None, None, 40, 40, None, used_k, causal=causal)
-    for one, other in zip(made, torch.autograd.grad(again.sum(), parted), strict=False):
-        near(one, other)
+    for result, other in zip(results, torch.autograd.grad(again.sum(), parted), strict=False):
+        near(result, other)

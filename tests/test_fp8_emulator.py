@@ -35,42 +35,42 @@ def planned(**changes) -> Plan:
     return plan(Schedule.make(**keys | changes))
 
 
-def made(of: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantized]:
+def made(plan: Plan, shape: tuple[int, ...] = SHAPES[0], seed: int = 0) -> list[Quantized]:
     """Q, K and V as a Plan's scales want them, heads and rows of very different sizes."""
     batch, seqlen_q, seqlen_k, heads, kv_heads = shape
-    sizes = ((seqlen_q, heads, of.head_dim), (seqlen_k, kv_heads, of.head_dim))
-    found = []
-    for at, (length, count, columns) in enumerate((*sizes, (seqlen_k, kv_heads, of.head_dim_v))):
+    sizes = ((seqlen_q, heads, plan.head_dim), (seqlen_k, kv_heads, plan.head_dim))
+    tensors = []
+    for at, (length, count, columns) in enumerate((*sizes, (seqlen_k, kv_heads, plan.head_dim_v))):
         x = normal(batch, length, count, columns, seed=seed + at)
         x = x * (1 + torch.arange(length) // 32 % 3)[:, None, None]
-        found.append(x)
-    return quantised(of, *found)
+        tensors.append(x)
+    return quantised(plan, *tensors)
 
 
-def quantised(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> list[Quantized]:
-    fp8 = of.schedule.fp8
+def quantised(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> list[Quantized]:
+    fp8 = plan.schedule.fp8
     scales = (fp8.scales, fp8.scales, fp8.v_scales)
     pairs = zip((q, k, v), scales, strict=True)
-    return [rounded(x, shared, of.scale_rows) for x, shared in pairs]
+    return [rounded(x, shared, plan.scale_rows) for x, shared in pairs]
 
 
-def numbers(of: Plan, q: Quantized, k: Quantized, v: Quantized) -> list[Tensor]:
+def numbers(plan: Plan, q: Quantized, k: Quantized, v: Quantized) -> list[Tensor]:
     """What bytes stand for."""
-    by_block = of.v_scales_by_block
-    values = v.real(of.scale_rows) if by_block else v.values.float() * v.descale[:, None]
-    return [q.real(of.scale_rows), k.real(of.scale_rows), values]
+    by_block = plan.v_scales_by_block
+    values = v.real(plan.scale_rows) if by_block else v.values.float() * v.descale[:, None]
+    return [q.real(plan.scale_rows), k.real(plan.scale_rows), values]
 
 
-def attend(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
+def attend(plan: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
     """Attention with sums in fp32, unless asked for others: what is left are its roundings."""
     more = {"hopper_sums": False} | more
-    values = v.values if of.v_rows else by_columns(v.values)
+    values = v.values if plan.v_rows else by_columns(v.values)
     descales = q.descale, k.descale, v.descale
-    return emulate_fp8(of, q.values, k.values, values, scale, *descales, **more)
+    return emulate_fp8(plan, q.values, k.values, values, scale, *descales, **more)
 
 
-def exact(of: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
-    return reference(*numbers(of, q, k, v), mask=of.mask.name, scale=scale)
+def exact(plan: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125):
+    return reference(*numbers(plan, q, k, v), mask=plan.mask.name, scale=scale)
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -89,68 +89,68 @@ BY_BLOCK = [
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("form", [*BY_HEAD, *BY_BLOCK], ids=str)
 def test_whatever_shares_a_scale_only_the_rounding_of_p_is_lost(shape, mask, form):
-    of = planned(mask=mask, **form)
-    held_against_fp64(of, made(of, shape))
+    plan = planned(mask=mask, **form)
+    held_against_fp64(plan, made(plan, shape))
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("scales", [{}, dict(scales="block", scale_rows=32)], ids=str)
 def test_means_are_added_to_what_bytes_stand_for(mask, scales):
     """Of V to rows that see a key, of K to the log-sum-exp: O does not notice."""
-    of = planned(mask=mask, **scales)
-    tensors = made(of, (2, 130, 100, 4, 2))
+    plan = planned(mask=mask, **scales)
+    tensors = made(plan, (2, 130, 100, 4, 2))
     v_mean, k_mean = normal(2, 2, 64, seed=7), normal(1, 2, 64, seed=8)
-    q, k, v = numbers(of, *tensors)
+    q, k, v = numbers(plan, *tensors)
     real = q, k + k_mean[:, None], v + v_mean[:, None]
     expected, expected_lse = reference(*real, mask=mask, scale=0.125)
-    out, lse = attend(of, *tensors, v_mean=v_mean, k_mean=k_mean)
+    out, lse = attend(plan, *tensors, v_mean=v_mean, k_mean=k_mean)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=3e-5)
     assert (out - expected).square().mean().sqrt() <= 0.03 * v.square().mean().sqrt()
-    seen = 130 if mask == "full" else 100
-    assert not out[:, : 130 - seen].any()
+    rows = 130 if mask == "full" else 100
+    assert not out[:, : 130 - rows].any()
 
 
-def held_against_fp64(of: Plan, tensors: list[Quantized], lse_off: float = 2e-5) -> None:
-    out, lse = attend(of, *tensors)
-    expected, expected_lse = exact(of, *tensors)
+def held_against_fp64(plan: Plan, tensors: list[Quantized], lse_off: float = 2e-5) -> None:
+    out, lse = attend(plan, *tensors)
+    expected, expected_lse = exact(plan, *tensors)
     # row sums are of p before it was rounded; minus infinity is that of rows without a key alone
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=lse_off)
     # an element of P is off by a sixteenth of itself at most, and by less than the least step
-    largest = numbers(of, *tensors)[2].abs().amax()
+    largest = numbers(plan, *tensors)[2].abs().amax()
     assert (out - expected).abs().amax() <= (2**-4 + 2**-9) * largest
     assert (out - expected).square().mean().sqrt() <= 0.03 * expected.square().mean().sqrt()
     assert out.dtype == torch.float16
 
 
 def test_equal_scores_make_a_mean_without_error():
-    of = planned()
-    q, k, v = made(of, (1, 64, 128, 1, 1))
+    plan = planned()
+    q, k, v = made(plan, (1, 64, 128, 1, 1))
     q = Quantized(torch.zeros_like(q.values), q.descale)
-    out, lse = attend(of, q, k, v)
-    mean = numbers(of, q, k, v)[2].mean(1, keepdim=True)
+    out, lse = attend(plan, q, k, v)
+    mean = numbers(plan, q, k, v)[2].mean(1, keepdim=True)
     torch.testing.assert_close(out.float(), mean.expand_as(out), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(lse, torch.full_like(lse, math.log(128)))
 
 
 def test_descales_of_blocks_that_are_all_one_number_are_a_heads():
-    one, other = planned(), planned(scales="block", scale_rows=32)
-    tensors = made(one, (1, 96, 150, 2, 1))
+    by_head, other = planned(), planned(scales="block", scale_rows=32)
+    tensors = made(by_head, (1, 96, 150, 2, 1))
     ones = [Quantized(x.values, torch.ones(1, 1, 1)) for x in tensors]
     blocks = [Quantized(x.values, torch.ones(1, 1, -(-x.values.shape[1] // 32))) for x in tensors]
     blocks[2] = ones[2]
-    for a, b in zip(attend(one, *ones, 0.002), attend(other, *blocks, 0.002), strict=True):
+    for a, b in zip(attend(by_head, *ones, 0.002), attend(other, *blocks, 0.002), strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
     """Its probabilities shrink with its descale, yet count in the row's sum as they are."""
-    of = planned(scales="block", scale_rows=32, v_scales="block")
-    q, k, v = (x.real(32) for x in made(of, (1, 64, 64, 1, 1)))
+    plan = planned(scales="block", scale_rows=32, v_scales="block")
+    q, k, v = (x.real(32) for x in made(plan, (1, 64, 64, 1, 1)))
     for size in (0.0, 1e-6, 1e4):
         v[:, :32] = v[:, :32].sign() * size
         tensors = [rounded(x, "block", 32) for x in (q, k, v)]
-        out, lse = attend(of, *tensors)
-        expected, expected_lse = exact(of, *tensors)
+        out, lse = attend(plan, *tensors)
+        expected, expected_lse = exact(plan, *tensors)
         torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
         assert (out - expected).abs().amax() <= 0.07 * v.abs().amax()
 
@@ -158,28 +158,28 @@ def test_a_block_of_v_that_is_much_smaller_does_not_lose_its_weight():
 @pytest.mark.parametrize("v_scales", ["column", "block"])
 def test_a_row_with_one_key_that_matters_is_that_keys_v(v_scales):
     """Its p is a power of two and not rounded, whatever V's scale in that block is."""
-    of = planned(scales="block", scale_rows=32, v_scales=v_scales)
+    plan = planned(scales="block", scale_rows=32, v_scales=v_scales)
     q, k, v = torch.zeros(1, 4, 1, 64), torch.zeros(1, 128, 1, 64), normal(1, 128, 1, 64)
     v[:, 32:64] *= 0.7
     q[..., 0], k[:, 40, :, 0] = 30, 30
-    tensors = quantised(of, q, k, v)
-    out, _ = attend(of, *tensors, 1.0)
-    expected = numbers(of, *tensors)[2][:, 40:41].expand_as(out)
+    tensors = quantised(plan, q, k, v)
+    out, _ = attend(plan, *tensors, 1.0)
+    expected = numbers(plan, *tensors)[2][:, 40:41].expand_as(out)
     torch.testing.assert_close(out.float(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     """A row max as stale as it may be: P is 2 to the 8.75, and not cut off."""
-    of = planned(head_dim=16, maximum="online", rescale_threshold=4.0, p_offset=4.75)
+    plan = planned(head_dim=16, maximum="online", rescale_threshold=4.0, p_offset=4.75)
     k = torch.zeros(1, 128, 1, 16)
     k[:, :64, :, 0] = 4 * math.log(2)  # met second
     q = torch.zeros(1, 1, 1, 16)
     q[..., 0] = 1
     ones = torch.ones(1, 1, 1)
     tensors = [Quantized(to_e4m3(x), ones) for x in (q, k, torch.ones(1, 128, 1, 16))]
-    p = 2 ** (of.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
+    p = 2 ** (plan.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
     assert 400 < p < 448
-    out, _ = attend(of, *tensors, 1.0)
+    out, _ = attend(plan, *tensors, 1.0)
     rounded = to_e4m3(torch.tensor([p, 2**4.75])).float()
     expected = float(rounded.sum() / (p + 2**4.75))
     assert out[0, 0, 0, 0].item() == pytest.approx(expected, rel=1e-3)
@@ -191,15 +191,15 @@ def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
 SLOPES = (1.0, -1.0, 0.0, 2.0**-4, 2.0**-6)  # of rows, in turn: so a warp has some of each
 
 
-def steep(of: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Quantized]:
+def steep(plan: Plan, shape: tuple[int, ...], levels: tuple[float, ...]) -> list[Quantized]:
     """Little noise upon scores that have a level, in log2 units, in each block, by rows' slopes."""
     _, seqlen_q, seqlen_k, _, _ = shape
-    q, k, v = numbers(of, *made(of, shape))
-    of_key = torch.tensor(levels).repeat_interleave(of.block_n)[:seqlen_k]
+    q, k, v = numbers(plan, *made(plan, shape))
+    of_key = torch.tensor(levels).repeat_interleave(plan.block_n)[:seqlen_k]
     q, k = q / 16, k / 16
     q[..., 0] = torch.tensor(SLOPES)[torch.arange(seqlen_q) % len(SLOPES)][:, None]
     k[..., 0] = of_key[:, None] * math.log(2) / 0.125
-    return quantised(of, q, k, v)
+    return quantised(plan, q, k, v)
 
 
 @pytest.mark.parametrize("shape", [(1, 130, 250, 4, 2), (2, 200, 140, 2, 1)], ids=str)
@@ -213,9 +213,9 @@ def test_a_row_max_follows_scores_that_rise_and_fall_by_hundreds(
     levels, more, mask, shape, maximum
 ):
     """By more than exp2 holds: a lazy guess is infinite in some rows, and zero in others."""
-    of = planned(mask=mask, maximum=maximum, **more)
+    plan = planned(mask=mask, maximum=maximum, **more)
     # scores are sums in fp32, as inexact as they are large
-    held_against_fp64(of, steep(of, shape, levels), lse_off=1e-3)
+    held_against_fp64(plan, steep(plan, shape, levels), lse_off=1e-3)
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -223,24 +223,24 @@ def test_an_outlier_in_one_column_of_v_costs_the_others_nothing(mask):
     """By column; a scale of a block of rows enters the exponents, and P of all others goes down."""
     off = {}
     for v_scales in ("column", "block"):
-        of = planned(mask=mask, scales="block", scale_rows=64, v_scales=v_scales)
-        q, k, v = numbers(of, *made(of, (1, 64, 512, 1, 1)))
+        plan = planned(mask=mask, scales="block", scale_rows=64, v_scales=v_scales)
+        q, k, v = numbers(plan, *made(plan, (1, 64, 512, 1, 1)))
         v[:, 500, :, 5] = 4096
-        tensors = quantised(of, q, k, v)
-        out, _ = attend(of, *tensors)
-        truth = reference(*numbers(of, *tensors)[:2], v, mask=mask, scale=0.125)[0]
+        tensors = quantised(plan, q, k, v)
+        out, _ = attend(plan, *tensors)
+        truth = reference(*numbers(plan, *tensors)[:2], v, mask=mask, scale=0.125)[0]
         others = torch.arange(64) != 5
         off[v_scales] = float((out - truth)[..., others].square().mean().sqrt())
     assert 3 * off["column"] < off["block"]
 
 
 def test_without_keys_or_queries_there_is_nothing_to_compute():
-    of = planned()
+    plan = planned()
     for queries, keys in ((0, 5), (5, 0)):
         q = to_e4m3(torch.zeros(1, queries, 1, 64))
         k = to_e4m3(torch.zeros(1, keys, 1, 64))
         ones = torch.ones(1, 1, 1)
-        out, lse = emulate_fp8(of, q, k, by_columns(k), 1.0, ones, ones, ones)
+        out, lse = emulate_fp8(plan, q, k, by_columns(k), 1.0, ones, ones, ones)
         assert out.shape == (1, queries, 1, 64) and not out.any()
         assert (lse == -math.inf).all()
 
@@ -254,11 +254,11 @@ FORMS = (
 )
 
 
-def run(of: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def run(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Attention of numbers by an emulated Plan of any dtype."""
-    if of.dtype.name == "fp16":
-        return emulate(of, q.half(), k.half(), v.half(), 0.125)
-    return attend(of, *quantised(of, q, k, v))
+    if plan.dtype.name == "fp16":
+        return emulate(plan, q.half(), k.half(), v.half(), 0.125)
+    return attend(plan, *quantised(plan, q, k, v))
 
 
 def both(q: Tensor, k: Tensor, v: Tensor, **keys) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -274,8 +274,8 @@ def test_lazy_and_online_are_the_same_where_both_raise_or_neither(levels, form):
     q, k, v = (normal(1, rows, heads, 64) for rows, heads in ((70, 2), (256, 1), (256, 1)))
     q[..., 0], q[..., 1:], k[..., 1:] = 1, 0, 0
     k[..., 0] = torch.tensor(levels).repeat_interleave(64)[:, None] * 8 * math.log(2)
-    found, expected = both(q, k, v, **form)
-    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    results, expected = both(q, k, v, **form)
+    assert torch.equal(results[0], expected[0]) and torch.equal(results[1], expected[1])
 
 
 @pytest.mark.parametrize("form", [FORMS[0], dict(p_offset=4.0)], ids=str)
@@ -306,8 +306,8 @@ def test_hoppers_sums_lose_more_the_longer_they_are_and_promoting_helps():
         v = Quantized(to_e4m3(v.values.float().abs()), v.descale)
         mean = numbers(plain, q, k, v)[2].mean(1, keepdim=True)
         off[keys] = [
-            float((attend(of, q, k, v, hopper_sums=True)[0] / mean - 1).abs().amax())
-            for of in (plain, promoted)
+            float((attend(plan, q, k, v, hopper_sums=True)[0] / mean - 1).abs().amax())
+            for plan in (plain, promoted)
         ]
         torch.testing.assert_close(  # in fp32 it matters little where one adds up
             attend(promoted, q, k, v)[0], attend(plain, q, k, v)[0], rtol=1e-3, atol=1e-4
@@ -332,18 +332,18 @@ def test_the_largest_magnitude_of_what_shares_a_scale_becomes_448(scales):
     x = normal(2, 100, 3, 48) * torch.tensor([1.0, 5.0, 0.1])[:, None]
     x[0, 0, 0, 0] = -4000
     rows = 32 if scales == "block" else 0
-    found = rounded(x, scales, rows)
-    assert found.values[0, 0, 0, 0].float() == -448
+    quantized = rounded(x, scales, rows)
+    assert quantized.values[0, 0, 0, 0].float() == -448
     largest = {
         "head": x.abs().amax((1, 3))[..., None],
         "tensor": x.abs().amax().expand(2, 3, 1),
         "column": x.abs().amax(1),
         "block": torch.stack([part.abs().amax((1, 3)) for part in x.split(32, 1)], -1),
     }
-    torch.testing.assert_close(found.descale, largest[scales] / 448)
-    by_column = found.descale[:, None] if scales == "column" else None
-    real = found.real(rows) if by_column is None else found.values.float() * by_column
-    step = found.descale.amax() if by_column is None else by_column
+    torch.testing.assert_close(quantized.descale, largest[scales] / 448)
+    by_column = quantized.descale[:, None] if scales == "column" else None
+    real = quantized.real(rows) if by_column is None else quantized.values.float() * by_column
+    step = quantized.descale.amax() if by_column is None else by_column
     assert ((real - x).abs() <= x.abs() * 2**-4 * 1.0001 + step * 2**-10).all()
 
 
@@ -363,5 +363,5 @@ def test_transposed_v_has_the_keys_of_each_sixteen_in_the_order_of_p():
 
 
 def test_a_rotation_by_no_signs_is_the_matrix_that_sylvester_wrote_down():
-    found = rotate(torch.eye(4), torch.ones(4)) * 2
-    assert found.tolist() == [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]
+    rotated = rotate(torch.eye(4), torch.ones(4)) * 2
+    assert rotated.tolist() == [[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]

@@ -29,9 +29,9 @@ def families():
     "door", ["attention_fp8", "attention", "flash_attn_func", "flash_attn_varlen_func"]
 )
 def test_errors_are_at_most_twice_a_textbooks_through_every_door(families, door, mask):
-    of = families.planned(door, mask, 64, KEYS, "")
+    plan = families.planned(door, mask, 64, KEYS, "")
     for family in families.FAMILIES:
-        line = families.measure(family, door, of, KEYS, "cpu")
+        line = families.measure(family, door, plan, KEYS, "cpu")
         assert line.textbook_rmse > 0, family
         assert line.ratios[0] <= (families.GOAL if line.has_goal else 5), line
 
@@ -44,14 +44,14 @@ def test_sums_over_many_keys_and_a_small_offset_are_found_out(families, monkeypa
         ("needle of 9 nats, middle", dict(maximum="lazy", p_offset=2.0)),
     ):
         usual = dict(dtype="e4m3", mask="full", head_dim=64, block_m=64, block_n=128, promote=1)
-        of = plan(Schedule.make(**usual | dict(v_layout="rows") | keys))
+        kernel = plan(Schedule.make(**usual | dict(v_layout="rows") | keys))
 
-        def call(given, scale, causal, of=of):
-            return fagen.attention(**given._asdict(), scale=scale, schedule=of.schedule)
+        def call(operands, scale, causal, kernel=kernel):
+            return fagen.attention(**operands._asdict(), scale=scale, schedule=kernel.schedule)
 
         door = replace(families.DOORS["attention"], call=call)
         monkeypatch.setitem(families.DOORS, "attention", door)
-        worst.append(families.measure(family, "attention", of, 1024, "cpu").ratios[0])
+        worst.append(families.measure(family, "attention", kernel, 1024, "cpu").ratios[0])
     assert min(worst) > 2 * families.GOAL
 
 

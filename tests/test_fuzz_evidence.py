@@ -50,7 +50,7 @@ def shortest(kind: str) -> Iterator[Evidence]:
         yield replace(evidence, errors=evidence.errors[:1], speeds=evidence.speeds[:1])
 
 
-WHOLE = {one.slug: one for kind in ENTRIES for one in shortest(kind)}
+WHOLE = {record.slug: record for kind in ENTRIES for record in shortest(kind)}
 HASHES = Hashes("a" * 64, "b" * 64, "c" * 64)
 EXCUSES = (
     '[fwd_fp16_d64_full_m64n64]\ndate = "2026-11-21"\nreason = "no GPU at hand"\n',

@@ -63,16 +63,16 @@ def judge(text: str) -> None:
     if points > SURVEYED:
         return
     for target in declared.targets():
-        found = survey(declared, target)
-        assert math.fsum(found.weights) == pytest.approx(1) and min(found.weights) > 0
-        kept = json.dumps(summary(found, declared), allow_nan=False)
+        surveyed = survey(declared, target)
+        assert math.fsum(surveyed.weights) == pytest.approx(1) and min(surveyed.weights) > 0
+        kept = json.dumps(summary(surveyed, declared), allow_nan=False)
         row = rows.read(rows.SurveyRow, (target.name, kept))
-        assert row.found.fit == len(found.points)
-        for point in found.points:
-            assert 0 < found.predicted(point) < math.inf
-        Chooser(found, declared.effort.prune).next()
+        assert row.found.fit == len(surveyed.points)
+        for point in surveyed.points:
+            assert 0 < surveyed.predicted(point) < math.inf
+        Chooser(surveyed, declared.effort.prune).next()
         if declared.effort.anchor:  # else the committed schedules are read, each time
-            assert all(anchors(found, declared.effort))
+            assert all(anchors(surveyed, declared.effort))
 
 
 @pytest.mark.parametrize("text", FILES)

@@ -33,13 +33,13 @@ def test_tokens_are_the_same_however_prompts_are_padded_and_cached(example, caps
     example["main"](SMALL)
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["padding", "cache", "same", "ties"]
-    told = [line.split() for line in lines]
-    assert [line[:2] for line in told] == [
+    rows = [line.split() for line in lines]
+    assert [line[:2] for line in rows] == [
         *(["none", "dynamic"], ["left", "dynamic"], ["none", "static"], ["left", "static"]),
         ["right", "none"],
     ]
-    assert all(int(same) + int(ties) == 3 and int(ties) < 3 for _, _, same, ties, *_ in told)
-    assert all(len(line) == 6 for line in told[:4])
+    assert all(int(same) + int(ties) == 3 and int(ties) < 3 for _, _, same, ties, *_ in rows)
+    assert all(len(line) == 6 for line in rows[:4])
 
 
 def test_padding_that_is_attended_to_is_told(example, monkeypatch, capsys):
@@ -47,7 +47,7 @@ def test_padding_that_is_attended_to_is_told(example, monkeypatch, capsys):
     monkeypatch.setattr(
         layer,
         "attention_cache",
-        lambda *given, leftpad_k, **named: real(*given, leftpad_k=None, **named),
+        lambda *args, leftpad_k, **named: real(*args, leftpad_k=None, **named),
     )
     with pytest.raises(SystemExit, match="differ without a tie"):
         example["main"](SMALL)

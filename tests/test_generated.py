@@ -27,11 +27,11 @@ def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_tex
     forms = evidence.forms()
     assert 0 < len(forms) <= 20
     assert forms.keys() <= committed.plans.keys()
-    seen: set[str] = set()
+    names: set[str] = set()
     environment = render.environment()
     get = environment.get_template  # of each file that one includes or imports, when it does
     monkeypatch.setattr(
-        environment, "get_template", lambda name, *how: seen.add(name) or get(name, *how)
+        environment, "get_template", lambda name, *how: names.add(name) or get(name, *how)
     )
     for slug in forms:
         render.kernel_text(committed.plans[slug])
@@ -39,7 +39,7 @@ def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_tex
     of_kernels = [f"{kind}.cu.j2" for kind in ENTRIES] + ["abi.h.j2"]
     for kind in (*ENTRIES, "common"):
         of_kernels += [path.relative_to(folder).as_posix() for path in (folder / kind).glob("*.j2")]
-    assert {*of_kernels} == seen
+    assert {*of_kernels} == names
 
 
 @pytest.mark.parametrize("slug", ["fwd_fp16_d128_causal_m128n128", "quant_fp16_d128_rot_shead"])

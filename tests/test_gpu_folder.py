@@ -19,8 +19,8 @@ def slugs_in(value: object) -> Iterator[str]:
     elif isinstance(value, dict):
         yield from slugs_in((*value, *value.values()))
     elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from slugs_in(one)
+        for item in value:
+            yield from slugs_in(item)
 
 
 @pytest.mark.parametrize("name", MODULES)

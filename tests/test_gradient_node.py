@@ -29,20 +29,20 @@ def library(kernel_cache: Any) -> None:
 def node(library: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Calls on CPU tensors go by the node, as on a GPU; what it is asked for."""
     forget(monkeypatch)
-    asked: list[int] = []
+    calls: list[int] = []
 
     def number(forward: str, gradients: str, device: torch.device) -> None:
         names = (f"fagen::{slug}_emulated" for slug in (forward, gradients, gradients))
         backward._numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward)
 
     def asking(way: Any) -> Any:
-        return lambda *given: asked.append(given[0]) or way(*given)
+        return lambda *args: calls.append(args[0]) or way(*args)
 
     monkeypatch.setattr(backward, "_number", number)
     monkeypatch.setattr(backward, "_numbers", {})
     monkeypatch.setattr(backward, "_node", [asking(way) for way in backward._node])
-    yield asked
-    assert asked, "no call went by the node"
+    yield calls
+    assert calls, "no call went by the node"
 
 
 @contextmanager
@@ -67,13 +67,13 @@ USES: dict[str, Used] = {
 }
 
 
-def gradients(call: Callable[..., Any], given: tuple[Tensor, ...], use: Used, of: Any) -> Any:
-    leaves = [x.detach().clone() for x in given]
-    for which in of:
+def gradients(call: Callable[..., Any], tensors: tuple[Tensor, ...], use: Used, needed: Any) -> Any:
+    leaves = [x.detach().clone() for x in tensors]
+    for which in needed:
         leaves[which].requires_grad_()
     use(*call(*leaves)).backward()
-    assert [i for i, leaf in enumerate(leaves) if leaf.grad is not None] == list(of)
-    return [leaves[which].grad for which in of]
+    assert [i for i, leaf in enumerate(leaves) if leaf.grad is not None] == list(needed)
+    return [leaves[which].grad for which in needed]
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -91,16 +91,16 @@ def varlen_in_part(q: Tensor, k: Tensor, v: Tensor) -> Any:
     return varlen(q, k, v, packed()[-1].diff() // 2)
 
 
-@pytest.mark.parametrize("of", [(0, 1, 2), (1,)], ids=str)
+@pytest.mark.parametrize("needed", [(0, 1, 2), (1,)], ids=str)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("call", [dense, varlen, varlen_in_part])
-def test_it_is_the_same(node: list[int], call: Any, use: str, of: Any) -> None:
-    given = qkv() if call is dense else packed()[:3]
-    results = gradients(call, given, USES[use], of)
-    asked = len(node)
+def test_it_is_the_same(node: list[int], call: Any, use: str, needed: Any) -> None:
+    tensors = qkv() if call is dense else packed()[:3]
+    results = gradients(call, tensors, USES[use], needed)
+    count = len(node)
     with by_python():
-        expected = gradients(call, given, USES[use], of)
-    assert len(node) == asked == 1 and all(map(torch.equal, results, expected))
+        expected = gradients(call, tensors, USES[use], needed)
+    assert len(node) == count == 1 and all(map(torch.equal, results, expected))
 
 
 def test_torch_has_its_own_ways_with_what_it_keeps(node: list[int]) -> None:

@@ -98,11 +98,11 @@ def test_what_runs_is_in_the_hash_of_where_it_runs(kernel, old, new, hashed):
 
 def test_kernels_that_differ_in_numbers_alone_share_their_launcher():
     by_slug = {slug: hashes(plan(from_slug(slug))) for slug in (SLUG, f"{SLUG[:-4]}n64_s3")}
-    one, other = by_slug.values()
-    assert one.launcher == other.launcher
-    assert one.device != other.device and one.constants != other.constants
+    first, other = by_slug.values()
+    assert first.launcher == other.launcher
+    assert first.device != other.device and first.constants != other.constants
     # the type of a tensor map is in the launcher's text
-    assert hashes(plan_of(SLUG.replace("fp16", "bf16"))).launcher != one.launcher
+    assert hashes(plan_of(SLUG.replace("fp16", "bf16"))).launcher != first.launcher
 
 
 def test_a_change_is_shown_once_for_all_kernels_that_it_changes_alike():

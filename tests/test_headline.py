@@ -19,7 +19,7 @@ PICTURE = ElementTree.fromstring(TEXT)
 
 def computed():
     """Speeds by regime, head dim and implementation, by the rows of the newest files alone."""
-    found = defaultdict(list)
+    speeds = defaultdict(list)
     newest = sorted(RESULTS.glob("*-????-??-??.json"))[-1]
     tflops = {}
     for row in json.loads(newest.read_text()):
@@ -29,14 +29,14 @@ def computed():
             tflops[key] = max(row["tflops"], tflops.get(key, 0.0))
     for (cell, who), value in tflops.items():
         if who in ("fagen", "cudnn"):
-            found[(*cell[:2], headline.WHO[who])].append(value)
+            speeds[(*cell[:2], headline.WHO[who])].append(value)
     newest = sorted(RESULTS.glob("*-????-??-??-fa3.csv"))[-1]
     for line in newest.read_text().splitlines():
         if line[0].isdigit():
             head_dim, _, _, sustained, _, burst = line.split(",")
             for regime, value in (("sustained", sustained), ("burst", burst)):
-                found[regime, int(head_dim), "FlashAttention-3"].append(float(value))
-    return found
+                speeds[regime, int(head_dim), "FlashAttention-3"].append(float(value))
+    return speeds
 
 
 def test_the_committed_picture_is_that_of_the_committed_results():
@@ -45,8 +45,8 @@ def test_the_committed_picture_is_that_of_the_committed_results():
 
 def test_each_bar_is_as_long_as_its_speed_and_has_it_beside_it():
     texts = {}
-    for one in PICTURE.iter(SVG + "text"):
-        texts.setdefault(float(one.get("y")), []).append(one.text)
+    for text in PICTURE.iter(SVG + "text"):
+        texts.setdefault(float(text.get("y")), []).append(text.text)
     shown, regime, head_dim, heights = {}, None, 0, set()
     for bar in list(PICTURE.iter(SVG + "rect"))[1:]:
         top = float(bar.get("y"))
@@ -69,9 +69,9 @@ def test_each_bar_is_as_long_as_its_speed_and_has_it_beside_it():
 def test_texts_can_be_read_400_pixels_wide():
     sizes = [float(size) for size in re.findall(r"(?:font-size: |font: )([\d.]+)px", TEXT)]
     assert min(sizes) * 400 / float(PICTURE.get("width")) >= 11
-    for one in PICTURE.iter(SVG + "text"):  # a character of such a font is 0.6 of its size at most
-        width = 0.6 * 13 * len(one.text)
-        assert float(one.get("x")) + width <= float(PICTURE.get("width")) + 20, one.text
+    for text in PICTURE.iter(SVG + "text"):  # a character of such a font is 0.6 of its size at most
+        width = 0.6 * 13 * len(text.text)
+        assert float(text.get("x")) + width <= float(PICTURE.get("width")) + 20, text.text
 
 
 def test_random_calls_are_over_the_fastest_peer_of_each(tmp_path):
@@ -84,13 +84,13 @@ def test_random_calls_are_over_the_fastest_peer_of_each(tmp_path):
     assert forward.ratios == (1.5, 0.9)
     assert forward.peers == ("FlashAttention-3", "cuDNN", "FlashAttention-2")
     assert mixed == headline.Calls("decoding, mixed lengths", (4.0,), ("FlashAttention-2",))
-    told = list(headline.random_table(path))
-    assert told[2].startswith("| forward, fp16 and bf16 | 2 | **1.16** | 0.90 | 1 | ")
+    lines = list(headline.random_table(path))
+    assert lines[2].startswith("| forward, fp16 and bf16 | 2 | **1.16** | 0.90 | 1 | ")
 
 
 def test_texts_and_bars_stand_out_from_the_ground_in_both_themes():
     themes = TEXT.partition("@media (prefers-color-scheme: dark)")
-    used = {one.get("class").split()[0] for one in PICTURE.iter() if one.get("class")}
+    used = {element.get("class").split()[0] for element in PICTURE.iter() if element.get("class")}
     for theme in (themes[0], themes[2]):
         colours = dict(re.findall(r"^\.([\w-]+) \{ fill: (#\w{6}) \}", theme, re.M))
         assert used == set(colours)

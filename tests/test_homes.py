@@ -75,8 +75,8 @@ def test_without_a_cache_named_the_way_out_is(homeless, monkeypatch):
 @pytest.mark.parametrize("name", ["FAGEN_CACHE", "XDG_CONFIG_HOME", "CUDA_HOME", "FAGEN_CUTLASS"])
 def test_a_home_of_nobody_in_a_variable_is_said_by_the_doctor(monkeypatch, name):
     monkeypatch.setenv(name, "~nobody-at-all/x")
-    findings = [one for one in doctor() if name in one.found + one.remedy]
-    assert findings and not any(one.ok for one in findings)
+    findings = [finding for finding in doctor() if name in finding.found + finding.remedy]
+    assert findings and not any(finding.ok for finding in findings)
 
 
 def test_a_path_that_is_not_utf_8_is_shown_escaped_and_json_stays_json(tmp_path, monkeypatch):

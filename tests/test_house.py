@@ -127,13 +127,13 @@ def brought(path: Path) -> frozenset[Path]:
 
 def closure(start: Path, within: Path) -> set[Path]:
     """Return the files of a folder that one of them imports, and those that these import."""
-    seen, ahead = set(), [start]
+    visited, ahead = set(), [start]
     while ahead:
         path = ahead.pop()
-        if path not in seen and path.is_relative_to(within):
-            seen.add(path)
+        if path not in visited and path.is_relative_to(within):
+            visited.add(path)
             ahead += brought(path)
-    return seen
+    return visited
 
 
 def layers_of_kinds() -> dict[Path, str]:
@@ -186,8 +186,8 @@ def test_a_foreign_package_comes_in_by_its_door():
     wrong = []
     for path in FILES:
         for package in {dotted.split(".")[0] for dotted in imports(path)} - {"fagen"}:
-            known = package in DOORS or package in sys.stdlib_module_names
-            assert known, f"{package}, in {called(path)}, has no door at all"
+            allowed = package in DOORS or package in sys.stdlib_module_names
+            assert allowed, f"{package}, in {called(path)}, has no door at all"
             if LAYERS[path] not in DOORS.get(package, {LAYERS[path]}):
                 wrong.append(f"{package} has no door in {called(path)}")
     assert not wrong
@@ -206,8 +206,8 @@ def kinds_known(path: Path) -> set[str]:
 
 
 def test_nothing_outside_a_kind_imports_it_but_the_calls_of_that_kind():
-    known = {called(path): kinds_known(path) for path in FILES if path not in KIND_LAYERS}
-    assert not [name for name, kinds in known.items() if kinds - KNOWN_KINDS.get(name, set())]
+    kinds_of = {called(path): kinds_known(path) for path in FILES if path not in KIND_LAYERS}
+    assert not [name for name, kinds in kinds_of.items() if kinds - KNOWN_KINDS.get(name, set())]
 
 
 def test_a_kind_stands_on_its_own():
@@ -236,10 +236,10 @@ def asks_for_a_kind(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             function = getattr(node.func, "id", "")
             if function in ("isinstance", "issubclass", "type"):
-                asked = [n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)]
-                for home in (homes.get(name, "").split(".") for name in asked):
-                    known = KNOWN_KINDS.get(called(path), set())
-                    if home[:2] == ["fagen", "kinds"] and home[2] not in known:
+                passed = [n.id for a in node.args for n in ast.walk(a) if isinstance(n, ast.Name)]
+                for home in (homes.get(name, "").split(".") for name in passed):
+                    allowed = KNOWN_KINDS.get(called(path), set())
+                    if home[:2] == ["fagen", "kinds"] and home[2] not in allowed:
                         yield f"{where}: {function} of {'.'.join(home)}"
         elif isinstance(node, ast.Compare) and constants(node) & names:
             yield f"{where}: compares with {constants(node) & names}"

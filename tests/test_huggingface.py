@@ -89,24 +89,24 @@ PADDINGS[1][1, 0] = PADDINGS[2][0, 3:] = PADDINGS[3][:, 5] = PADDINGS[4][1, :] =
 PADDINGS[4][0, :2] = PADDINGS[4][0, 6:] = False
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_whatever_is_accepted_is_what_was_meant(mask_of, asked):
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_whatever_is_accepted_is_what_was_meant(mask_of, grad_enabled):
     functions = [(causal, None), (full, None)]
     makers = (windowed, chunked, windowed_both_ways)
     functions += [(make(size), size) for make, size in product(makers, (1, 2, 3, 4))]
     accepted = Counter()
-    torch.set_grad_enabled(asked)
+    torch.set_grad_enabled(grad_enabled)
     for queries, keys, first_query, first_key in product(
         (1, 2, 3), range(1, 6), range(5), range(3)
     ):
         query = torch.arange(first_query, first_query + queries)[:, None]
         key = torch.arange(first_key, first_key + keys)
-        given = dict(q_length=queries, kv_length=keys, q_offset=first_query, kv_offset=first_key)
+        sizes = dict(q_length=queries, kv_length=keys, q_offset=first_query, kv_offset=first_key)
         for (function, size), padding in product(functions, PADDINGS):
             kept = padding[:, first_key : first_key + keys]
             meant = function(0, 0, query, key).expand(2, queries, keys) & kept[:, None]
             try:
-                mask = mask_of(function, attention_mask=padding, local_size=size, **given)
+                mask = mask_of(function, attention_mask=padding, local_size=size, **sizes)
             except ValueError:
                 beyond = first_query + queries > first_key + keys
                 is_known = function is full or (function is causal and not beyond)
@@ -118,10 +118,10 @@ def test_whatever_is_accepted_is_what_was_meant(mask_of, asked):
             # rows of padding do not count under a causal mask
             counts = padding[:, first_query : first_query + queries]
             counts = counts.unsqueeze(2) if function is not full else torch.tensor(True)
-            seen = kernels(mask, queries, keys)
-            right = torch.equal(seen & counts, meant & counts)
+            visible = kernels(mask, queries, keys)
+            same = torch.equal(visible & counts, meant & counts)
             refused = bool(getattr(mask, "refused", ""))
-            assert right != refused if padding.all() else right or refused
+            assert same != refused if padding.all() else same or refused
             if refused:
                 continue
             which = "room " * isinstance(mask, Tensor) + "padded " * (not kept.all())
@@ -129,9 +129,9 @@ def test_whatever_is_accepted_is_what_was_meant(mask_of, asked):
     assert len(accepted) == 12 and min(accepted.values()) > 20, accepted
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_window_that_hides_nothing_is_no_hindrance(mask_of, asked):
-    torch.set_grad_enabled(asked)
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_a_window_that_hides_nothing_is_no_hindrance(mask_of, grad_enabled):
+    torch.set_grad_enabled(grad_enabled)
     for keys in range(1, 9):
         for function in (windowed(8), chunked(8), windowed_both_ways(8)):
             mask = mask_of(function, local_size=8, q_length=keys, kv_length=keys)
@@ -161,10 +161,10 @@ def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes():
 
 
 def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(mask_of):
-    for seen in range(9, 40):
-        kept = min(seen + 1, 8)
-        given = dict(q_length=1, kv_length=kept, q_offset=seen, kv_offset=seen + 1 - kept)
-        assert mask_of(windowed(8), local_size=8, **given) == Mask(True, 1, kept)
+    for tokens in range(9, 40):
+        kept = min(tokens + 1, 8)
+        sizes = dict(q_length=1, kv_length=kept, q_offset=tokens, kv_offset=tokens + 1 - kept)
+        assert mask_of(windowed(8), local_size=8, **sizes) == Mask(True, 1, kept)
 
 
 def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of):
@@ -174,7 +174,7 @@ def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (dict(attention_mask=torch.tensor([[0, 1, 0, 1], [1, 1, 1, 1]])), "hides keys between"),
         (
@@ -197,8 +197,8 @@ def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of
         (dict(local_size=9, allow_is_bidirectional_skip=True), "a mask of its own"),
     ],
 )  # fmt: skip
-def test_a_mask_that_no_kernel_has_is_refused(mask_of, given, message):
-    words = refusal(lambda: mask_of(**given))
+def test_a_mask_that_no_kernel_has_is_refused(mask_of, arguments, message):
+    words = refusal(lambda: mask_of(**arguments))
     assert message in words
     assert "attn_implementation" in words or "use the dynamic cache" in words
 

@@ -30,10 +30,10 @@ def mask_of(monkeypatch):
     return mask_from(register_in_a_stand_in(monkeypatch))
 
 
-def textbook(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+def textbook(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Attention in fp64 under a mask (queries, keys): (batch, queries, heads, head dim)."""
-    q, k, v = q.double(), *(each.double().repeat_interleave(2, 1) for each in (k, v))
-    scores = (q @ k.mT * scale).masked_fill(~seen, float("-inf"))
+    q, k, v = q.double(), *(tensor.double().repeat_interleave(2, 1) for tensor in (k, v))
+    scores = (q @ k.mT * scale).masked_fill(~visible, float("-inf"))
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 
@@ -51,23 +51,23 @@ def test_a_layer_gets_what_its_mask_means(is_causal, queries):
 
 @pytest.mark.parametrize("queries", [1, 5, 200])
 @pytest.mark.parametrize(
-    "made",
+    "mask_for",
     [
         lambda queries: Mask(True, queries, 210, "", ints(3, 0)),
         lambda queries: Mask(False, queries, 210, "", ints(0, 3), ints(9, 207)),
         lambda queries: torch.stack((ints(3, 0), ints(205, 203)))[:, None, None],
     ],
 )
-def test_a_layer_sees_each_sequences_keys_alone(made, queries):
+def test_a_layer_sees_each_sequences_keys_alone(mask_for, queries):
     q, k, v = tensors(queries, 210)
-    mask = made(queries)
-    seen = kernels(mask, queries, 210)
+    mask = mask_for(queries)
+    visible = kernels(mask, queries, 210)
     for x in (k, v):
-        x.masked_fill_(~seen.any(1)[:, None, :, None], float("nan"))
+        x.masked_fill_(~visible.any(1)[:, None, :, None], float("nan"))
     out, _ = attend(Layer(True), q, k, v, mask)
     for i in range(2):
         used = [x[i : i + 1].nan_to_num(0.0) for x in (q, k, v)]
-        expected = textbook(*used, seen[i], 32**-0.5).nan_to_num(0.0)[0]
+        expected = textbook(*used, visible[i], 32**-0.5).nan_to_num(0.0)[0]
         torch.testing.assert_close(out[i].double(), expected, atol=2e-3, rtol=0)
 
 
@@ -82,15 +82,15 @@ def test_lengths_have_gradients(bounds, queries):
     out, _ = attend(Layer(True), q, k, v, mask)
     with torch.no_grad():
         torch.testing.assert_close(attend(Layer(True), q, k, v, mask)[0], out, atol=2e-3, rtol=0)
-    right = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    seen = kernels(mask, queries, 9)[:, None]
-    scores = right[0] @ right[1].repeat_interleave(2, 1).mT * 32**-0.5
-    sees = seen.any(-1, keepdim=True)
-    weights = scores.masked_fill(~seen & sees, -torch.inf).softmax(-1) * sees
-    expected = (weights @ right[2].repeat_interleave(2, 1)).transpose(1, 2)
-    made = torch.autograd.grad(out, (q, k, v), dout)
-    for one, other in zip(made, torch.autograd.grad(expected, right, dout.double()), strict=True):
-        torch.testing.assert_close(one.double(), other, atol=4e-3, rtol=4e-3)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    visible = kernels(mask, queries, 9)[:, None]
+    scores = exact[0] @ exact[1].repeat_interleave(2, 1).mT * 32**-0.5
+    sees = visible.any(-1, keepdim=True)
+    weights = scores.masked_fill(~visible & sees, -torch.inf).softmax(-1) * sees
+    expected = (weights @ exact[2].repeat_interleave(2, 1)).transpose(1, 2)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    for x, other in zip(grads, torch.autograd.grad(expected, exact, dout.double()), strict=True):
+        torch.testing.assert_close(x.double(), other, atol=4e-3, rtol=4e-3)
 
 
 def test_a_static_cache_has_no_gradients():
@@ -141,7 +141,7 @@ def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch):
     (key,) = (key for key in call._ready if key.problem.kind == "decode")
     assert key.derived[0].values()["rows"] == 8
     compiled = torch.compile(
-        lambda *given: attend(Layer(True), *given)[0], fullgraph=True, backend="eager"
+        lambda *args: attend(Layer(True), *args)[0], fullgraph=True, backend="eager"
     )
     q, k, v = tensors(1, 150)
     torch.testing.assert_close(
@@ -157,8 +157,8 @@ def test_a_mask_goes_through_transformers_as_its_own_do(mask_of):
 
 def test_the_mask_counts_and_not_what_the_layer_is_by_default():
     q, k, v = tensors()
-    given = Mask(False, 5, 9)
-    out, _ = attend(Layer(True), q, k, v, given)
+    mask = Mask(False, 5, 9)
+    out, _ = attend(Layer(True), q, k, v, mask)
     turned = (x.transpose(1, 2) for x in (q, k, v))
     assert torch.equal(out, fagen.attention_decode(*turned, causal=False))
 
@@ -168,15 +168,15 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
     expected, _ = attend(Layer(False), q, k, v, Mask(False, 5, 9))
     assert torch.equal(attend(Layer(False), q, k, v, None)[0], expected)
     assert torch.equal(attend(Layer(True), q, k, v, None, is_causal=False)[0], expected)
-    one = q[:, :, :1]
-    assert torch.equal(attend(Layer(True), one, k, v, None)[0], expected[:, :1])
-    for layer, told in ((Layer(True), None), (nn.Module(), None), (Layer(False), True)):
-        words = refusal(lambda layer=layer, told=told: attend(layer, q, k, v, None, is_causal=told))
+    query = q[:, :, :1]
+    assert torch.equal(attend(Layer(True), query, k, v, None)[0], expected[:, :1])
+    for layer, flag in ((Layer(True), None), (nn.Module(), None), (Layer(False), True)):
+        words = refusal(lambda layer=layer, flag=flag: attend(layer, q, k, v, None, is_causal=flag))
         assert "is causal and was given no mask" in words
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (dict(dropout=0.1), r"dropout of 0\.1.*model\.eval\(\)"),
         (dict(attention_mask=torch.zeros(2, 1, 5, 9)), r"shape \(2, 1, 5, 9\).*masks of your own"),
@@ -203,10 +203,10 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
         (dict(novelty=0), "novelty: fagen does not know what it changes"),
     ],
 )
-def test_what_no_kernel_computes_is_refused(given, message):
-    given = {"attention_mask": Mask(True, 5, 9)} | given
+def test_what_no_kernel_computes_is_refused(arguments, message):
+    arguments = {"attention_mask": Mask(True, 5, 9)} | arguments
     with pytest.raises(ValueError, match=message):
-        attend(Layer(True), *tensors(), **given)
+        attend(Layer(True), *tensors(), **arguments)
 
 
 @pytest.mark.parametrize("name", ["is_causal", "deterministic"])

@@ -52,7 +52,7 @@ def without_gradients():
 
 
 def model(
-    config: str, implementation: str = "fagen", dtype: torch.dtype = torch.float16, **said: Any
+    config: str, implementation: str = "fagen", dtype: torch.dtype = torch.float16, **more: Any
 ) -> Any:
     """A model with the same random weights, whichever implementation it has, rounded to dtype."""
     import transformers
@@ -62,16 +62,16 @@ def model(
     )
     torch.manual_seed(7)
     sizes = {"GPT2Config": GPT2, "BertConfig": BERT}.get(config, SIZES)
-    made = getattr(transformers, config)(**sizes | said)
-    weights = kind.from_config(made, dtype=torch.float32).state_dict()
-    found = kind.from_config(deepcopy(made), attn_implementation=implementation, dtype=dtype).eval()
-    found.load_state_dict({name: weight.half() for name, weight in weights.items()})
-    return found
+    form = getattr(transformers, config)(**sizes | more)
+    weights = kind.from_config(form, dtype=torch.float32).state_dict()
+    model = kind.from_config(deepcopy(form), attn_implementation=implementation, dtype=dtype).eval()
+    model.load_state_dict({name: weight.half() for name, weight in weights.items()})
+    return model
 
 
-def pair(config: str, **said: Any) -> tuple[Any, Any]:
+def pair(config: str, **more: Any) -> tuple[Any, Any]:
     """The model with transformers' own attention, and with fagen's."""
-    return model(config, "eager", **said), model(config, **said)
+    return model(config, "eager", **more), model(config, **more)
 
 
 def all_same(call: Callable[[Any], Tensor], models: tuple[Any, Any]) -> bool:
@@ -91,13 +91,13 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("config", "said"), MODELS)
+@pytest.mark.parametrize(("config", "more"), MODELS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(config, said, dtype):
-    truth = model(config, "eager", torch.float32, **said)(IDS).logits
+def test_logits_are_as_near_to_fp32_as_those_of_eager_attention(config, more, dtype):
+    truth = model(config, "eager", torch.float32, **more)(IDS).logits
     eager, ours = (
         (
-            model(config, implementation, dtype, **said)(IDS, attention_mask=mask).logits - truth
+            model(config, implementation, dtype, **more)(IDS, attention_mask=mask).logits - truth
         ).abs()
         for implementation, mask in (("eager", None), ("fagen", ONES))
     )
@@ -110,17 +110,17 @@ def test_a_sequence_in_pieces_is_the_same_as_in_one(config):
     eager, ours = pair(config)
     whole, cache, pieces = eager(IDS).logits, None, []
     for start, end in ((0, 9), (9, 20), (20, 21), (21, 22), (22, 23)):
-        said = ours(IDS[:, start:end], past_key_values=cache, use_cache=True)
-        cache = said.past_key_values
-        pieces.append(said.logits)
+        output = ours(IDS[:, start:end], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        pieces.append(output.logits)
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=4e-3, rtol=0)
 
 
 @pytest.mark.long
 def test_a_window_is_no_hindrance_where_the_prompt_fits_into_it():
     models = pair("Gemma3TextConfig", head_dim=32, sliding_window=16)
-    told = dict(attention_mask=ONES[:, :12], max_new_tokens=9, do_sample=False)
-    assert all_same(lambda model: model.generate(IDS[:, :12], **told), models)
+    options = dict(attention_mask=ONES[:, :12], max_new_tokens=9, do_sample=False)
+    assert all_same(lambda model: model.generate(IDS[:, :12], **options), models)
     assert "no more than 16 keys back" in refusal(lambda: models[1](IDS))
 
 
@@ -152,10 +152,10 @@ LEFT, RIGHT = padded((0, slice(0, 7))), padded((1, slice(18, None)))
 @pytest.mark.parametrize("mask", [LEFT, RIGHT, LEFT * RIGHT], ids=["left", "right", "both"])
 def test_padding_is_not_attended_to(config, mask):
     where = (mask.cumsum(1) - 1).clamp(min=0)
-    told = dict(attention_mask=mask, position_ids=where)
-    truth = model(config, "eager", torch.float32)(IDS, **told).logits
+    options = dict(attention_mask=mask, position_ids=where)
+    truth = model(config, "eager", torch.float32)(IDS, **options).logits
     eager, ours = (
-        (model(config, implementation)(IDS, **told).logits - truth)[mask.bool()].abs()
+        (model(config, implementation)(IDS, **options).logits - truth)[mask.bool()].abs()
         for implementation in ("eager", "fagen")
     )
     assert ours.max() <= 2 * eager.max() + 1e-3 and ours.mean() <= 1.5 * eager.mean()
@@ -168,12 +168,12 @@ def test_padding_is_not_attended_to(config, mask):
 STATIC = {"cache_implementation": "static"}
 
 
-def long(*given: Any) -> Any:
-    return pytest.param(*given, marks=pytest.mark.long)
+def long(*args: Any) -> Any:
+    return pytest.param(*args, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
-    ("mask", "config", "said"),
+    ("mask", "config", "more"),
     [
         (ONES, "LlamaConfig", {}),
         (LEFT, "LlamaConfig", {}),
@@ -184,13 +184,13 @@ def long(*given: Any) -> Any:
         (LEFT, "Qwen2Config", STATIC),
         long(ONES[:1], "LlamaConfig", {"prompt_lookup_num_tokens": 3}),  # for one row alone
         *(
-            long(mask, config, said)
+            long(mask, config, options)
             for mask, config in (
                 (ONES, "LlamaConfig"),
                 (LEFT, "LlamaConfig"),
                 (LEFT, "Qwen2Config"),
             )
-            for said in ({"num_beams": 3}, {"prefill_chunk_size": 8})
+            for options in ({"num_beams": 3}, {"prefill_chunk_size": 8})
         ),
         *(
             long(LEFT, config, STATIC | {"prefill_chunk_size": 8})
@@ -198,9 +198,9 @@ def long(*given: Any) -> Any:
         ),
     ],
 )
-def test_models_generate_the_same_tokens_also_of_prompts_padded_on_the_left(mask, config, said):
-    told = dict(attention_mask=mask, max_new_tokens=6, do_sample=False) | said
-    assert all_same(lambda model: model.generate(IDS[: len(mask)], **told), pair(config))
+def test_models_generate_the_same_tokens_also_of_prompts_padded_on_the_left(mask, config, more):
+    options = dict(attention_mask=mask, max_new_tokens=6, do_sample=False) | more
+    assert all_same(lambda model: model.generate(IDS[: len(mask)], **options), pair(config))
 
 
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
@@ -215,14 +215,14 @@ def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask):
         config = BartConfig(
             vocab_size=97, d_model=64, max_position_embeddings=64, init_std=0.2, **sizes
         )
-        found = BartForConditionalGeneration._from_config(
+        network = BartForConditionalGeneration._from_config(
             config, attn_implementation=implementation, dtype=torch.float16
         )
-        return found.eval()
+        return network.eval()
 
     eager, ours = (
-        each(IDS, attention_mask=mask, decoder_input_ids=IDS[:, :9]).logits
-        for each in (bart("eager"), bart("fagen"))
+        network(IDS, attention_mask=mask, decoder_input_ids=IDS[:, :9]).logits
+        for network in (bart("eager"), bart("fagen"))
     )
     unseen = bart("eager")(IDS, decoder_input_ids=IDS[:, :9]).logits
     assert (ours - eager).abs().max() < 0.04 < 0.2 < (unseen - eager).abs().max()
@@ -240,10 +240,10 @@ def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo):
     ours = model("LlamaConfig")
     config = CompileConfig(backend=counting, mode=None, fullgraph=True)
     config._compile_all_devices = True
-    told = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)
-    expected = ours.generate(IDS, **told)
-    told |= dict(cache_implementation="static", compile_config=config)
-    assert torch.equal(ours.generate(IDS, **told), expected)
+    options = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)
+    expected = ours.generate(IDS, **options)
+    options |= dict(cache_implementation="static", compile_config=config)
+    assert torch.equal(ours.generate(IDS, **options), expected)
     assert graphs
 
 
@@ -271,10 +271,10 @@ def test_a_new_token_compiles_into_one_graph(static, fresh_dynamo):
 
 
 def test_tokens_after_padding_are_refused():
-    for said in ({}, STATIC):
+    for options in ({}, STATIC):
         words = refusal(
-            lambda said=said: model("LlamaConfig").generate(
-                IDS, attention_mask=RIGHT, max_new_tokens=3, **said
+            lambda options=options: model("LlamaConfig").generate(
+                IDS, attention_mask=RIGHT, max_new_tokens=3, **options
             )
         )
         assert "hides keys between others" in words and 'padding_side = "left"' in words
@@ -283,11 +283,13 @@ def test_tokens_after_padding_are_refused():
 # ---- training -----------------------------------------------------------------------------------
 
 
-def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **said: Any) -> None:
+def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **more: Any) -> None:
     """Hold that loss and gradients are those of SDPA, in two calls that mean the same."""
-    ours, theirs = model(config, **said).train(), model(config, "sdpa", **said).train()
+    ours, theirs = model(config, **more).train(), model(config, "sdpa", **more).train()
     with torch.enable_grad():
-        losses = [one(**of).loss for one, of in ((ours, of_ours), (theirs, of_theirs))]
+        losses = [
+            network(**batch).loss for network, batch in ((ours, of_ours), (theirs, of_theirs))
+        ]
         for loss in losses:
             loss.backward()
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
@@ -299,24 +301,24 @@ def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **s
 @pytest.mark.parametrize("mask", [ONES, RIGHT], ids=["whole", "padded on the right"])
 def test_a_batch_that_says_no_positions_trains_as_beside_sdpa(mask):
     labels = IDS.masked_fill(mask == 0, -100)
-    of = dict(input_ids=IDS, labels=labels) | ({"attention_mask": mask} if mask is RIGHT else {})
-    trained("LlamaConfig", of, of)
+    batch = dict(input_ids=IDS, labels=labels) | ({"attention_mask": mask} if mask is RIGHT else {})
+    trained("LlamaConfig", batch, batch)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "more"),
     [
         ("LlamaConfig", {}),
         ("BertConfig", dict(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)),
         pytest.param("Qwen3Config", dict(head_dim=32), marks=pytest.mark.long),
     ],
 )
-def test_a_batch_that_is_padded_on_either_side_trains_as_beside_sdpa(config, said):
+def test_a_batch_that_is_padded_on_either_side_trains_as_beside_sdpa(config, more):
     for mask in (LEFT, padded((0, slice(0, 7)), (1, slice(15, 23)))):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         labels = IDS.masked_fill(mask == 0, -100)
-        of = dict(input_ids=IDS, attention_mask=mask, labels=labels, position_ids=positions)
-        trained(config, of, of, **said)
+        batch = dict(input_ids=IDS, attention_mask=mask, labels=labels, position_ids=positions)
+        trained(config, batch, batch, **more)
 
 
 FEATURES = [{"input_ids": IDS[0, :n].tolist()} for n in (10, 1, 23, 7)]
@@ -326,8 +328,8 @@ def flattened(**how: Any) -> dict[str, Any]:
     """A batch without padding, as transformers' collator makes it."""
     from transformers import DataCollatorWithFlattening
 
-    made: dict[str, Any] = DataCollatorWithFlattening(return_tensors="pt", **how)(FEATURES)
-    return made
+    batch: dict[str, Any] = DataCollatorWithFlattening(return_tensors="pt", **how)(FEATURES)
+    return batch
 
 
 @pytest.mark.parametrize(
@@ -349,28 +351,28 @@ def test_sequences_packed_into_one_row_train_as_beside_sdpa(how, more):
 
 @pytest.mark.parametrize("window", [23, 24])
 def test_packed_sequences_fit_into_a_window_one_by_one(window):
-    alone, said = flattened() | dict(use_cache=False), dict(sliding_window=window)
-    for of in (alone, flattened(return_flash_attn_kwargs=True), flattened()):
-        trained("MistralConfig", of, alone, **said)
+    theirs, more = flattened() | dict(use_cache=False), dict(sliding_window=window)
+    for batch in (theirs, flattened(return_flash_attn_kwargs=True), flattened()):
+        trained("MistralConfig", batch, theirs, **more)
 
 
 def test_a_packed_sequence_longer_than_the_window_is_refused():
     ours = model("MistralConfig", sliding_window=22)
-    for of in (
+    for batch in (
         flattened() | dict(use_cache=False),
         flattened(return_flash_attn_kwargs=True),
         flattened(),
     ):
         with pytest.raises(ValueError, match=r"no more than 22 keys back|window of 22"):
-            ours(**of)
+            ours(**batch)
 
 
 def test_several_rows_may_hold_several_sequences_each():
     again = torch.cat((torch.arange(9), torch.arange(14)))
     for positions in (torch.stack((torch.arange(23), again)), again[None]):
-        of = dict(input_ids=IDS, position_ids=positions, labels=IDS)
-        trained("LlamaConfig", of, of | dict(use_cache=False))
-        trained("LlamaConfig", of | dict(use_cache=False), of | dict(use_cache=False))
+        batch = dict(input_ids=IDS, position_ids=positions, labels=IDS)
+        trained("LlamaConfig", batch, batch | dict(use_cache=False))
+        trained("LlamaConfig", batch | dict(use_cache=False), batch | dict(use_cache=False))
 
 
 def test_positions_that_tell_of_no_sequences_change_nothing():
@@ -395,14 +397,14 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "call"), REFUSED, ids=[said for said, _ in REFUSED])
-def test_a_call_that_no_kernel_computes_is_refused(said, call):
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=[message for message, _ in REFUSED])
+def test_a_call_that_no_kernel_computes_is_refused(message, call):
     ours = model("LlamaConfig", attention_dropout=0.1)
-    assert said in refusal(lambda: call(ours))
+    assert message in refusal(lambda: call(ours))
 
 
 @pytest.mark.parametrize(
-    ("config", "said", "why"),
+    ("config", "more", "why"),
     [
         ("Gemma2Config", {}, "softcap: no kernel caps scores"),
         ("GptOssConfig", dict(num_local_experts=2), "s_aux: no kernel has attention sinks"),
@@ -410,8 +412,8 @@ def test_a_call_that_no_kernel_computes_is_refused(said, call):
         ("LlamaConfig", dict(head_dim=20), "head_dim 20; it must be a multiple of 8"),
     ],
 )
-def test_a_model_with_attention_of_its_own_is_refused(config, said, why):
-    assert why in refusal(lambda: model(config, **dict(head_dim=32) | said)(IDS))
+def test_a_model_with_attention_of_its_own_is_refused(config, more, why):
+    assert why in refusal(lambda: model(config, **dict(head_dim=32) | more)(IDS))
 
 
 def test_a_decoder_told_to_look_both_ways_does():
@@ -430,5 +432,5 @@ def test_a_compiled_model_computes_and_refuses_the_same():
     assert torch.equal(compiled(IDS, attention_mask=ONES).logits, expected)
     for mask in (LEFT, RIGHT):
         expected = ours(IDS, attention_mask=mask).logits
-        found = compiled(IDS, attention_mask=mask).logits
-        torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=4e-3, rtol=0)
+        logits = compiled(IDS, attention_mask=mask).logits
+        torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()], atol=4e-3, rtol=0)

@@ -87,7 +87,7 @@ def zeros(built, tmp_path):
 
 
 def test_a_stream_has_its_zeros_for_ever_and_shares_them_with_no_other(zeros):
-    first, other, elsewhere = (zeros.zeros_of(*of, 0, 0) for of in ((1, 0), (2, 0), (1, 1)))
+    first, other, elsewhere = (zeros.zeros_of(*key, 0, 0) for key in ((1, 0), (2, 0), (1, 1)))
     assert len({first, other, elsewhere}) == 3
     assert all(ctypes.string_at(data, 4) == bytes(4) for data in (first, other, elsewhere))
     assert zeros.zeros_of(1, 0, 0, 0) == first  # by its number, whatever its handle

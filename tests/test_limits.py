@@ -53,19 +53,19 @@ def launchers(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("launchers")
     (folder / "all.cpp").write_text(launchers_of(map(registry.plan_of, KINDS)))
     command: list[str | Path] = [find_gxx()[0], "-std=c++17", "-O0", "-fPIC", "-shared", *WARNINGS]
-    made = process.run([*command, "all.cpp", "-o", "all.so"], cwd=folder)
-    assert made.returncode == 0, made.stderr
+    compiled = process.run([*command, "all.cpp", "-o", "all.so"], cwd=folder)
+    assert compiled.returncode == 0, compiled.stderr
     return library_at(folder / "all.so")
 
 
 def expected(plan: Plan, sizes: Mapping[str, int]) -> str:
     """What a call of these sizes ends with, as far as sizes go."""
     signature = plan.signature
-    if any(not 0 <= sizes[one.name] <= one.most for one in signature.sizes):
+    if any(not 0 <= sizes[size.name] <= size.most for size in signature.sizes):
         return "bad size"
     for rule in signature.rules:
-        of, by = sizes[rule.size], sizes[rule.by]
-        if of if by == 0 else of % by:
+        extent, by = sizes[rule.size], sizes[rule.by]
+        if extent if by == 0 else extent % by:
             return "bad ratio"
     for limit in signature.counts:
         if prod(factor.at(sizes) for factor in limit.factors) >= MOST:
@@ -81,23 +81,23 @@ def test_any_sizes_are_refused_or_have_the_workspace_of_the_plan(
     slug: str, launchers: ctypes.CDLL
 ) -> None:
     plan, dice = registry.plan_of(slug), random.Random(slug)
-    signature, names = plan.signature, [one.name for one in plan.signature.statuses]
+    signature, names = plan.signature, [status.name for status in plan.signature.statuses]
     ask, launch = launchers[f"fagen_{slug}_workspace"], launchers[f"fagen_{slug}"]
     ask.restype = ctypes.c_int64
     ended = dict.fromkeys(("ok", "bad size", "too many"), 0)
     for number in range(600):
         few = SIZES[: 3 + number % len(SIZES)]
-        sizes = {one.name: dice.choice(few) for one in signature.sizes}
+        sizes = {size.name: dice.choice(few) for size in signature.sizes}
         for rule in signature.rules:
             if number % 4:
                 sizes[rule.size] = min(MOST, sizes[rule.by] * dice.choice((1, 1, 2, 8)))
-        args, right = changed(plan, sizes, sizes), expected(plan, sizes)
-        needed = plan.launches.workspace.at(sizes) if right == "ok" else -1
+        args, outcome = changed(plan, sizes, sizes), expected(plan, sizes)
+        needed = plan.launches.workspace.at(sizes) if outcome == "ok" else -1
         assert ask(ctypes.byref(args)) == needed, sizes
         status = names[launch(ctypes.byref(args), None)]
         # of tensors that are too large for strides of their own no more is asked
-        assert status == right or (right == "ok" and status in ("bad stride", "overlap")), sizes
-        ended[right] = ended.get(right, 0) + 1
+        assert status == outcome or (outcome == "ok" and status in ("bad stride", "overlap")), sizes
+        ended[outcome] = ended.get(outcome, 0) + 1
     assert all(count > 9 for count in ended.values()), ended
 
 
@@ -144,8 +144,8 @@ def test_a_call_that_cannot_be_has_the_status_that_says_so(
     ):
         assert ends(**{field: number}) == ("bad workspace" if needed else "ok"), field
         if plan.launches.unless:  # where all is given nothing is to be found
-            given = {f"{tensor.name}_given": 1 for tensor in plan.signature.tensors if tensor.made}
-            assert ends(**{field: number}, **given) == "ok"
+            flags = {f"{tensor.name}_given": 1 for tensor in plan.signature.tensors if tensor.made}
+            assert ends(**{field: number}, **flags) == "ok"
 
 
 @pytest.mark.parametrize("slug", KINDS)
@@ -219,8 +219,8 @@ def test_gradients_of_65536_heads_or_sequences_are_launched_in_parts(
     many: dict[str, int], parts: list[tuple[int, ...]]
 ) -> None:
     sizes = dict(batch=1, heads=2, kv_heads=2, seqlen_q=1, seqlen_k=1) | many
-    found = grids(NARROW[0], **sizes)
-    assert found[: len(parts)] == found[-len(parts) :] == parts
+    shapes = grids(NARROW[0], **sizes)
+    assert shapes[: len(parts)] == shapes[-len(parts) :] == parts
 
 
 def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts() -> None:

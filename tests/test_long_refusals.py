@@ -27,16 +27,16 @@ LINE = 400  # bytes of a message's line
 def refused(read, *args) -> str:
     """The words by which something is refused, after little time and not too many of them."""
     began = time.process_time()
-    with pytest.raises(FagenError) as found:
+    with pytest.raises(FagenError) as refusal:
         read(*args)
     assert time.process_time() - began < SECONDS
-    output = str(found.value)
+    output = str(refusal.value)
     assert len(output) < (MOST + 1) * LINE and all(map(str.isprintable, output.splitlines()))
     return output
 
 
-def in_a_list(of: str, key: str = "head_dim") -> str:
-    return HEAD.replace("head_dim = 64", f"{key} = [\n{of}]")
+def in_a_list(items: str, key: str = "head_dim") -> str:
+    return HEAD.replace("head_dim = 64", f"{key} = [\n{items}]")
 
 
 SPACES = {
@@ -64,30 +64,30 @@ SPACES = {
 
 @pytest.mark.parametrize("name", SPACES)
 def test_of_very_many_faults_of_a_space_the_first_are_told_and_the_others_counted(name, tmp_path):
-    text, said = SPACES[name]
+    text, words = SPACES[name]
     path = tmp_path / "x.toml"
     path.write_text(text)
-    told = refused(search.read_spaces, path)
-    assert said in told and told.count("\n") <= MOST
-    assert all(line.startswith(str(path)) for line in told.splitlines())
+    message = refused(search.read_spaces, path)
+    assert words in message and message.count("\n") <= MOST
+    assert all(line.startswith(str(path)) for line in message.splitlines())
     if name == "unknown tables":
-        assert refused(read_recording, path) == told
+        assert refused(read_recording, path) == message
 
 
 def test_a_schedule_with_very_many_faults_is_refused_in_a_few_lines(tmp_path):
     text = HEAD + "".join(f"k{n}=1\n" for n in range(1_500))
-    told = refused(registry.parse, text)
-    assert told.splitlines()[-1] == "schedule: and 1,481 more" and told.count("\n") == MOST
+    message = refused(registry.parse, text)
+    assert message.splitlines()[-1] == "schedule: and 1,481 more" and message.count("\n") == MOST
     tables_of = "".join(f"[k{n}]\n" for n in range(1_900))
     assert "and 1,8" in refused(registry.parse, tables_of)
     # in the order of the file, those that are told
-    told = [*map(int, (line.split(":")[1] for line in told.splitlines()[1:-1]))]
-    assert told == sorted(told)
+    message = [*map(int, (line.split(":")[1] for line in message.splitlines()[1:-1]))]
+    assert message == sorted(message)
 
 
 def test_few_faults_are_all_told():
-    told = refused(registry.parse, HEAD + "".join(f"k{n}=1\n" for n in range(MOST - 1)))
-    assert told.count("\n") == MOST - 1 and "more" not in told
+    message = refused(registry.parse, HEAD + "".join(f"k{n}=1\n" for n in range(MOST - 1)))
+    assert message.count("\n") == MOST - 1 and "more" not in message
 
 
 def test_other_files_stop_at_their_first_fault_in_little_time(tmp_path, monkeypatch):
@@ -103,14 +103,14 @@ def test_other_files_stop_at_their_first_fault_in_little_time(tmp_path, monkeypa
 
 @pytest.mark.parametrize("size", [20_000, 4_000_000])
 def test_a_text_has_the_size_limit_of_a_file(size):
-    told = refused(fagen.parse_schedule, "#" * 99 + "\n" * size)
-    assert told == "schedule: longer than 16,384 bytes; this is no schedule"
+    message = refused(fagen.parse_schedule, "#" * 99 + "\n" * size)
+    assert message == "schedule: longer than 16,384 bytes; this is no schedule"
     spaces = "\N{SNOWMAN}\n" * (size // 4 + 66_000)
     assert "longer than 262,144 bytes" in refused(search.files.parse_spaces, spaces, "x")
 
 
 def test_arguments_of_another_type_are_named():
-    for call, args, said in (
+    for call, args, message in (
         (fagen.read_schedule, (99,), "read_schedule: path is of type int"),
         (fagen.read_schedule, (None,), "read_schedule: path is of type NoneType"),
         (fagen.read_schedule, (b"x",), "read_schedule: path is of type bytes"),
@@ -119,7 +119,7 @@ def test_arguments_of_another_type_are_named():
         (fagen.recording(3).__enter__, (), "recording: path is of type int"),
         (fagen.Schedule.from_slug, (99,), "from_slug: slug is of type int"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match=message):
             call(*args)
     for name in ("a\0", Path("b\0c")):
         with pytest.raises(FagenError, match="no file is called so"):

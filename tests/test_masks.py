@@ -47,8 +47,8 @@ LENGTHS = [(1, 1), (64, 64), (130, 300), (300, 130), (257, 0), (1, 500), (200, 2
 
 def planned(mask: Mask, slug: str = "fwd_fp16_d64_causal_m128n64_noprod") -> Plan:
     """The Plan of a schedule, with any mask."""
-    made = plan(Schedule.from_slug(slug))
-    return replace(made, slug=slug.replace("causal", mask.name), mask=mask)
+    usual = plan(Schedule.from_slug(slug))
+    return replace(usual, slug=slug.replace("causal", mask.name), mask=mask)
 
 
 def seen(mask: Mask, seqlen_q: int, seqlen_k: int) -> Tensor:
@@ -118,8 +118,8 @@ int main() {{
 @pytest.mark.parametrize("mask", ALL, ids=lambda mask: mask.name)
 def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, tmp_path: Path):
     block_n, block_m = 64, 128
-    made = planned(mask)
-    kernel = render(made).kernel
+    plan = planned(mask)
+    kernel = render(plan).kernel
     blocks, tile = kernel.index("struct Blocks {"), kernel.index("struct Tile {")
     rows = kernel.index("struct Keys {") if mask.by_row else kernel.index("Blocks blocks_of(")
     parts = [
@@ -133,12 +133,12 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
         of_rows="blocks_of(params, top, bottom)" if mask.by_row else "blocks_of(params)",
         keys="seen_by(params, top)" if mask.by_row else "std::pair(0, params.seqlen_k)",
         full_first="blocks.full_first" if mask.first_by_row else "blocks.first",
-        full_last="blocks.full_last" if made.masked_steps else "params.seqlen_k / kBlockN",
+        full_last="blocks.full_last" if plan.masked_steps else "params.seqlen_k / kBlockN",
     )
     program = compiled(code, tmp_path)
     cases = [(*sizes, top) for sizes in LENGTHS for top in range(0, sizes[0], block_m)]
-    told = answers(program, [(q, k, top, top + block_m - 1) for q, k, top in cases])
-    for (seqlen_q, seqlen_k, top), line in zip(cases, told, strict=True):
+    lines = answers(program, [(q, k, top, top + block_m - 1) for q, k, top in cases])
+    for (seqlen_q, seqlen_k, top), line in zip(cases, lines, strict=True):
         key, end, first, full_first, full_last, last = map(int, line.split())
         whole = seen(mask, seqlen_q, seqlen_k)
         assert [key <= column < end for column in range(seqlen_k)] == whole[top].tolist()
@@ -184,8 +184,8 @@ WINDOWED = (
 
 @pytest.mark.parametrize("slug", some(WINDOWED, WINDOWED[:1]))
 def test_a_window_compiles_and_keeps_the_plans_promises(slug: str) -> None:
-    made = planned(WINDOW, slug)
-    binary = build(render(made), made, binding=False)
+    plan = planned(WINDOW, slug)
+    binary = build(render(plan), plan, binding=False)
     assert binary.report.spill_store_bytes == 0 and not binary.report.remarks
 
 

@@ -40,14 +40,14 @@ def planned(mask="full", dtype="fp16", head_dim=64, head_dim_v=64):
     )
 
 
-def row(implementation="fagen", tflops=500.0, regime="sustained", **given):
+def row(implementation="fagen", tflops=500.0, regime="sustained", **changes):
     base = {
         "dtype": "fp16", "head_dim": 128, "head_dim_v": 128, "mask": "full", "batch": 4,
         "seqlen_q": 4096, "seqlen_k": 4096, "heads": 16, "kv_heads": 16,
         "implementation": implementation, "schedule": None, "regime": regime,
         "tflops": tflops, "spread": 0.01, "sm_clock_mhz": 1500,
     }  # fmt: skip
-    return Row(**{**base, **given})
+    return Row(**{**base, **changes})
 
 
 # ---- FLOPs and sizes
@@ -91,9 +91,9 @@ def test_inputs_are_repeatable_and_of_the_shapes_that_the_op_takes():
 
 def test_the_unit_in_the_last_place_is_the_gap_to_the_next_number():
     for value, dtype in [(1.0, torch.float16), (3.9, torch.float16), (0.3, torch.bfloat16)]:
-        here = torch.tensor(value, dtype=dtype)
-        gap = float(torch.nextafter(here, here.new_tensor(100.0)) - here)
-        assert unit_in_last_place(float(here), dtype) == gap
+        number = torch.tensor(value, dtype=dtype)
+        gap = float(torch.nextafter(number, number.new_tensor(100.0)) - number)
+        assert unit_in_last_place(float(number), dtype) == gap
     assert 0 < unit_in_last_place(0.0, torch.float16) < 1e-6
 
 
@@ -123,9 +123,9 @@ def test_torchs_own_attention_agrees_with_fp64_on_rows_that_see_a_key(mask, size
     q, k, v = inputs(case, device="cpu")
     exact, _ = reference(q, k, v, mask=mask, scale=0.125)
     ours = torch_math(q, k, v, mask=mask, scale=0.125)
-    seen = rows_with_keys(case)
-    assert seen.sum() >= 37
-    assert (ours - exact)[:, seen].abs().max() < 2e-3
+    visible = rows_with_keys(case)
+    assert visible.sum() >= 37
+    assert (ours - exact)[:, visible].abs().max() < 2e-3
 
 
 TRAPS = [
@@ -408,17 +408,17 @@ def test_evidence_is_of_machine_code_that_can_be_read(note, error):
 
 
 def test_an_eager_peer_is_its_own_backend_whenever_it_is_called(monkeypatch):
-    torchs, seen = torch.backends.cuda, []
+    torchs, backends = torch.backends.cuda, []
 
     def attend(*tensors, enable_gqa):
-        seen.append((torchs.flash_sdp_enabled(), torchs.cudnn_sdp_enabled()))
+        backends.append((torchs.flash_sdp_enabled(), torchs.cudnn_sdp_enabled()))
 
     monkeypatch.setattr(rotating.functional, "scaled_dot_product_attention", attend)
     q, kv = torch.zeros(1, 1, 2, 64), torch.zeros(1, 3, 1, 64)
     call = rotating._peer(SDPBackend.FLASH_ATTENTION, q, [(kv, kv)] * 3, eager=True)
     with call.within():
         call.run()
-    assert seen == [(True, False)] * 6
+    assert backends == [(True, False)] * 6
 
     def refuse(*tensors, enable_gqa):
         raise RuntimeError("no such backend")

@@ -43,20 +43,20 @@ def worked(slug):
     return plan(Schedule.from_slug(slug))
 
 
-def emulated(of, spoil=lambda out, lse: None):
-    def kernel(given, scale):
-        qkv, descales = given[:3], given[3:]
-        out, lse = emulator.emulate_fp8(of, *qkv, scale, *descales)
+def emulated(plan, spoil=lambda out, lse: None):
+    def kernel(arguments, scale):
+        qkv, descales = arguments[:3], arguments[3:]
+        out, lse = emulator.emulate_fp8(plan, *qkv, scale, *descales)
         spoil(out, lse)
         return out, lse
 
     return kernel
 
 
-def judged(slug, spoil=lambda out, lse: None, sizes=SIZES, **given):
-    of = worked(slug)
-    case = cell_of(of, sizes)
-    return fp8_error(of, case, emulated(of, spoil), *inputs(case, device="cpu"), **given)
+def judged(slug, spoil=lambda out, lse: None, sizes=SIZES, **options):
+    plan = worked(slug)
+    case = cell_of(plan, sizes)
+    return fp8_error(plan, case, emulated(plan, spoil), *inputs(case, device="cpu"), **options)
 
 
 # ---- errors
@@ -65,27 +65,27 @@ def judged(slug, spoil=lambda out, lse: None, sizes=SIZES, **given):
 @pytest.mark.parametrize("centered", ["", "v", "kv"])
 @pytest.mark.parametrize("slug", SLUGS)
 def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug, centered):
-    of = worked(slug)
-    qkv = inputs(cell_of(of, SIZES), device="cpu")
+    plan = worked(slug)
+    qkv = inputs(cell_of(plan, SIZES), device="cpu")
     assert all(x.dtype == torch.float16 for x in qkv)
-    given = operands(of, *qkv, centered=centered)
-    assert all(x.dtype == torch.float8_e4m3fn for x in given[:3])
-    blocks = 3 if of.scales_by_block else 1
-    assert given.q_descale.shape == (2, 4, blocks)
-    assert given.v_descale.shape == (2, 2, 64)
-    for mean, letter in ((given.v_mean, "v"), (given.k_mean, "k")):
+    arguments = operands(plan, *qkv, centered=centered)
+    assert all(x.dtype == torch.float8_e4m3fn for x in arguments[:3])
+    blocks = 3 if plan.scales_by_block else 1
+    assert arguments.q_descale.shape == (2, 4, blocks)
+    assert arguments.v_descale.shape == (2, 2, 64)
+    for mean, letter in ((arguments.v_mean, "v"), (arguments.k_mean, "k")):
         assert (mean is None) == (letter not in centered)
-    if not of.v_rows:
-        assert given.v.shape == (2, 2, 64, 96)
-        given = given._replace(v=emulator.fp8.by_rows(given.v, 90))
-    for x, made in zip(qkv, real(of, given), strict=True):
-        assert rms(made - x.float()) < 0.03 * rms(x)
+    if not plan.v_rows:
+        assert arguments.v.shape == (2, 2, 64, 96)
+        arguments = arguments._replace(v=emulator.fp8.by_rows(arguments.v, 90))
+    for x, number in zip(qkv, real(plan, arguments), strict=True):
+        assert rms(number - x.float()) < 0.03 * rms(x)
 
 
 def test_rotated_q_and_k_have_the_products_that_they_had():
-    of = worked(SLUGS[1])
-    q, k, v = inputs(cell_of(of, SIZES), device="cpu")
-    plain, rotated = (real(of, operands(of, q, k, v, rotated=r)) for r in (False, True))
+    plan = worked(SLUGS[1])
+    q, k, v = inputs(cell_of(plan, SIZES), device="cpu")
+    plain, rotated = (real(plan, operands(plan, q, k, v, rotated=r)) for r in (False, True))
     assert rms(plain[0] - rotated[0]) > 0.5
     products = [torch.einsum("bshd,btgd->bst", q[:, :, :2], k) for q, k, _ in (plain, rotated)]
     assert rms(products[0] - products[1]) < 0.08 * rms(products[0])
@@ -112,19 +112,19 @@ def test_the_emulated_schedule_is_as_exact_as_a_textbook(slug, sizes):
 
 
 def test_given_descales_make_other_numbers_of_the_same_bytes():
-    of = worked(SLUGS[2])
-    case = cell_of(of, SIZES)
+    plan = worked(SLUGS[2])
+    case = cell_of(plan, SIZES)
     qkv = inputs(case, device="cpu")
-    found = operands(of, *qkv)[3:6]
-    other = tuple(x * 2.0 ** (torch.arange(x.shape[-1]) % 5) for x in found)
-    seen = []
+    descales = operands(plan, *qkv)[3:6]
+    other = tuple(x * 2.0 ** (torch.arange(x.shape[-1]) % 5) for x in descales)
+    calls = []
 
-    def kernel(given, scale):
-        seen.append(given)
-        return emulated(of)(given, scale)
+    def kernel(arguments, scale):
+        calls.append(arguments)
+        return emulated(plan)(arguments, scale)
 
-    assert fp8_error(of, case, kernel, *qkv, descales=other).ok
-    assert torch.equal(seen[0].v_descale, other[2])
+    assert fp8_error(plan, case, kernel, *qkv, descales=other).ok
+    assert torch.equal(calls[0].v_descale, other[2])
 
 
 def double_a_row(out, lse):
@@ -157,19 +157,19 @@ def test_masked_rows_that_are_not_zero_are_found_out():
 
 def test_outputs_are_poisoned_and_in_the_dtype_that_the_plan_says():
     for slug, dtype in ((SLUGS[0], torch.bfloat16), (SLUGS[3], torch.float16)):
-        of = worked(slug)
-        q, k, v = inputs(cell_of(of, SIZES), device="cpu")
-        out, lse = outputs(of, operands(of, q, k, v).q)
+        plan = worked(slug)
+        q, k, v = inputs(cell_of(plan, SIZES), device="cpu")
+        out, lse = outputs(plan, operands(plan, q, k, v).q)
         assert (out.dtype, out.shape) == (dtype, (2, 70, 4, 64))
         assert bool(out.isnan().all() and lse.isnan().all())
     fp16 = worked("fwd_fp16_d64_full_m128n64")
     assert arguments(fp16, q, k, v) == (q, k, v, 1 / 8)
-    of = worked(SLUGS[0])
-    found = arguments(of, q, k, v)
-    expected = operands(of, q, k, v)
-    assert found[3] == 1 / 8 and found[7:] == (None, None)
-    for one, other in zip([*found[:3], *found[4:7]], expected[:6], strict=True):
-        assert torch.equal(one.float(), other.float())
+    plan = worked(SLUGS[0])
+    passed = arguments(plan, q, k, v)
+    expected = operands(plan, q, k, v)
+    assert passed[3] == 1 / 8 and passed[7:] == (None, None)
+    for tensor, other in zip([*passed[:3], *passed[4:7]], expected[:6], strict=True):
+        assert torch.equal(tensor.float(), other.float())
 
 
 def test_kernels_share_arguments_only_where_they_take_the_same():
@@ -191,9 +191,9 @@ def test_kernels_share_arguments_only_where_they_take_the_same():
 @pytest.mark.parametrize("factor", [8, 64])
 def test_a_p_of_nearly_equal_scores_that_is_no_power_of_two_is_allowed_for(kind, is_coarse, factor):
     """As tests/gpu/test_fp8_numbers.py judges maxima that grow, by what its plans compute."""
-    of = worked(f"fwd_e4m3_d128_{kind}")
-    assert coarseness(of) == is_coarse * 2.0**-4
-    case = cell_of(of, Sizes(1, 4, 2, 300, 700))
+    plan = worked(f"fwd_e4m3_d128_{kind}")
+    assert coarseness(plan) == is_coarse * 2.0**-4
+    case = cell_of(plan, Sizes(1, 4, 2, 300, 700))
     scale = softmax_scale(128)
     q, k, v = inputs(case, device="cpu", seed=2)
     k[..., 0] = k[..., 0] / factor + levels(700, "cpu")[:, None] / scale
@@ -202,16 +202,16 @@ def test_a_p_of_nearly_equal_scores_that_is_no_power_of_two_is_allowed_for(kind,
     answers = []  # of the one call that there is
 
     def error_of(scaled, coarse):
-        def kernel(given, scale):
+        def kernel(arguments, scale):
             if not answers:
-                answers.extend(emulated(of)(given, scale))
+                answers.extend(emulated(plan)(arguments, scale))
             return answers[0] * scaled, answers[1]
 
-        return fp8_error(of, case, kernel, q, k, v, factor * scale, coarse=coarse)
+        return fp8_error(plan, case, kernel, q, k, v, factor * scale, coarse=coarse)
 
-    assert error_of(1.0, coarseness(of)).ok
+    assert error_of(1.0, coarseness(plan)).ok
     assert error_of(1.0, 0.0).ok == ("lazymax" not in kind)  # which has need of it
-    assert not error_of(1.125, coarseness(of)).ok
+    assert not error_of(1.125, coarseness(plan)).ok
 
 
 # ---- timing
@@ -222,8 +222,8 @@ def clocks(monkeypatch):
     """Made-up seconds by label; kernels and quantisers are emulated."""
     seconds = {}
 
-    def kernel(of, q, k, v, scale, *descales):
-        return emulator.emulate_fp8(of, q, k, v, scale, *descales, hopper_sums=False)
+    def kernel(plan, q, k, v, scale, *descales):
+        return emulator.emulate_fp8(plan, q, k, v, scale, *descales, hopper_sums=False)
 
     race_on_a_cpu(monkeypatch, kernel, seconds)
     return seconds
@@ -251,8 +251,8 @@ def test_transposed_v_is_charged_with_what_it_costs_beyond_plain_quantisation(cl
         f"{columns} credited": 3e-4,
     }
     timed = race(CASE, [kernel_of(rows), kernel_of(columns), JUDGE], regimes=[SUSTAINED])
-    found = {row.implementation: row.microseconds for row in timed}
-    assert found == pytest.approx({"fagen": 1200, PREARRANGED: 1200, "cudnn": 1000})
+    times = {row.implementation: row.microseconds for row in timed}
+    assert times == pytest.approx({"fagen": 1200, PREARRANGED: 1200, "cudnn": 1000})
     clocks[f"{columns} charged"] = 1e-4  # noise is no credit
     timed = race(CASE, [kernel_of(columns), JUDGE], regimes=[SUSTAINED])
     assert timed[0].microseconds == pytest.approx(1000)
@@ -263,26 +263,26 @@ def test_what_cannot_be_charged_is_left_out_and_said(clocks, monkeypatch):
         raise DeviceError("no quantiser")
 
     monkeypatch.setattr(peers, "quantize", refuse)
-    said = []
+    reasons = []
     race(
         CASE,
         [kernel_of("fwd_e4m3_d64_full_m128n64"), JUDGE],
         regimes=[SUSTAINED],
-        left_out=lambda who, why: said.append((who, why)),
+        left_out=lambda who, why: reasons.append((who, why)),
     )
-    ((who, why),) = said
+    ((who, why),) = reasons
     assert who == "fwd_e4m3_d64_full_m128n64"
     assert "charged with cannot be timed" in why and "no quantiser" in why
 
 
 def test_a_wrong_kernel_is_not_timed(clocks, monkeypatch):
-    right = kernel_of("fwd_e4m3_d64_full_m128n64_vrows")
+    implementation = kernel_of("fwd_e4m3_d64_full_m128n64_vrows")
 
     def bind(case, q, k, v):
-        call = right.bind(case, q, k, v)
+        call = implementation.bind(case, q, k, v)
         return Call(lambda: call.run() * 1.2)
 
-    wrong = Implementation("fagen", bind, right.schedule)
+    wrong = Implementation("fagen", bind, implementation.schedule)
     with pytest.raises(VerificationError, match="differs from cudnn"):
         race(CASE, [wrong, JUDGE], regimes=[SUSTAINED])
 

@@ -76,11 +76,11 @@ def test_gradients_in_bf16_are_as_exact_as_flash_attention_2_s_where_one_key_cou
     q, k, v, _ = rows_of_one_key(64, gaps, 200, 900)
     dout, scale = normal(1, 200, 1, 64, seed=9, dtype=torch.bfloat16), 0.125
     out, lse = emulate(forward, q, k, v, scale)
-    found = compute(backward, dout, q, k, v, out, lse, scale)
+    grads = compute(backward, dout, q, k, v, out, lse, scale)
     exact = gradients(dout, q, k, v, mask=backward.mask, scale=scale)[2:]
     _, *textbook = attention_and_gradients(dout, q, k, v, backward.mask, scale)
-    for name, one, other, right in zip(("dq", "dk", "dv"), found, textbook, exact, strict=True):
-        error, allowed = (float((x.double() - right).abs().max()) for x in (one, other))
+    for name, grad, other, true in zip(("dq", "dk", "dv"), grads, textbook, exact, strict=True):
+        error, allowed = (float((x.double() - true).abs().max()) for x in (grad, other))
         # 2.14 where the key has 0.75 … 0.97 of a row's weight, and its P is rounded; else below 2
         assert error <= (2.2 if low == 8 else 2) * allowed, (name, error, allowed)
 
@@ -89,7 +89,7 @@ def test_a_proof_finds_a_maximum_that_is_too_stale():
     plan = planned(OFTEN[0])
     sizes = (Sizes(1, 2, 1, 20, 300),)
 
-    def found(of: Plan) -> bool:
-        return all(one.ok for one in hard_errors(plan, partial(emulate, of), sizes, "cpu"))
+    def found(variant: Plan) -> bool:
+        return all(error.ok for error in hard_errors(plan, partial(emulate, variant), sizes, "cpu"))
 
     assert found(plan) and not found(replace(plan, max_partial_sum=2.0**60))

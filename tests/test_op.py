@@ -39,7 +39,7 @@ def binary(stub):
 
 
 @pytest.fixture(params=[SLUG, COLUMNS, ROWS])
-def each(request, stub_op):
+def any_stub(request, stub_op):
     """The op of 16 bits, and those of e4m3 with V transposed and by rows."""
     return stub_op(request.param)
 
@@ -54,44 +54,44 @@ def rows(stub_op):
     return stub_op(ROWS)
 
 
-def emulated(plan, given):
-    return (emulate if plan.slug.startswith("fwd_bf16") else emulate_fp8)(plan, *given.values())
+def emulated(plan, named):
+    return (emulate if plan.slug.startswith("fwd_bf16") else emulate_fp8)(plan, *named.values())
 
 
 # ---- what it computes ---------------------------------------------------------------------------
 
 
-def test_on_cpu_tensors_the_op_is_the_emulated_schedule(each):
-    given = arguments(each.plan)
-    out, lse = each.op(**given)
-    expected, expected_lse = emulated(each.plan, given)
+def test_on_cpu_tensors_the_op_is_the_emulated_schedule(any_stub):
+    named = arguments(any_stub.plan)
+    out, lse = any_stub.op(**named)
+    expected, expected_lse = emulated(any_stub.plan, named)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
-    dtype = getattr(torch, each.plan.out_dtype.torch)
+    dtype = getattr(torch, any_stub.plan.out_dtype.torch)
     assert out.shape == (2, 70, 4, 32) and out.is_contiguous() and out.dtype == dtype
     assert lse.shape == (2, 4, 70) and lse.is_contiguous() and lse.dtype == torch.float32
 
 
-def test_without_a_log_sum_exp_out_is_the_same_also_of_nothing(each):
+def test_without_a_log_sum_exp_out_is_the_same_also_of_nothing(any_stub):
     for sizes in ((), (1, 0, 5), (2, 3, 0)):
-        given = arguments(each.plan, *sizes)
-        out, lse = each.op(**given)
-        alone = each.out_only(**given)
-        assert torch.equal(alone, out) and alone.is_contiguous() and not alone.requires_grad
-        assert out.shape == (*given["q"].shape[:3], 32)
+        named = arguments(any_stub.plan, *sizes)
+        out, lse = any_stub.op(**named)
+        only = any_stub.out_only(**named)
+        assert torch.equal(only, out) and only.is_contiguous() and not only.requires_grad
+        assert out.shape == (*named["q"].shape[:3], 32)
     assert not out.any() and (lse == -math.inf).all()  # there was no key
 
 
 def test_what_is_no_kernel_gives_its_first_output_alone():
-    assert op.out_only(lambda *given: (given[2], given[3]))(0, 1, 2, 3) == 2
+    assert op.out_only(lambda *args: (args[2], args[3]))(0, 1, 2, 3) == 2
 
 
 def test_without_descales_a_number_is_its_byte(rows):
     q, k, v, *_ = arguments(rows.plan).values()
-    one = torch.ones(1, 1, 1)
+    ones = torch.ones(1, 1, 1)
     without = rows.op(q, k, v, 0.1)[0]
-    assert torch.equal(without, rows.op(q, k, v, 0.1, one, one, one)[0])
-    assert torch.equal(without, rows.op(q, k, v, 0.1, None, one)[0])
-    torch.testing.assert_close(rows.op(q, k, v, 0.1, v_descale=one * 2)[0], without * 2)
+    assert torch.equal(without, rows.op(q, k, v, 0.1, ones, ones, ones)[0])
+    assert torch.equal(without, rows.op(q, k, v, 0.1, None, ones)[0])
+    torch.testing.assert_close(rows.op(q, k, v, 0.1, v_descale=ones * 2)[0], without * 2)
 
 
 def test_a_descale_for_all_is_one_for_each(fp8):
@@ -104,12 +104,12 @@ def test_a_descale_for_all_is_one_for_each(fp8):
 
 
 def test_a_16_bit_kernel_takes_no_descales(stub):
-    q, one = qkv(1, 8, 8, 2, 2)[0], torch.ones(1, 1, 1)
-    given = (q, q, q[..., :32], 0.1)
+    q, ones = qkv(1, 8, 8, 2, 2)[0], torch.ones(1, 1, 1)
+    tensors = (q, q, q[..., :32], 0.1)
     for call in (stub.op, op.emulated(SLUG)):
-        call(*given)
+        call(*tensors)
         with pytest.raises(RuntimeError, match="expected at most 4 argument"):
-            call(*given, q_descale=one)
+            call(*tensors, q_descale=ones)
 
 
 # ---- what torch knows of it ---------------------------------------------------------------------
@@ -128,16 +128,18 @@ def test_torch_knows_the_kernels_by_their_keys(stub):
 @pytest.mark.usefixtures("comparable")
 @pytest.mark.parametrize("slug", [SLUG, COLUMNS, ROWS, PACKED8])
 def test_opcheck_finds_nothing(stub_op, slug):
-    of = stub_op(slug)
+    stub = stub_op(slug)
     sizes = ((2, 70, 100), (1, 0, 5), (2, 3, 0), (1, 1, 1)) if "varlen" not in slug else ((),)
     for size in sizes:
-        for one in (of.op, of.out_only, op.emulated(slug)):
-            torch.library.opcheck(one, tuple(arguments(of.plan, *size).values()))
-    q, k, v, scale, *_ = arguments(of.plan).values()
+        for call in (stub.op, stub.out_only, op.emulated(slug)):
+            torch.library.opcheck(call, tuple(arguments(stub.plan, *size).values()))
+    q, k, v, scale, *_ = arguments(stub.plan).values()
     if slug == SLUG:
-        torch.library.opcheck(of.op, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, scale))
+        torch.library.opcheck(
+            stub.op, (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, scale)
+        )
     if slug == ROWS:  # without descales
-        torch.library.opcheck(of.op, (q, k, v, scale))
+        torch.library.opcheck(stub.op, (q, k, v, scale))
 
 
 # ---- gradients are refused ----------------------------------------------------------------------
@@ -193,31 +195,34 @@ def ops_of(graph):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_it_compiles_into_one_graph_of_its_ops_alone(each, compiled, graphs, dynamic):
-    alone = each.out_only
+def test_it_compiles_into_one_graph_of_its_ops_alone(any_stub, compiled, graphs, dynamic):
+    out_only = any_stub.out_only
 
     def both(q, *more):
-        return each.op(q, *more)[0] + 1, alone(q, *more)
+        return any_stub.op(q, *more)[0] + 1, out_only(q, *more)
 
     call = compiled(both, dynamic=dynamic)
     for sizes in ((5, 70, 210), (6, 150, 250), (6, 150, 250)):  # equal sizes would share a symbol
-        given = tuple(arguments(each.plan, *sizes).values())
-        assert all(map(torch.equal, call(*given), both(*given)))
+        tensors = tuple(arguments(any_stub.plan, *sizes).values())
+        assert all(map(torch.equal, call(*tensors), both(*tensors)))
     assert len(graphs) == (1 if dynamic else 2)
-    names = f"fagen.{each.slug}_no_grad.default", f"fagen.{each.slug}_without_lse_no_grad.default"
+    names = (
+        f"fagen.{any_stub.slug}_no_grad.default",
+        f"fagen.{any_stub.slug}_without_lse_no_grad.default",
+    )
     assert ops_of(graphs[0]) == [*names]
 
 
 def test_compiled_it_refuses_gradients_and_wrong_arguments(stub, compiled):
     call = compiled(lambda q, k, v: stub.op(q, k, v, 0.1)[0], dynamic=True)
     q, k, v = qkv()
-    for given, message in (
+    for tensors, message in (
         ((q, k.half(), v), "k is not bfloat16"),
         ((q[:, :, :3], k, v), r"heads = \w+ must be a multiple of kv_heads = \w+"),
         ((q.requires_grad_(), k, v), "requires a gradient"),
     ):
         with pytest.raises(Exception, match=message):
-            call(*given)
+            call(*tensors)
     with torch.no_grad():
         call(q, k, v)
 
@@ -231,8 +236,8 @@ def test_it_exports_with_dynamic_sizes_under_its_own_name(stub):
     shapes = ({0: batch, 1: queries}, {0: batch, 1: keys}, {0: batch, 1: keys})
     exported = torch.export.export(Model(), qkv(), dynamic_shapes=shapes)
     assert ops_of(exported) == [f"fagen.{SLUG}.default"]
-    given = qkv(3, 30, 200)
-    assert torch.equal(exported.module()(*given)[0], stub.op(*given, 0.1)[0])
+    tensors = qkv(3, 30, 200)
+    assert torch.equal(exported.module()(*tensors)[0], stub.op(*tensors, 0.1)[0])
 
 
 # ---- loading ------------------------------------------------------------------------------------
@@ -245,7 +250,7 @@ def test_loading_twice_or_from_many_threads_gives_the_same_op(binary):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(ops) == 8 and all(one is ops[0] for one in ops)
+    assert len(ops) == 8 and all(call is ops[0] for call in ops)
 
 
 def test_what_cannot_be_loaded_is_refused_with_what_to_do(stub, binary, tmp_path):
@@ -273,9 +278,9 @@ def test_what_cannot_be_loaded_is_refused_with_what_to_do(stub, binary, tmp_path
 
 
 def test_a_kernel_says_what_it_is(stub):
-    of = stub.plan
+    plan = stub.plan
     assert info_of(stub.binary.library, SLUG) == KernelInfo(
-        of.shared_bytes, of.threads, of.launch_registers, SLUG, HASH
+        plan.shared_bytes, plan.threads, plan.launch_registers, SLUG, HASH
     )
 
 
@@ -307,14 +312,14 @@ def test_the_c_interface_refuses_what_it_cannot_do(stub_op):
             },
         ),
     ):
-        of, library = stub_op(slug).plan, stub_op(slug).binary.library
-        right = arguments(of) | dict(out=out, lse=lse)
+        plan, library = stub_op(slug).plan, stub_op(slug).binary.library
+        named = arguments(plan) | dict(out=out, lse=lse)
         for do in (c_interface.bind, c_interface.call):
             with pytest.raises(DeviceError, match="q is on cpu; the kernel runs on a Hopper GPU"):
-                do(of, library, **right)
+                do(plan, library, **named)
         for message, change in wrong.items():
             with pytest.raises(ValueError) as refusal:
-                c_interface.bind(of, library, **right | change)
+                c_interface.bind(plan, library, **named | change)
             assert str(refusal.value).startswith(f"fagen::{slug}: {message}")
 
 
@@ -341,16 +346,16 @@ class FakeDriver:
     [(SLUG, "bf16"), (COLUMNS, "e4m3-bf16-columns-32"), (ROWS, "e4m3-fp16-rows-0")],
 )
 def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(stub_op, slug, dtype):
-    one = stub_op(slug)
-    library = ctypes.CDLL(str(one.binary.library))
+    stub = stub_op(slug)
+    library = ctypes.CDLL(str(stub.binary.library))
     library[f"fagen_{slug}_message"].restype = ctypes.c_char_p
     with pytest.raises(SystemExit, match="outputs are no mean"):  # the stub writes none
         c_caller.call(FakeDriver(), library, slug, dtype, True, 64, 32, 2, 70, 100, 4, 2)
     library.noted_call.restype = ctypes.c_void_p
-    struct = c_interface.struct_of(one.plan.signature)
+    struct = c_interface.struct_of(stub.plan.signature)
     noted = fields_of(struct.from_buffer_copy(struct.from_address(library.noted_call())))
     sizes = dict(batch=2, heads=4, kv_heads=2, seqlen_q=70, seqlen_k=100)
-    tensors = one.plan.signature.tensors
+    tensors = stub.plan.signature.tensors
     named = {
         tensor.name: torch.ones([dim.extent.at(sizes) for dim in tensor.dims]).to(
             getattr(torch, tensor.dtype.torch)
@@ -359,7 +364,7 @@ def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(stub_op, sl
         if tensor.present
     }
     named["scale"] = 64**-0.5
-    own = fields_of(c_interface.arguments(one.plan, named, checked(one.plan, named)))
+    own = fields_of(c_interface.arguments(stub.plan, named, checked(stub.plan, named)))
     pointers = {tensor.name for tensor in tensors}
     for name, value in own.items():
         if name in pointers:
@@ -383,12 +388,12 @@ def test_a_compiled_kernel_loads_and_is_what_was_planned(built, slug):
     compiled = built(slug)
     if "fp16" in slug:
         q = torch.randn(1, 150, 4, 128).half()
-        given = (q, q[:, :130, :2], q[:, :130, 2:], 0.1)
-        expected = emulate(compiled.plan, *given)
+        tensors = (q, q[:, :130, :2], q[:, :130, 2:], 0.1)
+        expected = emulate(compiled.plan, *tensors)
     else:
-        given = tuple(arguments(compiled.plan).values())
-        expected = emulate_fp8(compiled.plan, *given)
-    assert all(map(torch.equal, op.load(compiled.binary)(*given), expected))
+        tensors = tuple(arguments(compiled.plan).values())
+        expected = emulate_fp8(compiled.plan, *tensors)
+    assert all(map(torch.equal, op.load(compiled.binary)(*tensors), expected))
     info = info_of(compiled.binary.library, slug)
     assert (info.slug, info.source_hash) == (slug, compiled.source.hash)
     assert (info.shared_bytes, info.threads) == (compiled.plan.shared_bytes, compiled.plan.threads)

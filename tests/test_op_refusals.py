@@ -104,18 +104,18 @@ def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
     stub_op, slug, change, error, words
 ):
     stub = stub_op(slug)
-    given = wrong.changed(change, arguments(stub.plan))
-    assert refused_everywhere(stub.plan, stub.op, given).startswith(words)
+    named = wrong.changed(change, arguments(stub.plan))
+    assert refused_everywhere(stub.plan, stub.op, named).startswith(words)
 
 
 @pytest.mark.parametrize(("slug", "name"), [(SLUG, "v"), (ROWS, "v_descale")])
 def test_tensors_on_two_devices_are_refused(stub_op, slug, name):
-    of = stub_op(slug).plan
+    plan = stub_op(slug).plan
     with FakeTensorMode(allow_non_fake_inputs=True):
-        given = arguments(of)
-        given[name] = torch.empty(given[name].shape, dtype=given[name].dtype, device="meta")
+        named = arguments(plan)
+        named[name] = torch.empty(named[name].shape, dtype=named[name].dtype, device="meta")
         with pytest.raises(ValueError, match=rf"{name} is not on the device of q; {name}\.to\(q"):
-            checked(of, given, have_data=False)
+            checked(plan, named, have_data=False)
 
 
 def test_what_the_contract_allows_is_not_refused(stub_op):
@@ -126,8 +126,8 @@ def test_what_the_contract_allows_is_not_refused(stub_op):
     bhsd = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
     assert torch.equal(attend(*bhsd, 0.1)[0], expected)
     attend(q, k[:, :, :1].expand(-1, -1, 2, -1), v, 0.1)  # stride 0
-    one = torch.zeros(1000, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
-    attend(one, one, one[..., :32], 0.1)  # strides of single elements mean nothing
+    tensor = torch.zeros(1000, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
+    attend(tensor, tensor, tensor[..., :32], 0.1)  # strides of single elements mean nothing
     empty = shifted(torch.zeros(8, dtype=torch.bfloat16))[:0].view(2, 0, 4, 64)
     assert attend(empty, k, v, 0.1)[0].shape == (2, 0, 4, 32)  # nor does the address of nothing
     assert attend(q[:, :, :0], k[:, :, :0], v[:, :, :0], 0.1)[1].shape == (2, 0, 70)

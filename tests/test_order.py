@@ -108,10 +108,10 @@ def shapes(dice: random.Random) -> tuple[int, int, int, int, int]:
 @pytest.mark.parametrize("slug", SLUGS)
 def test_every_tile_goes_to_somebody_once_and_all_end_together(slug: str, tmp_path: Path) -> None:
     dice = random.Random(0)
-    asked = [shapes(dice) for _ in range(SHAPES)]
-    lines = answers(program(plan_of(slug), tmp_path), asked)
+    cases = [shapes(dice) for _ in range(SHAPES)]
+    lines = answers(program(plan_of(slug), tmp_path), cases)
     ratios = []
-    for sizes, line in zip(asked, lines, strict=True):
+    for sizes, line in zip(cases, lines, strict=True):
         once, ratio = line.split()
         assert once == "1", sizes
         assert float(ratio) <= 1.06, (sizes, ratio)

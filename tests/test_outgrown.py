@@ -50,7 +50,7 @@ def test_a_warp_is_raised_as_its_lanes_find_it(rows: int, columns: int) -> None:
     assert raised.shape == (2, 2, 3 * rows, 1)
     expected = [by_hand(tile, PLAN, rows) for tile in p.flatten(0, 1)]
     assert raised.view(4, -1).tolist() == expected
-    assert {True, False} == {one for tile in expected for one in tile}
+    assert {True, False} == {flag for tile in expected for flag in tile}
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -93,7 +93,7 @@ def test_in_e4m3_an_element_that_is_cut_off_raises_its_warp(column: int) -> None
 # ---- scores that are widely spread --------------------------------------------------------------
 
 
-def spread_by_hand(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> list[bool]:
+def spread_by_hand(p: Tensor, counts: Tensor, plan: Plan, rows_of_a_head: int) -> list[bool]:
     """p is (rows, columns) of a tile's first block, head by head; a thread has rows 8 apart.
 
     It tells nothing where the first rows of three warps or all see fewer than 16 keys.
@@ -101,7 +101,7 @@ def spread_by_hand(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> 
     wide = []
     for top in range(0, len(p), rows_of_a_head):
         head = p[top : top + rows_of_a_head].tolist()
-        keys = seen[top : top + rows_of_a_head].flatten().tolist()
+        keys = counts[top : top + rows_of_a_head].flatten().tolist()
         for warpgroup in range(0, rows_of_a_head, 64):
             warps = seeing = 0
             for warp in range(warpgroup, warpgroup + 64, 16):
@@ -109,9 +109,9 @@ def spread_by_hand(p: Tensor, seen: Tensor, plan: Plan, rows_of_a_head: int) -> 
                 for row in range(warp, warp + 8):
                     for lane in lanes_of(plan, p.shape[1]):
                         # beyond, scores of 0 weigh enough
-                        there = row + 8 < rows_of_a_head
+                        below = row + 8 < rows_of_a_head
                         light += (
-                            there and sum(head[r][c] for r in (row, row + 8) for c in lane) < 1.25
+                            below and sum(head[r][c] for r in (row, row + 8) for c in lane) < 1.25
                         )
                 warps += light > 20
                 seeing += keys[min(warp, rows_of_a_head - 1)] >= 16
@@ -133,15 +133,15 @@ def test_a_warpgroup_finds_scores_widely_spread_where_most_warps_do(
     p = torch.cat([lighter, heavier])
     # all keys, and as many as the row's number, as under a causal mask
     every = torch.full((3 * rows, 1), 64)
-    seen = torch.stack([every, torch.arange(3 * rows)[:, None] % rows + 1]).expand(2, 2, -1, 1)
-    wide = spread(p, seen, PLAN, rows)
+    counts = torch.stack([every, torch.arange(3 * rows)[:, None] % rows + 1]).expand(2, 2, -1, 1)
+    wide = spread(p, counts, PLAN, rows)
     expected = [
         spread_by_hand(tile, keys, PLAN, rows)
-        for tile, keys in zip(p.flatten(0, 1), seen.flatten(0, 1), strict=True)
+        for tile, keys in zip(p.flatten(0, 1), counts.flatten(0, 1), strict=True)
     ]
     assert wide.view(4, -1).tolist() == expected
     if rows > 40:
-        assert {True, False} == {one for tile in expected for one in tile}
+        assert {True, False} == {flag for tile in expected for flag in tile}
 
 
 @pytest.mark.parametrize(("sigma", "most", "least"), [(1, 0.0, 0.0), (8, 1.0, 0.9)])
@@ -151,11 +151,11 @@ def test_scores_of_a_large_deviation_are_widely_spread(
     dice = torch.Generator().manual_seed(0)
     scores = torch.randn(1, 1, 64 * 16, PLAN.block_n, generator=dice) * sigma
     p = torch.exp(scores - scores.amax(-1, keepdim=True))
-    seen = torch.full((1, 1, 64 * 16, 1), PLAN.block_n)
-    assert least <= spread(p, seen, PLAN, 64 * 16).float().mean() <= most
+    counts = torch.full((1, 1, 64 * 16, 1), PLAN.block_n)
+    assert least <= spread(p, counts, PLAN, 64 * 16).float().mean() <= most
     # of a few keys at the end of a sequence one is the largest, whatever the deviation is
     p[..., 3:] = 0.0
-    assert not spread(p, torch.full_like(seen, 3), PLAN, 64 * 16).any()
+    assert not spread(p, torch.full_like(counts, 3), PLAN, 64 * 16).any()
 
 
 def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:

@@ -127,16 +127,16 @@ def test_no_kernel_follows_a_link_out_of_its_folder(to, tmp_path):
 
 
 def test_evidence_is_written_over_itself_and_over_nothing_else(tmp_path):
-    known = evidence.read(SLUG)
-    assert known
-    path = evidence.write(known, tmp_path)
+    recorded = evidence.read(SLUG)
+    assert recorded
+    path = evidence.write(recorded, tmp_path)
     written = path.read_text()
     path.write_text(written.replace('"date"', '"dato"'))  # of another fagen, say
-    assert evidence.write(known, tmp_path).read_text() == written
+    assert evidence.write(recorded, tmp_path).read_text() == written
     for text in (MINE, '{"slug": "another"}', "{"):
         path.write_text(text)
         for refused in (
-            lambda: evidence.write(known, tmp_path),
+            lambda: evidence.write(recorded, tmp_path),
             lambda: evidence.need_room(SLUG, tmp_path),
         ):
             with pytest.raises(FagenError, match="is not the evidence of"):
@@ -145,7 +145,7 @@ def test_evidence_is_written_over_itself_and_over_nothing_else(tmp_path):
     path.unlink()
     path.symlink_to(tmp_path / "theirs")
     with pytest.raises(FagenError, match="is a symbolic link"):
-        evidence.write(known, tmp_path)
+        evidence.write(recorded, tmp_path)
     assert not (tmp_path / "theirs").exists()
 
 
@@ -196,19 +196,19 @@ def test_a_recording_follows_no_link_and_loses_no_comment(tmp_path):
 
 
 def test_two_files_are_one_by_any_name(tmp_path):
-    one = tmp_path / "one"
-    one.write_text("")
-    (tmp_path / "link").symlink_to(one)
+    path = tmp_path / "one"
+    path.write_text("")
+    (tmp_path / "link").symlink_to(path)
     (tmp_path / "folder").symlink_to(tmp_path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    os.link(one, tmp_path / "hard")
+    os.link(path, tmp_path / "hard")
     for name in ("one", "ONE", "./one", "folder/one", "link", "hard"):
         with pytest.raises(FagenError, match="as the first and as the second"):
-            outputs.refuse_alike({"the first": one, "the second": tmp_path / name})
+            outputs.refuse_alike({"the first": path, "the second": tmp_path / name})
     for new in ("folder/new", "NEW", "Ne\N{LATIN SMALL LETTER W}"):
         with pytest.raises(FagenError, match="named twice"):
             outputs.refuse_alike({"a": tmp_path / "new", "b": tmp_path / new})
-    outputs.refuse_alike({"a": one, "b": tmp_path / "two", "c": tmp_path / "loop"})
+    outputs.refuse_alike({"a": path, "b": tmp_path / "two", "c": tmp_path / "loop"})
 
 
 def test_a_terminal_a_pipe_and_an_empty_file_lose_nothing(tmp_path):

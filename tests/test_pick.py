@@ -72,20 +72,20 @@ def test_what_is_picked_is_what_attention_takes_and_the_row_says_so(
     for batch, queries, keys in [
         (b, q, k) for b in (1, 2) for q in (20, 25, 26, 90, 500) for k in (199, 200, 251, 300, 301)
     ]:
-        found = fagen.pick(
+        choice = fagen.pick(
             dtype=torch.float16, head_dim=64, batch=batch, heads=4, kv_heads=2,
             seqlen=queries, seqlen_k=keys,
         )  # fmt: skip
-        assert found.slug == taken(monkeypatch, batch, queries, keys)
-        reasons.add(found.slug)
-        if found.row is None:
-            assert found.slug == PLAIN and "plainest committed" in found.why
+        assert choice.slug == taken(monkeypatch, batch, queries, keys)
+        reasons.add(choice.slug)
+        if choice.row is None:
+            assert choice.slug == PLAIN and "plainest committed" in choice.why
             continue
-        where, _, line = found.row.where.rpartition(":")
+        where, _, line = choice.row.where.rpartition(":")
         text = Path(where).read_text().splitlines()[int(line) :]
-        assert found.why.startswith(f"{where}:{line}, for ")
-        assert f'slug = "{found.slug}"' in text[: text.index("") if "" in text else None]
-        assert found.row.card == CARD or not own
+        assert choice.why.startswith(f"{where}:{line}, for ")
+        assert f'slug = "{choice.slug}"' in text[: text.index("") if "" in text else None]
+        assert choice.row.card == CARD or not own
     assert reasons == {*([FEWER, LONG, MANY] if own else [PLAIN]), *([FEW] if users else [])}
 
 
@@ -95,22 +95,22 @@ def test_a_row_of_another_card_says_that_it_stands_in(tables: tuple[Path, Path])
     assert fagen.pick(**how, card=CARD).why.endswith(", for 301 keys and more on NVIDIA H200")
     assert fagen.pick(**how, card=OTHER).why.endswith("; NVIDIA H100 has no rows of its own")
     dispatch_table.update(tables[1], [*USERS_ROWS, Row(OTHER, LONG)])
-    there = fagen.pick(**how, card=OTHER)
-    assert there.slug == LONG and there.why == f"{tables[1]}:4, for any number of keys on {OTHER}"
+    other = fagen.pick(**how, card=OTHER)
+    assert other.slug == LONG and other.why == f"{tables[1]}:4, for any number of keys on {OTHER}"
 
 
 def test_the_predicted_time_is_that_of_the_search_and_makes_the_tflops() -> None:
-    found = fagen.pick(causal=True, **CALL)
+    choice = fagen.pick(causal=True, **CALL)
     # half of a square of scores, each 96 multiplications and additions in each of two GEMMs
     operations = 48 * 6_144 * 6_144 / 2 * 96 * 2 * 2
-    assert found.predicted_tflops * 1e12 * found.predicted_seconds == pytest.approx(operations)
-    assert 300 < found.predicted_tflops < 989  # what tensor cores do at most
+    assert choice.predicted_tflops * 1e12 * choice.predicted_seconds == pytest.approx(operations)
+    assert 300 < choice.predicted_tflops < 989  # what tensor cores do at most
     text = '[attention]\ndtype = "bf16"\nhead_dim = 96\nmask = "causal"\n[tile]\nblock_m = 192\n'
     text += "block_n = 112\n[[shapes]]\nseqlen = 6144\nbatch = 1\nheads = 48\nkv_heads = 6\n"
     space = parse_space(text)
     points = survey(space, space.targets()[0])
     predicted = {points.schedule(point).slug: point.seconds for point in points.points}
-    assert predicted[found.slug] == (found.predicted_seconds,)
+    assert predicted[choice.slug] == (choice.predicted_seconds,)
 
 
 def test_the_command_says_what_python_does_and_needs_no_torch() -> None:
@@ -119,17 +119,17 @@ def test_the_command_says_what_python_does_and_needs_no_torch() -> None:
         [sys.executable, "-c", code, "pick", "--causal", *map(str, WORDS), "--json"],
         cwd=cli_helpers.ROOT,
     )
-    told = json.loads(result.stdout)
-    found = fagen.pick(causal=True, **CALL)
-    assert told == json.loads(json.dumps(found.record(), default=str))
+    data = json.loads(result.stdout)
+    choice = fagen.pick(causal=True, **CALL)
+    assert data == json.loads(json.dumps(choice.record(), default=str))
     table = (locate("schedules") / "dispatch.toml").read_text().splitlines()
-    where, _, line = told["row"].rpartition(":")
+    where, _, line = data["row"].rpartition(":")
     assert Path(where) == locate("schedules") / "dispatch.toml"
-    assert f'slug = "{told["slug"]}"' in table[int(line) : int(line) + 9]
+    assert f'slug = "{data["slug"]}"' in table[int(line) : int(line) + 9]
     printed = cli_helpers.fagen("pick", "--causal", *WORDS).output
-    assert printed == f"{found}\n"
-    for said in (told["slug"], told["row"], f"fagen search {told['slug']} --minutes 10 --write"):
-        assert said in printed
+    assert printed == f"{choice}\n"
+    for words in (data["slug"], data["row"], f"fagen search {data['slug']} --minutes 10 --write"):
+        assert words in printed
 
 
 def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
@@ -140,7 +140,7 @@ def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
     monkeypatch.setattr("fagen.dispatch.select.flattened", lambda *_: (Row(CARD, slug),))
     ran = evidence.read(slug)
     tflops = [speed.tflops for speed in ran.speeds] if ran else []
-    assert tflops and [one.tflops for one in fagen.pick(**how).evidence.speeds] == tflops
+    assert tflops and [speed.tflops for speed in fagen.pick(**how).evidence.speeds] == tflops
     assert f"{tflops[0]:.0f} TFLOP/s" in str(fagen.pick(**how))
     monkeypatch.setattr("fagen.dispatch.pick.hashes", lambda _: Hashes("of another source", "", ""))
     assert fagen.pick(**how).evidence is None
@@ -148,14 +148,14 @@ def test_measured_speeds_are_those_of_the_evidence_unless_it_is_stale(
 
 
 def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
-    found = fagen.pick(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300)
-    assert found.derived and found.row is None and found.file is None
-    assert found.slug == picked(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300).slug
-    assert "derived" in found.why and f"fagen search {found.slug} " in found.search
+    choice = fagen.pick(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300)
+    assert choice.derived and choice.row is None and choice.file is None
+    assert choice.slug == picked(dtype="fp16", head_dim=24, head_dim_v=40, seqlen=300).slug
+    assert "derived" in choice.why and f"fagen search {choice.slug} " in choice.search
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         ({"kv_heads": 3}, "kv_heads = 3 does not divide heads = 32"),
         ({"seqlen": 0}, "seqlen is 0; it must be from 1 to 16,777,216"),
@@ -179,13 +179,13 @@ def test_a_problem_without_a_schedule_has_a_derived_one_in_no_file() -> None:
         ({"kind": "backward", "dtype": "e4m3"}, "backward pass; fp16 and bf16 have gradients"),
     ],
 )
-def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None:
-    with pytest.raises(ScheduleError, match=said):
+def test_what_no_call_can_be_is_refused(call: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
         fagen.pick(**{"dtype": "fp16", "head_dim": 64, **call})
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         ({"head_dim": "128"}, "head_dim is of type str; it must be a whole number"),
         ({"head_dim": None}, "head_dim is of type NoneType; it must be a whole number"),
@@ -196,22 +196,22 @@ def test_what_no_call_can_be_is_refused(call: dict[str, Any], said: str) -> None
     ],
 )
 def test_what_is_of_another_type_is_refused_as_prepare_does(
-    call: dict[str, Any], said: str
+    call: dict[str, Any], message: str
 ) -> None:
-    given: dict[str, Any] = {"dtype": "fp16", "head_dim": 64, **call}
-    with pytest.raises(TypeError, match=f"^pick: {said}$"):
-        fagen.pick(**given)
-    if not given.keys() & {"heads", "card"}:
-        with pytest.raises(TypeError, match=f"^prepare: {said}$"):
-            fagen.prepare(**given, device="cpu")
+    arguments: dict[str, Any] = {"dtype": "fp16", "head_dim": 64, **call}
+    with pytest.raises(TypeError, match=f"^pick: {message}$"):
+        fagen.pick(**arguments)
+    if not arguments.keys() & {"heads", "card"}:
+        with pytest.raises(TypeError, match=f"^prepare: {message}$"):
+            fagen.prepare(**arguments, device="cpu")
 
 
 def test_numbers_of_numpy_will_do() -> None:
     numpy = pytest.importorskip("numpy")
-    given = {"head_dim": numpy.int64(64), "causal": numpy.True_, "heads": numpy.int32(4)}
+    arguments = {"head_dim": numpy.int64(64), "causal": numpy.True_, "heads": numpy.int32(4)}
     plain = {"head_dim": 64, "causal": True, "heads": 4}
-    found, expected = (fagen.pick(dtype="fp16", **call) for call in (given, plain))
-    assert found.slug == expected.slug and found.sizes == expected.sizes
+    choice, expected = (fagen.pick(dtype="fp16", **call) for call in (arguments, plain))
+    assert choice.slug == expected.slug and choice.sizes == expected.sizes
 
 
 # ---- decoding, and varlen sequences --------------------------------------------------------------
@@ -224,19 +224,19 @@ def test_numbers_of_numpy_will_do() -> None:
 def test_what_is_picked_to_decode_is_what_such_calls_take(
     queries: int, heads: int, kv_heads: int, head_dim: int, batch: int
 ) -> None:
-    of: dict[str, Any] = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
-    of |= {"dtype": "bf16", "batch": batch, "causal": False}
-    found = fagen.pick(**of, seqlen=queries, seqlen_k=9_000, kind="decode")
-    assert found.slug == fagen.prepare_decode(**of, queries=queries, device="cpu")
-    assert found.derived == (not registry.committed_file(found.slug).exists())
-    assert "by rule" in found.why and found.search and found.predicted_seconds
+    problem: dict[str, Any] = {"head_dim": head_dim, "heads": heads, "kv_heads": kv_heads}
+    problem |= {"dtype": "bf16", "batch": batch, "causal": False}
+    choice = fagen.pick(**problem, seqlen=queries, seqlen_k=9_000, kind="decode")
+    assert choice.slug == fagen.prepare_decode(**problem, queries=queries, device="cpu")
+    assert choice.derived == (not registry.committed_file(choice.slug).exists())
+    assert "by rule" in choice.why and choice.search and choice.predicted_seconds
 
 
 def test_a_row_of_a_users_table_is_picked_to_decode(tables: tuple[Path, Path]) -> None:
     slug = "dec_fp16_d64_causal_r8n128_s4"
     dispatch_table.update(tables[1], [Row(CARD, slug, group_rows=8)])
-    found = fagen.pick(dtype="fp16", head_dim=64, kind="decode", heads=32, kv_heads=8)
-    assert found.slug == slug and "decoding of 8 rows to a KV head" in found.why
+    choice = fagen.pick(dtype="fp16", head_dim=64, kind="decode", heads=32, kv_heads=8)
+    assert choice.slug == slug and "decoding of 8 rows to a KV head" in choice.why
 
 
 @pytest.mark.parametrize("gradient", [False, True])
@@ -244,15 +244,15 @@ def test_a_row_of_a_users_table_is_picked_to_decode(tables: tuple[Path, Path]) -
 def test_what_is_picked_of_packed_sequences_is_what_such_calls_take(
     head_dim: int, gradient: bool
 ) -> None:
-    of: dict[str, Any] = {"dtype": "fp16", "head_dim": head_dim, "causal": True}
-    found = fagen.pick(**of, lengths="varlen", kind="backward" if gradient else "forward")
-    assert "_varlen" in found.slug and found.derived == (head_dim == 96)
-    assert found.search.startswith(f"fagen search {found.slug} --minutes")
+    problem: dict[str, Any] = {"dtype": "fp16", "head_dim": head_dim, "causal": True}
+    choice = fagen.pick(**problem, lengths="varlen", kind="backward" if gradient else "forward")
+    assert "_varlen" in choice.slug and choice.derived == (head_dim == 96)
+    assert choice.search.startswith(f"fagen search {choice.slug} --minutes")
     if not gradient:
-        assert found.slug == prepared(**of)
+        assert choice.slug == prepared(**problem)
 
 
-def prepared(**of: Any) -> str:
+def prepared(**problem: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fagen.UntunedWarning)
-        return fagen.prepare_varlen(**of, device="cpu")
+        return fagen.prepare_varlen(**problem, device="cpu")

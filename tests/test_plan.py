@@ -331,7 +331,7 @@ def test_a_plan_exists_only_if_everything_fits_and_its_text_renders(kind):
 
 def grids(plan: Plan, **sizes: int) -> Iterator[list[int]]:
     for kernel in plan.launches.kernels:
-        yield [one.at(sizes) for one in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
+        yield [extent.at(sizes) for extent in (kernel.grid.x, kernel.grid.y, kernel.grid.z)]
 
 
 def test_gradients_launch_whole_blocks():
@@ -346,7 +346,9 @@ def test_gradients_launch_whole_blocks():
 
 def test_thread_blocks_that_stay_are_no_more_than_multiprocessors():
     plain, stays = (plan_of(f"bwd_fp16_d128_causal_m64n128{end}") for end in ("", "_persist"))
-    resident = [[each.grid.resident for each in of.launches.kernels] for of in (plain, stays)]
+    resident = [
+        [kernel.grid.resident for kernel in plan.launches.kernels] for plan in (plain, stays)
+    ]
     assert resident == [[False] * 4, [False, True, False, False]]
     assert stays.record_bytes == plain.record_bytes  # a second counter has room beside the first
     rounds = plan_of("bwd_fp16_d128_causal_m64n128_persist_post")
@@ -382,8 +384,8 @@ def test_combining_says_what_is_moved():
 
 def test_a_struct_is_the_same_for_dense_and_varlen_rows():
     dense, varlen = (plan_of(slug).signature for slug in COMBINING[:2])
-    for of in (lambda one: [(t.name, t.strides) for t in one.tensors], lambda one: one.sizes):
-        assert of(dense) == of(varlen)
+    for view in (lambda s: [(t.name, t.strides) for t in s.tensors], lambda s: s.sizes):
+        assert view(dense) == view(varlen)
     assert [tensor.name for tensor in dense.inputs] == ["outs", "lses"]
 
 

@@ -26,7 +26,7 @@ from tests.attention_helpers import computed, fill, picked, qkv
 
 
 @pytest.mark.parametrize(
-    ("slug", "problem", "said"),
+    ("slug", "problem", "words"),
     [
         (
             "fwd_fp16_d64_causal_m64n64",
@@ -52,10 +52,10 @@ from tests.attention_helpers import computed, fill, picked, qkv
         ),
     ],
 )
-def test_a_schedule_says_what_it_computes(slug: str, problem: Problem, said: str) -> None:
+def test_a_schedule_says_what_it_computes(slug: str, problem: Problem, words: str) -> None:
     schedule = from_slug(slug)
     assert Problem.of(schedule) == problem
-    assert str(problem) == said
+    assert str(problem) == words
     assert slug.startswith(f"fwd_{problem.name}_")
     assert solves(schedule, problem) and solves(schedule, problem.opened())
     wrong = {"dtype": "none", "head_dim": 8, "head_dim_v": 8, "mask": "none"}
@@ -81,14 +81,14 @@ def test_cells_say_problem_and_sizes_and_have_an_order() -> None:
     assert str(Cell(Problem("bf16", 192, 128, "causal"), grouped)) == (
         "bf16 hd192/128 causal B=2 H=8/2 Sq=100 Sk=300"
     )
-    made = [
+    cells = [
         Cell(Problem(dtype, head_dim, head_dim, mask), standard_sizes(head_dim, seqlen))
         for dtype in ("bf16", "fp16")
         for head_dim in (64, 128)
         for mask in MASKS
         for seqlen in (512, 4_096)
     ]
-    assert in_order(made[::-1]) == made
+    assert in_order(cells[::-1]) == cells
 
 
 def test_the_standard_sizes_have_16384_tokens_and_hidden_size_2048() -> None:
@@ -166,14 +166,14 @@ def test_what_is_picked_is_what_attention_takes() -> None:
         mask = "causal" if causal else "full"
         sizes = Sizes(2, 4, 2, 100, seqlen)
         how: dict[str, Any] = dict(causal=causal, head_dim=64, seqlen=seqlen, device="cpu")
-        asked = Problem("e4m3", 64, 64, mask, "bf16", layout, 64)
-        taken = picked(dtype="e4m3", v_layout=layout, scale_rows=64, rows=800, **how)
-        assert select.serve(asked, sizes, "").schedule == taken
-        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        problem = Problem("e4m3", 64, 64, mask, "bf16", layout, 64)
+        schedule = picked(dtype="e4m3", v_layout=layout, scale_rows=64, rows=800, **how)
+        assert select.serve(problem, sizes, "").schedule == schedule
+        problem = Problem("fp16", 64, 64, mask, "fp16", "", 0)
         # of so few tiles keys are split, by queries and heads that this function is not told
         sizes = Sizes(64, 32, 2, 100, seqlen)
-        taken = picked(dtype="fp16", rows=64 * 32 * 100, **how)
-        assert select.serve(asked, sizes, "").schedule == taken
+        schedule = picked(dtype="fp16", rows=64 * 32 * 100, **how)
+        assert select.serve(problem, sizes, "").schedule == schedule
 
 
 # ---- another mask -------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
     slugs = {mask: f"fwd_fp16_d64_{mask}_m64n64" for mask in (band, "causal")}
     fill(schedules_folder, *slugs.values())
     for mask, slug in slugs.items():
-        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert select.buildable(asked).schedules[0].slug == slug
+        problem = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        assert select.buildable(problem).schedules[0].slug == slug
     tables = {mask: [f"fwd_fp16_d64_{mask}_m64n{n}" for n in (16, 32)] for mask in slugs}
     rows = [
         Row("NVIDIA H200", slug, *keys)
@@ -209,8 +209,8 @@ def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
     ]
     update(schedules_folder / NAME, rows)
     for mask, (few, many) in tables.items():
-        asked = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert select.select(asked, "NVIDIA H200").many == ((99, few), (MOST, many))
+        problem = Problem("fp16", 64, 64, mask, "fp16", "", 0)
+        assert select.select(problem, "NVIDIA H200").many == ((99, few), (MOST, many))
     q, k, v = qkv(keys=64)
     slug = tables["causal"][0]
     assert fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=64, device="cpu") == slug

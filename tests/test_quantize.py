@@ -50,10 +50,10 @@ def test_on_the_cpu_it_is_what_the_reference_computes(dtype, head_dim, keys):
     ],
 )
 def test_descales_have_the_shape_of_what_shares_them(keys, shape):
-    made = fagen.quantize(normal(2, 200, 3, 64), **keys)
-    assert made.descale.shape == shape and made.descale.dtype == torch.float32
-    assert made.values.shape == (2, 200, 3, 64) and made.values.dtype == torch.float8_e4m3fn
-    assert made.values.is_contiguous() and made.descale.is_contiguous()
+    out = fagen.quantize(normal(2, 200, 3, 64), **keys)
+    assert out.descale.shape == shape and out.descale.dtype == torch.float32
+    assert out.values.shape == (2, 200, 3, 64) and out.values.dtype == torch.float8_e4m3fn
+    assert out.values.is_contiguous() and out.descale.is_contiguous()
     assert fagen.quantize(normal(2, 200, 3, 64), layout="columns", **keys).values.shape == (
         *(2, 3, 64),
         208,
@@ -63,10 +63,10 @@ def test_descales_have_the_shape_of_what_shares_them(keys, shape):
 @pytest.mark.parametrize("scales", ["tensor", "head", "block"])
 def test_what_it_returns_stands_for_what_came_in(scales):
     x = normal(2, 300, 3, 128) * torch.tensor([1, 2, 4])[:, None]
-    made = fagen.quantize(x, scales=scales)
-    assert isinstance(made, Quantized)
-    assert torch.allclose(made.real(ROWS), x.float(), rtol=2**-4, atol=0.01)
-    assert not torch.allclose(made.values.float(), x.float(), atol=1)
+    quantized = fagen.quantize(x, scales=scales)
+    assert isinstance(quantized, Quantized)
+    assert torch.allclose(quantized.real(ROWS), x.float(), rtol=2**-4, atol=0.01)
+    assert not torch.allclose(quantized.values.float(), x.float(), atol=1)
 
 
 def test_q_and_k_that_are_rotated_alike_keep_their_products():
@@ -75,15 +75,15 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
 
     def product(seed):
         turned = [fagen.quantize(x, rotate=True, seed=s) for x, s in ((q, 5), (k, seed))]
-        one, other = (x.real(ROWS)[0, :, 0] for x in turned)
-        return (one @ other.T).flatten()
+        first, other = (x.real(ROWS)[0, :, 0] for x in turned)
+        return (first @ other.T).flatten()
 
     assert torch.corrcoef(torch.stack((product(5), exact)))[0, 1] > 0.99
     assert torch.corrcoef(torch.stack((product(6), exact)))[0, 1] < 0.9
 
 
 @pytest.mark.parametrize(
-    ("scales", "given", "shape"),
+    ("scales", "descale", "shape"),
     [
         ("tensor", 0.01, ()),
         ("head", 0.01, (2, 3)),
@@ -92,21 +92,21 @@ def test_q_and_k_that_are_rotated_alike_keep_their_products():
         ("head", torch.tensor(0.01), (2, 3)),
     ],
 )
-def test_a_given_descale_is_used_and_comes_back(scales, given, shape):
+def test_a_given_descale_is_used_and_comes_back(scales, descale, shape):
     x = normal(2, 40, 3, 64)
     x[0, 0] = 100
-    made = fagen.quantize(x, scales=scales, descale=given)
-    assert torch.equal(made.descale, torch.full(shape, 0.01))
-    assert torch.all(made.values[0, 0].float() == 448)
-    assert torch.allclose(made.values[1:].float() * 0.01, x[1:].float(), rtol=2**-4, atol=1e-4)
+    quantized = fagen.quantize(x, scales=scales, descale=descale)
+    assert torch.equal(quantized.descale, torch.full(shape, 0.01))
+    assert torch.all(quantized.values[0, 0].float() == 448)
+    assert torch.allclose(quantized.values[1:].float() * 0.01, x[1:].float(), rtol=2**-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("scales", ["tensor", "head", "block"])
 @pytest.mark.parametrize("shape", [(0, 5, 2, 64), (2, 0, 3, 64), (2, 5, 0, 64)])
 def test_of_nothing_it_makes_nothing_and_a_descale_that_is_a_number(scales, shape):
-    made = fagen.quantize(torch.zeros(shape, dtype=torch.float16), scales=scales)
-    assert made.values.shape == shape
-    assert torch.all(made.descale == LEAST_MAXIMUM / 448)
+    quantized = fagen.quantize(torch.zeros(shape, dtype=torch.float16), scales=scales)
+    assert quantized.values.shape == shape
+    assert torch.all(quantized.descale == LEAST_MAXIMUM / 448)
 
 
 def test_any_strides_of_16_bytes_will_do():
@@ -124,9 +124,9 @@ def test_an_embedding_comes_before_all_else(pairs):
     cos, sin = places.cos().half(), places.sin().half()
     expected = fagen.quantize(embedded(x, cos, sin, pairs=pairs), rotate=True)
     for rotary in ((cos, sin), (cos.expand(2, -1, -1), sin.expand(2, -1, -1))):
-        made = fagen.quantize(x, rotate=True, rotary=rotary, rotary_pairs=pairs)
-        assert same(made.values, expected.values)
-        assert torch.equal(made.descale, expected.descale)
+        quantized = fagen.quantize(x, rotate=True, rotary=rotary, rotary_pairs=pairs)
+        assert same(quantized.values, expected.values)
+        assert torch.equal(quantized.descale, expected.descale)
     assert not same(fagen.quantize(x, rotate=True).values, expected.values)
 
 

@@ -15,9 +15,9 @@ def rotated(plan: Plan, x: Tensor) -> Tensor:
     return rotate(x, random_signs(plan.head_dim, SEED)) if plan.rotate else x.float()
 
 
-def dequantized(plan: Plan, made: Quantized, seqlen: int) -> Tensor:
-    values = by_rows(made.values, seqlen) if plan.columns else made.values
-    return Quantized(values, made.descale).real(plan.scale_rows)
+def dequantized(plan: Plan, quantized: Quantized, seqlen: int) -> Tensor:
+    values = by_rows(quantized.values, seqlen) if plan.columns else quantized.values
+    return Quantized(values, quantized.descale).real(plan.scale_rows)
 
 
 @pytest.mark.parametrize("head_dim", range(16, 257, 16))
@@ -58,11 +58,11 @@ def test_an_embedding_turns_pairs_and_leaves_products_to_distances(pairs):
     cos, sin = places.cos(), places.sin()
     q, k = (torch.randn(64, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     rows = [x.expand(1, 40, 1, 64) for x in (q, k)]
-    one, other = (embedded(x, cos, sin, pairs=pairs)[0, :, 0] for x in rows)
-    products = one @ other.T
+    turned, other = (embedded(x, cos, sin, pairs=pairs)[0, :, 0] for x in rows)
+    products = turned @ other.T
     assert torch.allclose(products[:30, 5:35].diag(), products[0, 5].expand(30), atol=1e-4)
-    assert torch.allclose(one.norm(dim=-1), q.norm().expand(40))
-    first = one.unflatten(-1, (32, 2) if pairs else (2, 32)).unbind(-1 if pairs else -2)[0]
+    assert torch.allclose(turned.norm(dim=-1), q.norm().expand(40))
+    first = turned.unflatten(-1, (32, 2) if pairs else (2, 32)).unbind(-1 if pairs else -2)[0]
     assert torch.allclose(first[0], q[::2] if pairs else q[:32])
     assert not torch.allclose(first[1], first[0], atol=0.1)
 

@@ -42,30 +42,30 @@ Fault = Callable[[tuple[Tensor, ...]], object]
 
 
 @pytest.fixture(params=SLUGS)
-def of(request) -> Plan:
+def plan(request) -> Plan:
     return planned(request.param)
 
 
-def right(of: Plan) -> Kernel:
+def right(plan: Plan) -> Kernel:
     """What writes the reference's values, as a kernel would."""
 
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        named = dict(given)
-        if "descale" in named and not of.by_column:
+    def kernel(x: Tensor, into: tuple[Tensor, ...], options: Mapping[str, Tensor]) -> None:
+        named = dict(options)
+        if "descale" in named and not plan.by_column:
             named["descale"] = named["descale"].reshape(-1)[:1]
-        values, descale, *mean = quantize(of, x, SEED, rotary=angles(of, x), **named)
+        values, descale, *mean = quantize(plan, x, SEED, rotary=angles(plan, x), **named)
         into[0].copy_(values)
-        if "descale" not in given:
-            into[1].copy_(descale[0, 0, 0] if of.by_tensor else descale.view_as(into[1]))
-        if mean and "mean" not in given:
+        if "descale" not in options:
+            into[1].copy_(descale[0, 0, 0] if plan.by_tensor else descale.view_as(into[1]))
+        if mean and "mean" not in options:
             into[2].copy_(mean[0])
 
     return kernel
 
 
-def run_of(of: Plan, kernel: Kernel) -> Run:
+def run_of(plan: Plan, kernel: Kernel) -> Run:
     """What is run by the names of a signature."""
-    outputs = [one.result for one in of.signature.outputs]
+    outputs = [output.result for output in plan.signature.outputs]
 
     def run(*, x: Tensor, **named: Tensor) -> None:
         into = tuple(named[name] for name in outputs if name in named)
@@ -77,24 +77,23 @@ def run_of(of: Plan, kernel: Kernel) -> Run:
 def spoiled(kernel: Kernel, fault: Fault) -> Kernel:
     """What writes as a kernel does, and then a fault into what it wrote."""
 
-    def faulty(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        kernel(x, into, given)
+    def faulty(x: Tensor, into: tuple[Tensor, ...], options: Mapping[str, Tensor]) -> None:
+        kernel(x, into, options)
         fault(into)
 
     return faulty
 
 
-def test_what_is_the_reference_itself_has_no_error_at_any_size(of):
-    said: list[str] = []
+def test_what_is_the_reference_itself_has_no_error_at_any_size(plan):
+    lines: list[str] = []
     small = [size for size in SIZES if size.batch * size.seqlen * size.heads < 5000]
-    errors = check(
-        of, RULE, run_of(of, right(of)), cases=cases(of, small), device="cpu", progress=said.append
-    )
-    ways = 1 if of.by_block and not of.center else 2
-    assert len(errors) == len(said) == len(small) * ways
+    run, some = run_of(plan, right(plan)), cases(plan, small)
+    errors = check(plan, RULE, run, cases=some, device="cpu", progress=lines.append)
+    ways = 1 if plan.by_block and not plan.center else 2
+    assert len(errors) == len(lines) == len(small) * ways
     for error in errors:
         assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
-    assert all(line.endswith("  ok") for line in said)
+    assert all(line.endswith("  ok") for line in lines)
 
 
 def bytes_of(into: tuple[Tensor, ...]) -> Tensor:
@@ -124,10 +123,10 @@ FAULTS: dict[str, Fault] = {
     ],
 )
 def test_a_fault_is_found(slug, fault):
-    of = planned(slug)
+    plan = planned(slug)
     with pytest.raises(VerificationError, match="shapes are wrong"):
-        spoilt = run_of(of, spoiled(right(of), FAULTS[fault]))
-        check(of, RULE, spoilt, cases=cases(of, [Size(2, 70, 3)]), device="cpu")
+        spoilt = run_of(plan, spoiled(right(plan), FAULTS[fault]))
+        check(plan, RULE, spoilt, cases=cases(plan, [Size(2, 70, 3)]), device="cpu")
 
 
 # ---- single rows less themselves
@@ -141,18 +140,18 @@ CENTERED = (
 )
 
 
-def with_noise(of: Plan, units: float) -> Kernel:
+def with_noise(plan: Plan, units: float) -> Kernel:
     """The reference, with `units` in the last place of the largest |x| where nothing is left."""
 
-    def kernel(x: Tensor, into: tuple[Tensor, ...], given: Mapping[str, Tensor]) -> None:
-        right(of)(x, into, given)
-        if "mean" in given:
+    def kernel(x: Tensor, into: tuple[Tensor, ...], options: Mapping[str, Tensor]) -> None:
+        right(plan)(x, into, options)
+        if "mean" in options:
             return
         size = x.float().abs().amax() * 2.0**-23 * units
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
-        made = rounded(noise * size, of.scales, of.scale_rows)
-        into[0].copy_(by_columns(made.values) if of.columns else made.values)
-        into[1].copy_(made.descale[0, 0, 0] if of.by_tensor else made.descale.view_as(into[1]))
+        out = rounded(noise * size, plan.scales, plan.scale_rows)
+        into[0].copy_(by_columns(out.values) if plan.columns else out.values)
+        into[1].copy_(out.descale[0, 0, 0] if plan.by_tensor else out.descale.view_as(into[1]))
         into[2].add_(size / 4)
 
     return kernel
@@ -161,14 +160,14 @@ def with_noise(of: Plan, units: float) -> Kernel:
 @pytest.mark.parametrize("slug", CENTERED)
 @pytest.mark.parametrize("size", [Size(1, 1, 1), Size(2, 1, 3)], ids=str)
 def test_what_rounding_leaves_of_a_single_row_is_right_whatever_its_bytes(slug, size):
-    of = planned(slug)
-    x = numbers(of, size, seed=0)
+    plan = planned(slug)
+    x = numbers(plan, size, seed=0)
     x = x.sign() * x.abs().clamp(1, 2)  # of one size in all heads
-    error = rounding_error(of, with_noise(of, 1.0), x, with_scales=False)
+    error = rounding_error(plan, with_noise(plan, 1.0), x, with_scales=False)
     assert error.ok and error.neighbours == error.wrong == error.descale_error == 0
-    assert rounding_error(of, with_noise(of, 1.0), x, with_scales=True).ok
-    found = rounding_error(of, with_noise(of, 100.0), x, with_scales=False)
-    assert not found.ok and found.wrong and found.descale_error > 1
+    assert rounding_error(plan, with_noise(plan, 1.0), x, with_scales=True).ok
+    noisy = rounding_error(plan, with_noise(plan, 100.0), x, with_scales=False)
+    assert not noisy.ok and noisy.wrong and noisy.descale_error > 1
 
 
 FAULTS_OF_NOISE: dict[str, Fault] = {
@@ -186,9 +185,11 @@ FAULTS_OF_NOISE: dict[str, Fault] = {
 @pytest.mark.parametrize("fault", FAULTS_OF_NOISE)
 @pytest.mark.parametrize("slug", CENTERED)
 def test_a_fault_in_a_single_row_is_found(slug, fault):
-    of = planned(slug)
-    kernel = spoiled(with_noise(of, 1.0), FAULTS_OF_NOISE[fault])
-    assert not rounding_error(of, kernel, numbers(of, Size(1, 1, 1), seed=0), with_scales=False).ok
+    plan = planned(slug)
+    kernel = spoiled(with_noise(plan, 1.0), FAULTS_OF_NOISE[fault])
+    assert not rounding_error(
+        plan, kernel, numbers(plan, Size(1, 1, 1), seed=0), with_scales=False
+    ).ok
 
 
 @pytest.mark.parametrize(
@@ -200,17 +201,17 @@ def test_a_fault_in_a_single_row_is_found(slug, fault):
     ids=["little", "zeros"],
 )
 def test_what_is_no_rounding_is_judged_by_its_bytes(x, fault):
-    of = planned("quant_fp16_d128_rot_center")
-    assert rounding_error(of, right(of), x, with_scales=False).ok
-    assert not rounding_error(of, spoiled(right(of), fault), x, with_scales=False).ok
+    plan = planned("quant_fp16_d128_rot_center")
+    assert rounding_error(plan, right(plan), x, with_scales=False).ok
+    assert not rounding_error(plan, spoiled(right(plan), fault), x, with_scales=False).ok
 
 
-def test_a_given_descale_is_no_output(of):
-    kernel = spoiled(right(of), lambda into: into[1].fill_(torch.nan))
-    x = numbers(of, Size(2, 70, 3), seed=0)
-    if not of.by_block:
-        assert rounding_error(of, kernel, x, with_scales=True).ok
-    assert not rounding_error(of, kernel, x, with_scales=False).ok
+def test_a_given_descale_is_no_output(plan):
+    kernel = spoiled(right(plan), lambda into: into[1].fill_(torch.nan))
+    x = numbers(plan, Size(2, 70, 3), seed=0)
+    if not plan.by_block:
+        assert rounding_error(plan, kernel, x, with_scales=True).ok
+    assert not rounding_error(plan, kernel, x, with_scales=False).ok
 
 
 def test_places_count_numbers_in_their_order():
@@ -221,13 +222,13 @@ def test_places_count_numbers_in_their_order():
     assert places(torch.tensor([448.0, -448.0, -0.0]).to(E4M3)).tolist() == [126, -126, 0]
 
 
-def test_packed_numbers_are_a_slice_with_strides_of_its_own(of):
-    x = numbers(of, Size(1, 129, 2, packed=True), seed=1)
-    assert x.shape == (1, 129, 2, of.head_dim) and not x.is_contiguous()
-    assert x.stride(2) == 3 * of.head_dim
+def test_packed_numbers_are_a_slice_with_strides_of_its_own(plan):
+    x = numbers(plan, Size(1, 129, 2, packed=True), seed=1)
+    assert x.shape == (1, 129, 2, plan.head_dim) and not x.is_contiguous()
+    assert x.stride(2) == 3 * plan.head_dim
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")
-def test_without_a_hopper_gpu_nothing_is_verified(of, tmp_path):
+def test_without_a_hopper_gpu_nothing_is_verified(plan, tmp_path):
     with pytest.raises(DeviceError, match="Hopper"):
-        measure.verify(of, None, folder=tmp_path)
+        measure.verify(plan, None, folder=tmp_path)

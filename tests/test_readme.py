@@ -79,7 +79,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    known: dict[Path, set[str]] = {}
+    anchors_of: dict[Path, set[str]] = {}
     for page in (*fill.PAGES, *OTHERS, *sorted(RESULTS.glob("*.md"))):
         for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
             if target.startswith("https://"):
@@ -88,9 +88,9 @@ def test_links_lead_somewhere():
             file = (page.parent / name).resolve() if name else page
             assert file.exists(), (page.name, target)
             if anchor and file.suffix == ".md":
-                if file not in known:
-                    known[file] = anchors(file)
-                assert anchor in known[file], (page.name, target)
+                if file not in anchors_of:
+                    anchors_of[file] = anchors(file)
+                assert anchor in anchors_of[file], (page.name, target)
 
 
 def test_files_and_names_that_pages_speak_of_are_there():
@@ -164,7 +164,7 @@ def test_the_page_on_schedules_shows_a_space_with_shapes_that_a_search_takes():
     shown = re.findall(r"^<!-- file: (\S+) -->$", SCHEDULE, re.M)
     (name,) = [name for name in shown if "[[shapes]]" in (ROOT / name).read_text("utf-8")]
     (space,) = read_spaces(ROOT / name)
-    assert [(one.weight, one.seqlen_k) for one in space.shapes] == [(3, None), (1, 8192)]
+    assert [(shape.weight, shape.seqlen_k) for shape in space.shapes] == [(3, None), (1, 8192)]
 
 
 def test_a_stale_picture_is_named_and_drawn_anew(tmp_path, monkeypatch, capsys):
@@ -205,8 +205,8 @@ def test_the_examples_with_every_key_have_every_key_and_name_a_schema_that_is_th
 
 def test_the_makefile_and_the_tour_name_the_versions_that_fagen_asks_for():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    asked = (toolchain.INSTALL_NVCC, toolchain.INSTALL_CUTLASS, toolchain.INSTALL_DISASSEMBLER)
-    pins = re.findall(r"[^\s\"]+==[^\s\"]+", " ".join(asked))
+    names = (toolchain.INSTALL_NVCC, toolchain.INSTALL_CUTLASS, toolchain.INSTALL_DISASSEMBLER)
+    pins = re.findall(r"[^\s\"]+==[^\s\"]+", " ".join(names))
     assert len(pins) == 4
     assert all(pin in makefile and pin in TOUR for pin in pins)
 
@@ -215,8 +215,8 @@ def test_the_makefile_and_the_tour_name_the_versions_that_fagen_asks_for():
 @pytest.mark.parametrize("named", [{}, {"FAGEN_CACHE": "/of/my/own"}], ids=["", "named"])
 def test_what_make_builds_lies_in_its_environment_unless_the_cache_is_named(named, tmp_path):
     """A user's home may be one that nobody can write to, or none."""
-    asked = "asked: ; @printenv FAGEN_CACHE"
-    command = ["make", "-s", "-f", ROOT / "Makefile", "--eval", asked, "asked"]
+    rule = "asked: ; @printenv FAGEN_CACHE"
+    command = ["make", "-s", "-f", ROOT / "Makefile", "--eval", rule, "asked"]
     environment = {"PATH": os.environ["PATH"], "HOME": "/dev/null", **named}
     answer = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert answer.stdout.strip() == named.get("FAGEN_CACHE", str(tmp_path / ".venv" / "cache"))

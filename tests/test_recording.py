@@ -60,8 +60,8 @@ def dense(problem: Problem, *sizes: int) -> tuple[Call, Problem, Sizes]:
 
 def packed(q: int = 60, k: int = 60, offsets: Tensor = OFFSETS, **named: Any) -> Any:
     """Call fagen.attention_varlen."""
-    given = normal(q, 4, 64), normal(k, 2, 64), normal(k, 2, 64)
-    return fagen.attention_varlen(*given, offsets, causal=True, **named)
+    tensors = normal(q, 4, 64), normal(k, 2, 64), normal(k, 2, 64)
+    return fagen.attention_varlen(*tensors, offsets, causal=True, **named)
 
 
 def totals(batch: int, tokens: int, longest: int, *keys: int) -> VarlenTotals:
@@ -88,8 +88,8 @@ def of_cache() -> None:
     lengths = torch.full((4,), 40, dtype=torch.int32)
     how: dict[str, Any] = dict(cu_seqlens_q=OFFSETS, max_seqlen_q=30, causal=True)
     flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lengths, **how)
-    one = normal(2, 100, 2, 64)
-    flash_attn_with_kvcache(normal(2, 1, 8, 64), one, one, cache_seqlens=USED)
+    kv = normal(2, 100, 2, 64)
+    flash_attn_with_kvcache(normal(2, 1, 8, 64), kv, kv, cache_seqlens=USED)
 
 
 def counted(*calls: tuple[Call, Problem, Sizes]) -> tuple[list[Call], Counts]:
@@ -209,13 +209,13 @@ def test_every_problem_and_size_that_was_called_is_written_with_how_often(
         assert answer.exit_code == 0 and "dec_fp16_d64_causal: " in answer.output, answer.output
 
 
-@pytest.mark.parametrize(("named", "known"), LONGEST)
+@pytest.mark.parametrize(("named", "totals"), LONGEST)
 def test_what_is_known_of_lengths_is_their_sum_and_what_callers_say_of_the_longest(
-    path: Path, no_kernels: None, named: dict[str, Any], known: VarlenTotals
+    path: Path, no_kernels: None, named: dict[str, Any], totals: VarlenTotals
 ) -> None:
     with fagen.recording(path):
         packed(**named)
-    assert read_recording(path) == {PACKED: {known: 1}}
+    assert read_recording(path) == {PACKED: {totals: 1}}
 
 
 def test_a_file_is_a_space_for_each_problem_in_plain_toml(path: Path) -> None:
@@ -284,7 +284,7 @@ def test_processes_that_record_into_one_file_at_a_time_lose_nothing(path: Path) 
     argv, root = [sys.executable, "-c", code, path], str(cli_helpers.ROOT)
     with ThreadPoolExecutor() as pool:
         ran = list(pool.map(lambda _: run(argv, env={"PYTHONPATH": root}), range(3)))
-    assert [one.returncode for one in ran] == [0] * 3, ran[0].stderr
+    assert [done.returncode for done in ran] == [0] * 3, ran[0].stderr
     assert [*read_recording(path).values()] == [{Sizes(1, 2, 2, 8, 8): 300}]
 
 
@@ -354,7 +354,7 @@ def test_what_cannot_be_searched_is_left_out_in_words(path: Path, no_kernels: No
         packed(16_385, 16_385, many)
         decoded(reference=torch.zeros(8))
         decoded(0)
-    messages = "\n".join(str(one.message) for one in warned)
+    messages = "\n".join(str(warning.message) for warning in warned)
     for message in (
         "4 calls of no rows or no keys",
         "1 calls of more than 16,384 sequences",
@@ -387,7 +387,7 @@ def test_symbolic_sizes_are_skipped_with_a_note(path: Path) -> None:
         keys_open = StatelessSymbolicContext(
             dynamic_sizes=[DimDynamic.STATIC, DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 2]
         )
-        opened = [fake.from_tensor(one, symbolic_context=keys_open) for one in qkv()[1:]]
+        opened = [fake.from_tensor(tensor, symbolic_context=keys_open) for tensor in qkv()[1:]]
         with fake:
             out = fagen.attention(fake.from_tensor(qkv()[0], static_shapes=True), *opened)
             assert isinstance(out, Tensor) and out.shape == qkv()[0].shape
@@ -395,7 +395,7 @@ def test_symbolic_sizes_are_skipped_with_a_note(path: Path) -> None:
         shapes = ({}, {1: keys}, {1: keys})
         torch.export.export(Model(), qkv(), dynamic_shapes=shapes, strict=False)
         fagen.attention(*qkv())
-    messages = "\n".join(str(one.message) for one in warned)
+    messages = "\n".join(str(warning.message) for warning in warned)
     assert "calls with symbolic sizes" in messages
     assert "calls traced by torch.compile or torch.export" in messages
     assert list(read_recording(path).values()) == [{Sizes(2, 4, 2, 70, 200): 1}]
@@ -444,9 +444,9 @@ def test_a_recording_of_very_many_problems_can_be_read_back(path: Path) -> None:
     with left_out, fagen.recording(path):
         for problem in (*[first] * 9, *[other] * 9, problems[-1]):
             dense(problem, 1, 4, 4, 5, 5)[0]()
-    found = read_recording(path)
-    assert len(found) == 16 and found[first][Sizes(1, 4, 4, 5, 5)] == 9.25
-    assert all(set(found[one]) == set(sizes) for one in problems[:-1])
+    recorded = read_recording(path)
+    assert len(recorded) == 16 and recorded[first][Sizes(1, 4, 4, 5, 5)] == 9.25
+    assert all(set(recorded[problem]) == set(sizes) for problem in problems[:-1])
 
 
 # ---- files of several spaces ---------------------------------------------------------------------

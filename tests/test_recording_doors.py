@@ -92,8 +92,8 @@ def test_what_is_compiled_runs_as_before_and_is_not_counted(public, tmp_path, fr
     public.prepare()
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="eager")
     expected = compiled(*public.tensors)
-    said = pytest.warns(UserWarning, match=r"not recorded: \d+ calls traced by torch\.compile")
-    with said, fagen.recording(tmp_path / "mine.toml"):
+    warned = pytest.warns(UserWarning, match=r"not recorded: \d+ calls traced by torch\.compile")
+    with warned, fagen.recording(tmp_path / "mine.toml"):
         assert torch.equal(compiled(*public.tensors), expected)
         model(*public.tensors)
     assert torch.equal(compiled(*public.tensors), expected)

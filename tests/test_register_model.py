@@ -39,14 +39,14 @@ def test_the_model_is_near_where_registers_are_scarce():
 @pytest.mark.parametrize("kind", ["forward", "backward", "decode"])
 def test_what_check_says_of_the_models_margin_is_committed(kind):
     """Of kernels as they were built here: model and compiler, in registers of a consumer."""
-    of = MARGINS[kind]
-    off = [one["used"] - one["model"] for one in of.values()]
+    margins = MARGINS[kind]
+    off = [margin["used"] - margin["model"] for margin in margins.values()]
     formulae = import_module(f"fagen.kinds.{kind}.formulae")
     assert Margin(len(off), min(off), max(off)) == formulae.MARGIN
-    for slug, one in of.items():
-        made = plan_of(slug)
-        assert made.modelled_registers == one["model"]
-        assert str(formulae.MARGIN) in made.ledger
+    for slug, margin in margins.items():
+        plan = plan_of(slug)
+        assert plan.modelled_registers == margin["model"]
+        assert str(formulae.MARGIN) in plan.ledger
 
 
 def test_check_says_how_far_the_model_is_off():

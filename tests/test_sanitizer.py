@@ -51,38 +51,38 @@ def tool_of(name: str) -> str:
 
 
 def changed(name: str, *changes: tuple[str, str], count: int = -1) -> str:
-    said = SAID[name]
+    text = SAID[name]
     for old, new in changes:
-        assert old in said
-        said = said.replace(old, new, count)
-    return said
+        assert old in text
+        text = text.replace(old, new, count)
+    return text
 
 
 def test_findings_are_read_one_by_one():
-    found = findings(SAID["synccheck"], "synccheck")
-    assert len(found) == 4
-    assert {first for first, *_ in found} == {"Barrier error detected. Missing wait."}
-    assert found[1][2] == "by thread (256,0,0) in block (0,0,0)"
-    found = findings(SAID["racecheck"], "racecheck")
-    assert [len(one) for one in found] == [2, 3]
-    found = findings(SAID["racecheck_scales"], "racecheck")
-    assert [len(one) for one in found] == [3, 5, 4, 6, 6]
+    results = findings(SAID["synccheck"], "synccheck")
+    assert len(results) == 4
+    assert {first for first, *_ in results} == {"Barrier error detected. Missing wait."}
+    assert results[1][2] == "by thread (256,0,0) in block (0,0,0)"
+    results = findings(SAID["racecheck"], "racecheck")
+    assert [len(finding) for finding in results] == [2, 3]
+    results = findings(SAID["racecheck_scales"], "racecheck")
+    assert [len(finding) for finding in results] == [3, 5, 4, 6, 6]
     assert findings(CLEAN, "synccheck") == ()
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_known_to_be_harmless_is_let_pass_where_it_may_be(name):
-    said, tool = SAID[name], tool_of(name)
-    assert fault(said, tool, FOUND, HARMLESS[name]) is None
-    assert fault(said, tool, FOUND)  # not of any kernel
-    assert fault(said, tool, FOUND, [one for one in ALL if one not in HARMLESS[name]])
+    text, tool = SAID[name], tool_of(name)
+    assert fault(text, tool, FOUND, HARMLESS[name]) is None
+    assert fault(text, tool, FOUND)  # not of any kernel
+    assert fault(text, tool, FOUND, [x for x in ALL if x not in HARMLESS[name]])
 
 
-@pytest.mark.parametrize("one", ["TileScheduler::next", "ScaleProducer::write"])
-def test_one_race_that_is_none_does_not_excuse_another(one):
-    known = [harmless for harmless in ALL if one in harmless.first + harmless.following]
-    wrong = fault(SAID["racecheck_scales"], "racecheck", FOUND, known)
-    assert wrong and one not in wrong and "Race reported" in wrong
+@pytest.mark.parametrize("race", ["TileScheduler::next", "ScaleProducer::write"])
+def test_one_race_that_is_none_does_not_excuse_another(race):
+    excused = [harmless for harmless in ALL if race in harmless.first + harmless.following]
+    wrong = fault(SAID["racecheck_scales"], "racecheck", FOUND, excused)
+    assert wrong and race not in wrong and "Race reported" in wrong
 
 
 def test_either_side_of_a_race_may_be_named_first():
@@ -91,7 +91,7 @@ def test_either_side_of_a_race_may_be_named_first():
     for reader in others:
         reader, hazards = reader.removeprefix("and ").rsplit(" [", 1)
         turned = (f"Error: Race reported between {reader}", f"and {writer} [{hazards}")
-        assert any(one.matches(turned) for one in SCALES_READ_BY_ALL_LANES)
+        assert any(excuse.matches(turned) for excuse in SCALES_READ_BY_ALL_LANES)
 
 
 def test_a_run_without_findings_passes_only_if_it_ended_well():
@@ -158,10 +158,10 @@ def test_any_other_finding_fails(other, count):
 
 
 def test_the_last_of_several_accesses_fails_too():
-    said = SAID["racecheck"]
-    at = said.rindex("TileScheduler::next")
-    said = said[:at] + said[at:].replace("TileScheduler::next", "ScaleProducer::write", 1)
-    assert fault(said, "racecheck", FOUND, ALL)
+    text = SAID["racecheck"]
+    at = text.rindex("TileScheduler::next")
+    text = text[:at] + text[at:].replace("TileScheduler::next", "ScaleProducer::write", 1)
+    assert fault(text, "racecheck", FOUND, ALL)
 
 
 def test_findings_that_are_counted_but_not_shown_fail():
@@ -179,8 +179,8 @@ def test_a_program_whose_numbers_are_wrong_fails_beside_what_is_harmless():
 
 
 def test_a_program_that_did_not_start_fails():
-    said = "========= COMPUTE-SANITIZER\n========= Error: Target application terminated before\n"
-    assert fault(said, "memcheck", 255)
+    text = "========= COMPUTE-SANITIZER\n========= Error: Target application terminated before\n"
+    assert fault(text, "memcheck", 255)
 
 
 def text_of(slug: str) -> str:

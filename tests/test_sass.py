@@ -114,13 +114,13 @@ def test_where_nvdisasm_draws_no_table_roles_have_no_registers_of_their_own(
         with pytest.raises(ToolchainError, match=r"cannot read .*: nvdisasm fatal"):
             machine_code(cubin, replace(tools, nvdisasm=fussy))
         return
-    known = machine_code(cubin, tools)
+    machine = machine_code(cubin, tools)
     code = machine_code(cubin, replace(tools, nvdisasm=fussy))
-    assert known.producer_registers and known.consumer_registers
+    assert machine.producer_registers and machine.consumer_registers
     assert (code.registers, code.producer_registers, code.consumer_registers) == (255, None, None)
-    assert (code.hash, code.raised_to, code.lowered_to) == (known.hash, (240,), (24,))
+    assert (code.hash, code.raised_to, code.lowered_to) == (machine.hash, (240,), (24,))
     # what fills a kernel's end up is listed only without the table
-    assert {**code.opcodes, "NOP": 0, "BRA": 0} == {**known.opcodes, "NOP": 0, "BRA": 0}
+    assert {**code.opcodes, "NOP": 0, "BRA": 0} == {**machine.opcodes, "NOP": 0, "BRA": 0}
 
 
 def test_threads_that_meet_again_go_on_where_they_agreed_to():

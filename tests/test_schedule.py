@@ -85,10 +85,10 @@ def test_what_is_left_out_follows_from_what_is_said(changes, expected):
 
 
 def test_saying_a_default_is_the_same_as_leaving_it_out():
-    said = Schedule.make(**PLAIN, stages=2, order="dynamic", consumer_registers=232)
-    assert said == Schedule.make(**PLAIN)
-    assert hash(said) == hash(Schedule.make(**PLAIN))
-    assert said == registry.parse(TEXT, "elsewhere.toml")
+    explicit = Schedule.make(**PLAIN, stages=2, order="dynamic", consumer_registers=232)
+    assert explicit == Schedule.make(**PLAIN)
+    assert hash(explicit) == hash(Schedule.make(**PLAIN))
+    assert explicit == registry.parse(TEXT, "elsewhere.toml")
 
 
 def test_a_schedule_cannot_be_changed():
@@ -162,7 +162,7 @@ SAID = {  # what keys are changed to, and the slug that says so, or how it ends
 
 @pytest.mark.parametrize(
     ("usual", "changes", "end"),
-    [(usual, *said) for usual, each in SAID.items() for said in each],
+    [(usual, *case) for usual, cases in SAID.items() for case in cases],
     ids=str,
 )
 def test_a_slug_says_what_is_no_default(usual, changes, end):
@@ -189,19 +189,19 @@ def test_p_has_its_place_in_every_schedule(schedule):
 
 
 @given(EVERY, EVERY)
-def test_two_schedules_share_a_slug_only_if_they_are_equal(one, other):
-    assert (one.slug == other.slug) == (one == other)
+def test_two_schedules_share_a_slug_only_if_they_are_equal(schedule, other):
+    assert (schedule.slug == other.slug) == (schedule == other)
 
 
 @given(EVERY)
 def test_a_default_follows_from_keys_that_the_slug_says_and_from_nothing_else(schedule):
     """Each is worked out of what has no derived default, and of defaults before it."""
     keys, values = schedule.keys, schedule.values()
-    known = {key: value for key, value in values.items() if key not in keys.derived}
+    declared = {key: value for key, value in values.items() if key not in keys.derived}
     for key, derive in keys.derived.items():
-        default = derive(known)  # KeyError if it looked at anything else
+        default = derive(declared)  # KeyError if it looked at anything else
         assert (key in schedule.settings()) == (default != values[key])
-        known[key] = values[key]
+        declared[key] = values[key]
     coded = {code.key for code in keys.slug.codes}
     in_head = {key for key in values if f"{{{key}}}" in keys.slug.head}
     assert coded | in_head == values.keys()
@@ -274,8 +274,8 @@ def test_a_slug_is_read_or_refused_but_never_misread(slug):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_value_of_a_key_has_a_word_of_its_own(kind):
     keys = registry.kind(kind).schedule.keys
-    said = [w for code in keys.slug.codes for w in (code.words or {None: code.letters}).values()]
-    assert len(set(said)) == len(said)
+    texts = [w for code in keys.slug.codes for w in (code.words or {None: code.letters}).values()]
+    assert len(set(texts)) == len(texts)
     for code in keys.slug.codes:
         rule = keys.tables[keys.sections[code.key]].model_json_schema()["properties"][code.key]
         words = rule.get("enum", [False, True] if rule["type"] == "boolean" else None)
@@ -296,8 +296,8 @@ def test_a_constant_default_is_one_whatever_else_a_schedule_says():
         assert Schedule.make(**PLAIN | keys | dict(dtype="e4m3")).softmax.maximum == "online"
     for rows in (128, 192, 256):
         e4m3 = PLAIN | dict(dtype="e4m3", block_m=rows, block_n=64, scales="block", promote=4)
-        made = Schedule.make(**e4m3)
-        assert (made.fp8.scale_rows, made.softmax.totals) == (64, "registers")
+        schedule = Schedule.make(**e4m3)
+        assert (schedule.fp8.scale_rows, schedule.softmax.totals) == (64, "registers")
     assert registry.from_slug("quant_bf16_d64").values()["scale_rows"] == 64
 
 
@@ -316,8 +316,8 @@ def test_every_problem_of_the_first_release_has_a_file():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_schema_file_is_what_the_code_says(kind):
     written = json.loads((locate("schedules") / kind / "schedule.schema.json").read_text())
-    said = json.loads(json.dumps(registry.kind(kind).schedule.json_schema()))
-    assert written == said, f"run: fagen schema --kind {kind}"
+    schema = json.loads(json.dumps(registry.kind(kind).schedule.json_schema()))
+    assert written == schema, f"run: fagen schema --kind {kind}"
 
 
 @pytest.mark.parametrize("kind", KINDS)

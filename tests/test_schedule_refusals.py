@@ -28,9 +28,9 @@ QUANTISER = '[quantize]\ndtype = "fp16"\nhead_dim = 128\n'
 
 @pytest.mark.parametrize(("kind", "text"), [("forward", TEXT), ("quantize", QUANTISER)])
 def test_a_file_says_its_kind_or_its_tables_do(kind, text):
-    silent, said = registry.parse(text), registry.parse(f'kind = "{kind}"\n{text}')
-    assert silent == said and silent.kind == said.kind == kind
-    assert registry.plan(said).kind == kind
+    silent, explicit = registry.parse(text), registry.parse(f'kind = "{kind}"\n{text}')
+    assert silent == explicit and silent.kind == explicit.kind == kind
+    assert registry.plan(explicit).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ REFUSED |= {slug: [({}, message)] for slug, message in SAID_BY_A_SLUG.items()}
 
 @pytest.mark.parametrize(
     ("slug", "changes", "message"),
-    [(slug, *refused) for slug, each in REFUSED.items() for refused in each],
+    [(slug, *refused) for slug, cases in REFUSED.items() for refused in cases],
     ids=str,
 )
 def test_what_is_no_value_or_does_not_go_together_is_refused_by_its_key_with_what_does(
@@ -306,8 +306,8 @@ def test_what_is_no_value_or_does_not_go_together_is_refused_by_its_key_with_wha
 
 @pytest.mark.parametrize("maximum", ["", 'maximum = "lazy"\n'])
 def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(maximum):
-    said = f'[softmax]\nsum = "tensor"\n{maximum}rescale_threshold = 8.0\n'
-    text = TEXT.replace("= 128", "= 64") + said
+    keys = f'[softmax]\nsum = "tensor"\n{maximum}rescale_threshold = 8.0\n'
+    text = TEXT.replace("= 128", "= 64") + keys
     reason = (
         'does not go with maximum = "lazy", by which a row max is raised where P, or what threads '
         'add up of it, grows too large; use maximum = "online", or leave'
@@ -317,8 +317,8 @@ def test_a_lazy_row_max_needs_sums_by_threads_that_no_threshold_has_let_grow(max
         f"x.toml:{11 if maximum else 10}: softmax.rescale_threshold = 8.0 {reason} "
         "rescale_threshold out",
     ]
-    each = text.replace(maximum, "") + 'maximum = "online"\n'
-    assert registry.parse(each).softmax.rescale_threshold == 8
+    online = text.replace(maximum, "") + 'maximum = "online"\n'
+    assert registry.parse(online).softmax.rescale_threshold == 8
 
 
 def test_the_tensor_cores_add_rows_up_where_v_is_one_slab_wide():

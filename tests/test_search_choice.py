@@ -217,7 +217,7 @@ def test_long_runs_may_be_left_out():
 def test_the_first_points_are_of_several_tiles_though_one_is_predicted_fastest():
     survey = surveyed()
     chooser = Chooser(survey, 1.6)
-    tiles = [(one.tile.block_m, one.tile.block_n) for one in (chooser.next() for _ in range(12))]
+    tiles = [(s.tile.block_m, s.tile.block_n) for s in (chooser.next() for _ in range(12))]
     fastest = [survey.schedule(point).tile for point in survey.best[:12]]
     assert len(set(tiles)) > len({(tile.block_m, tile.block_n) for tile in fastest})
     assert len(set(tiles)) >= 6

@@ -44,10 +44,10 @@ def test_a_causal_grid_in_strides_waits_for_its_longest_tiles_and_lpt_does_not()
 
 def test_a_pair_of_causal_blocks_goes_as_far_as_the_longer_of_its_tiles():
     size = Sizes(33, 16, 16, 512, 512)
-    alone, tiles = cost.grid(128, 128, "causal", "lpt", size)  # 1, 2, 3, 4 steps
+    unpaired, tiles = cost.grid(128, 128, "causal", "lpt", size)  # 1, 2, 3, 4 steps
     paired, as_many = cost.grid(128, 128, "causal", "lpt", size, cluster=2)  # 2, 2, 4, 4
     assert tiles == as_many
-    assert paired == pytest.approx(alone * 3 / 2.5)
+    assert paired == pytest.approx(unpaired * 3 / 2.5)
     # three tiles of a head: the fourth of two pairs has no row, and takes as long
     assert cost.grid(192, 128, "full", "persistent", size, cluster=2) == pytest.approx(
         cost.grid(128, 128, "full", "persistent", size)

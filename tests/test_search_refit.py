@@ -36,42 +36,42 @@ def test_the_constants_are_those_that_were_fitted():
 
 def test_predictions_correlate_with_head_dims_that_the_fit_had_not_seen():
     data = [*MANY, *refit.stores()]
-    assert {one.head_dims for one in data} == RECORD["left_out"].keys()
+    assert {row.head_dims for row in data} == RECORD["left_out"].keys()
     for dims, left_out in RECORD["left_out"].items():
         with refit.using(left_out["constants"]):
-            rank = refit.correlation([one for one in data if one.head_dims == dims])
+            rank = refit.correlation([row for row in data if row.head_dims == dims])
         assert rank == pytest.approx(left_out["correlation"], abs=2e-3), dims
         assert rank >= HARD.get(dims, LEAST), dims
 
 
 def test_a_fit_finds_constants_that_made_the_times():
-    some = [one for one in MANY if one.head_dims in ("d48", "d80", "d96", "d112", "d120", "d144")]
+    some = [row for row in MANY if row.head_dims in ("d48", "d80", "d96", "d112", "d120", "d144")]
     truth = {"REQUEST": 2.0, "EPILOGUE": 5_000.0}
     with refit.using(refit.constants() | truth):
-        made = [
-            replace(one, microseconds=dict(zip(one.microseconds, times, strict=True)))
-            for one in some
+        rows = [
+            replace(row, microseconds=dict(zip(row.microseconds, times, strict=True)))
+            for row in some
             for times in [
                 [
                     [m * math.exp(r) for m, r in zip(measured, rest, strict=True)]
                     for measured, rest in zip(
-                        one.microseconds.values(), one.residuals(), strict=True
+                        row.microseconds.values(), row.residuals(), strict=True
                     )
                 ]
             ]
         ]
-    found = refit.fit(made, rounds=8)
-    assert {name: found[name] for name in truth} == pytest.approx(truth, rel=0.1)
+    constants = refit.fit(rows, rounds=8)
+    assert {name: constants[name] for name in truth} == pytest.approx(truth, rel=0.1)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", DERIVED)
 def test_what_is_derived_is_within_five_per_cent_of_what_a_search_found(dims, mask):
-    found = [one for one in MANY if one.problem == f"fp16_{dims}_{mask}"]
-    if not found or found[0].padded:
+    rows = [row for row in MANY if row.problem == f"fp16_{dims}_{mask}"]
+    if not rows or rows[0].padded:
         pytest.skip("not measured as it is laid out today")
     seconds = {
-        slug: math.prod(times) ** (1 / len(times)) for slug, times in found[0].microseconds.items()
+        slug: math.prod(times) ** (1 / len(times)) for slug, times in rows[0].microseconds.items()
     }
     head_dim = int(dims[1:])
     derived = derived_schedules(Problem("fp16", head_dim, head_dim, mask))

@@ -146,8 +146,8 @@ def test_flashattention_2_computes_each_sequence_by_itself(gpu_with_torch, mask)
         dout = output_gradient(q, v)[:, top:bottom]
         exact = gradients(dout, *own, mask=MASKS[mask], scale=64**-0.5)[2:]
         rows = slice(top, bottom), slice(first, last), slice(first, last)
-        for one, other, where in zip(taken_back, exact, rows, strict=True):
-            assert (one[where] - other[0]).abs().max() < 2e-2
+        for result, other, where in zip(taken_back, exact, rows, strict=True):
+            assert (result[where] - other[0]).abs().max() < 2e-2
 
 
 @pytest.mark.parametrize("name", ["cudnn", "efficient", "flex"])
@@ -161,10 +161,10 @@ def test_other_peers_say_that_they_are_not_timed_over_packed_sequences(name):
 
 
 def test_keys_and_values_of_decoding_come_from_memory_in_every_call(gpu, monkeypatch):
-    asked = []
+    calls = []
 
     def refuse(name):
-        asked.append(name)
+        calls.append(name)
         raise DeviceError("there is no cuDNN here")
 
     monkeypatch.setattr(rounds, "peer", refuse)
@@ -172,10 +172,10 @@ def test_keys_and_values_of_decoding_come_from_memory_in_every_call(gpu, monkeyp
     assert sorted((lap.slug, lap.repeat) for lap in laps) == sorted(product(DECODING, (0, 1)))
     # six milliseconds went to three calls
     assert {lap.seconds for lap in laps} == {2e-3} == {lap.anchor_seconds for lap in laps}
-    assert gpu.captured == [1] * 3 and asked == [CUDNN]  # graphs: two kernels and the anchor
+    assert gpu.captured == [1] * 3 and calls == [CUDNN]  # graphs: two kernels and the anchor
     for slug in DECODING:
         assert len(set(gpu.turns(slug))) == 3, "each turn has keys of its own"
-        assert all(one != other for one, other in pairwise(gpu.turns(slug)))
+        assert all(time != other for time, other in pairwise(gpu.turns(slug)))
     assert len({keys for _, keys in gpu.ran}) == 3, "all kernels have the same"
 
 
@@ -196,9 +196,9 @@ def test_cudnn_goes_through_the_same_keys_without_a_mask(gpu, monkeypatch):
 
 def test_there_are_ten_times_as_many_keys_as_the_l2_cache_holds():
     for sizes in (Sizes(1, 32, 8, 1, 1_024), Sizes(32, 32, 8, 1, 4_096)):
-        each = cache_bytes(DENSE, sizes)
-        assert each == 2 * sizes.batch * sizes.seqlen_k * 8 * 64 * 2
-        assert buffers_for(DENSE, sizes) * each >= ROTATED_BYTES
+        size_in_bytes = cache_bytes(DENSE, sizes)
+        assert size_in_bytes == 2 * sizes.batch * sizes.seqlen_k * 8 * 64 * 2
+        assert buffers_for(DENSE, sizes) * size_in_bytes >= ROTATED_BYTES
     assert buffers_for(DENSE, Sizes(1, 1, 1, 1, 1)) == 512, "and not a million of the smallest"
 
 
@@ -270,16 +270,16 @@ def test_a_kernel_that_is_wrong_at_the_cells_own_sizes_alone_is_found(gpu_with_t
 
 
 def test_where_no_backend_of_torch_can_the_check_in_fp64_stands_alone(gpu, monkeypatch):
-    asked = []
+    backends = []
 
     def refuse(name):
-        asked.append(name)
+        backends.append(name)
         raise DeviceError(f"{name} has no such head dims")
 
     monkeypatch.setattr(rounds, "peer", refuse)
     gpu.checks(KERNELS[0], *CHECKED[KERNELS[0]])
     rounds.quick_check(cell(KERNELS[0]), kernel(KERNELS[0]))
-    assert asked == ["cudnn", "fa2", "efficient"]
+    assert backends == ["cudnn", "fa2", "efficient"]
 
 
 # ---- what kernels are given ---------------------------------------------------------------------
@@ -289,11 +289,11 @@ def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
     q, k, v = measure_inputs.inputs(Cell(VARLEN, LENGTHS), device="cpu")
     assert q.shape == (1, 465, 4, 64) and k.shape == v.shape == (1, 666, 2, 64)
     plan = plan_of(PACKED_KERNELS[0])
-    given = contender_of(plan).arguments(plan, q, k, v, LENGTHS)
-    assert given[3].tolist() == [0, 300, 305, 400, 401, 465]
-    assert given[4].tolist() == [0, 300, 370, 465, 466, 666]
-    assert all(at.dtype == torch.int32 and at.is_contiguous() for at in given[3:5])
-    into = contender_of(plan).outputs(plan, given)
+    arguments = contender_of(plan).arguments(plan, q, k, v, LENGTHS)
+    assert arguments[3].tolist() == [0, 300, 305, 400, 401, 465]
+    assert arguments[4].tolist() == [0, 300, 370, 465, 466, 666]
+    assert all(at.dtype == torch.int32 and at.is_contiguous() for at in arguments[3:5])
+    into = contender_of(plan).outputs(plan, arguments)
     assert [tuple(x.shape) for x in into] == [(465, 4, 64), (4, 465)]
     # beside others of a cell of one length they are of equal ones
     q, k, v = measure_inputs.inputs(Cell(VARLEN, Sizes(3, 4, 2, 9, 7)), device="cpu")
@@ -303,17 +303,17 @@ def test_packed_kernels_are_given_all_sequences_with_the_same_offsets():
 
 def test_packed_kernels_of_e4m3_are_given_a_scale_for_each_head():
     plan = plan_of("fwd_e4m3_d64_causal_m64n64_varlen")
-    given = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), LENGTHS), device="cpu")
-    taken = contender_of(plan).arguments(plan, *given, LENGTHS)
-    assert taken[0].dtype == torch.float8_e4m3fn and taken[6] is None
-    assert [tuple(x.shape) for x in taken[7:10]] == [(1, 4, 1), (1, 2, 1), (1, 2, 64)]
+    tensors = measure_inputs.inputs(Cell(replace(VARLEN, dtype="e4m3"), LENGTHS), device="cpu")
+    arguments = contender_of(plan).arguments(plan, *tensors, LENGTHS)
+    assert arguments[0].dtype == torch.float8_e4m3fn and arguments[6] is None
+    assert [tuple(x.shape) for x in arguments[7:10]] == [(1, 4, 1), (1, 2, 1), (1, 2, 64)]
 
 
 @pytest.mark.parametrize("slug", [*PACKED_KERNELS, "bwd_fp16_d128_causal_m64n128_varlen"])
 def test_packed_kernels_are_checked_where_they_go_wrong_soonest_and_like_they_are_timed(slug):
-    of, long = plan_of(slug), VarlenSizes.of([(16_384, 16_384)] * 20, 32, 8)
-    around, mixed, tiny, like = quick_sizes(of, long)
-    assert {(0, 0), (0, 1), (of.block_m + 1, of.block_n - 1)} <= {*around.sequences}
+    plan, long = plan_of(slug), VarlenSizes.of([(16_384, 16_384)] * 20, 32, 8)
+    around, mixed, tiny, like = quick_sizes(plan, long)
+    assert {(0, 0), (0, 1), (plan.block_m + 1, plan.block_n - 1)} <= {*around.sequences}
     assert (0, 0) in mixed.sequences and tiny.batch > 64
     assert (like.heads, like.kv_heads) == (32, 8) and like.total_k <= 8 * 1_024
 

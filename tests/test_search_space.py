@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_what_the_ledgers_say(kind, every, mask):
             except ScheduleError:
                 assert kind == "backward"
                 continue
-            over = [(one.name, one.total, one.limit) for one in budget.of(schedule).over()]
+            over = [(row.name, row.total, row.limit) for row in budget.of(schedule).over()]
             assert list(space.sums(schedule.values())) == over
             assert {name for name, *_ in over} <= {*space.budgets}
             refused += bool(over)
@@ -162,13 +162,13 @@ def test_all_kinds_of_one_problem_may_be_searched_together():
     texts[2] += shape
     spaces = [parse_space(text, f"{number}.toml") for number, text in enumerate(texts)]
     refuse_twice(spaces)
-    names = [target.name for one in spaces for target in one.targets()]
+    names = [target.name for space in spaces for target in space.targets()]
     assert names == ["bwd_fp16_d64_causal", "fp16_d64_causal", "dec_fp16_d64_causal"]
     decoding, plain = map(from_slug, ("dec_fp16_d64_causal_r8n128", "fwd_fp16_d64_causal_m128n128"))
-    asked = Problem("fp16", 64, 64, "causal", "fp16", "", 0, "decode")
-    assert solves(decoding, asked) and not solves(plain, asked)
+    problem = Problem("fp16", 64, 64, "causal", "fp16", "", 0, "decode")
+    assert solves(decoding, problem) and not solves(plain, problem)
     # a call of attention may be served by either
-    assert all(solves(one, replace(asked, kind="forward")) for one in (decoding, plain))
+    assert all(solves(space, replace(problem, kind="forward")) for space in (decoding, plain))
 
 
 def test_a_space_says_values_lists_and_ranges_and_defaults_do_for_the_rest():

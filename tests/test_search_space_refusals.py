@@ -156,10 +156,10 @@ def test_products_beyond_a_million_points_are_refused_with_their_count():
         assert "4,097 of max_spill_bytes" in line and "16 of block_n" in line
 
     assert least_seconds(refuse, 2) <= 2
-    said = TEXT.replace("64", "{ from = 16, to = 256, step = 8 }")
-    said += "[build]\nmax_spill_bytes = { from = 0, to = 3 }\n"
+    text = TEXT.replace("64", "{ from = 16, to = 256, step = 8 }")
+    text += "[build]\nmax_spill_bytes = { from = 0, to = 3 }\n"
     with pytest.raises(ScheduleError, match="1,523,712 points"):
-        parse_space(said)
+        parse_space(text)
     declared = parse_space(TEXT)
     assert math.prod(map(len, declared.values.values())) < MAX_POINTS
 
@@ -175,18 +175,18 @@ def test_so_are_points_times_shapes():
 
 def test_weights_of_any_size_add_up_to_one_and_none_is_lost():
     for weights in ([150.0] * 6, [5e-324, 1e308, 1e308], [1e308] * 7, [10.0, 100.0], [5e-324]):
-        found = normalised(weights)
-        assert math.fsum(found) == pytest.approx(1) and min(found) > 0
-        assert normalised(found[:1]) == (1.0,)
+        shares = normalised(weights)
+        assert math.fsum(shares) == pytest.approx(1) and min(shares) > 0
+        assert normalised(shares[:1]) == (1.0,)
     assert normalised([1, 3]) == (0.25, 0.75)
 
 
 @pytest.mark.parametrize("weight", [150.0, 1e-9, 1e300])
 def test_a_common_factor_of_all_weights_changes_no_prediction(weight):
     heavy = FEW.replace("[[shapes]]", f"[[shapes]]\nweight = {weight!r}")
-    one, other = surveyed(FEW), surveyed(heavy)
-    for point in one.points[:50]:
-        assert other.predicted(point) == pytest.approx(one.predicted(point), rel=1e-12)
+    light, other = surveyed(FEW), surveyed(heavy)
+    for point in light.points[:50]:
+        assert other.predicted(point) == pytest.approx(light.predicted(point), rel=1e-12)
     Chooser(other, 1.6)
 
 
@@ -213,7 +213,7 @@ def test_a_replay_is_right_for_any_weights(tmp_path, weights):
 
 
 def test_a_file_that_can_be_no_space_is_refused_before_it_is_read_whole(tmp_path):
-    for path, said in [
+    for path, message in [
         ("/dev/zero", "longer than 262,144 bytes; this is no search space"),
         (tmp_path, "cannot be read"),
         ("\0", "is no slug"),
@@ -222,7 +222,7 @@ def test_a_file_that_can_be_no_space_is_refused_before_it_is_read_whole(tmp_path
         (tmp_path / "latin.toml", r"latin\.toml:2: this is not UTF-8"),
     ]:
         (tmp_path / "latin.toml").write_bytes(b"# one\n# caf\xe9\n")
-        with pytest.raises(ScheduleError, match=said):
+        with pytest.raises(ScheduleError, match=message):
             read_spaces(path)[0]
     marked = tmp_path / "marked.toml"
     marked.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())

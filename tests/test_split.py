@@ -31,19 +31,19 @@ SLUGS = (
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_its_schedule_reads_back_and_its_text_renders(slug):
-    found = plan_of(slug)
-    assert found.schedule.slug == slug and found.schedule.grid.order == "persistent"
-    assert found.splits and "o" not in {row.name for row in found.shared.rows}
-    text = kernel_text(found)
-    assert f"kChunks = {found.num_splits};" in text
+    plan = plan_of(slug)
+    assert plan.schedule.slug == slug and plan.schedule.grid.order == "persistent"
+    assert plan.splits and "o" not in {row.name for row in plan.shared.rows}
+    text = kernel_text(plan)
+    assert f"kChunks = {plan.num_splits};" in text
     assert "atomic" not in text.replace("std::atomic", "").replace("#include <atomic>", "")
     assert "cudaMemset" not in text
 
 
 def test_one_chunk_is_no_split():
-    one = plan_of(but("fwd_fp16_d64_causal_m128n64", {"num_splits": 1}).slug)
-    assert not one.splits
-    assert [kernel.kernel for kernel in one.launches.kernels] == ["attention_forward"]
+    plan = plan_of(but("fwd_fp16_d64_causal_m128n64", {"num_splits": 1}).slug)
+    assert not plan.splits
+    assert [kernel.kernel for kernel in plan.launches.kernels] == ["attention_forward"]
 
 
 @given(
@@ -103,8 +103,8 @@ def test_a_chunk_far_above_the_others_takes_all_weight(slug):
         v = torch.randn(1, keys, 1, plan.head_dim_v).to(dtype)
         out, lse = emulate(plan, q, k, v, 1.0)
         exact, exact_lse = reference(q, k, v, mask=plan.mask.name, scale=1.0)
-        seen = exact_lse > -math.inf
-        assert torch.allclose(lse.double()[seen], exact_lse[seen], rtol=1e-6)
+        finite = exact_lse > -math.inf
+        assert torch.allclose(lse.double()[finite], exact_lse[finite], rtol=1e-6)
         assert (out.double() - exact).abs().max() < 8e-3
 
 
@@ -115,9 +115,9 @@ def test_the_bits_of_a_sequence_are_its_own():
     q = torch.randn(3, 20, 4, 128).half()
     k, v = torch.randn(2, 3, 1_000, 2, 128).half()
     out, lse = emulate(plan, q, k, v, 0.1)
-    for one in range(3):
-        alone = emulate(plan, q[one : one + 1], k[one : one + 1], v[one : one + 1], 0.1)
-        assert torch.equal(alone[0][0], out[one]) and torch.equal(alone[1][0], lse[one])
+    for i in range(3):
+        result = emulate(plan, q[i : i + 1], k[i : i + 1], v[i : i + 1], 0.1)
+        assert torch.equal(result[0][0], out[i]) and torch.equal(result[1][0], lse[i])
 
 
 def test_a_few_tiles_are_predicted_to_gain_by_chunks():

@@ -38,11 +38,11 @@ def parsed(name: str) -> nodes.Template:
 def macros(name: str) -> set[str]:
     """Return what a template may call: its macros, and those that it takes from others."""
     own = {macro.name for macro in parsed(name).find_all(nodes.Macro)}
-    for taken in parsed(name).find_all(nodes.FromImport):
-        there = {macro.name for macro in parsed(taken.template.value).find_all(nodes.Macro)}
-        for said in taken.names:
-            source, target = said if isinstance(said, tuple) else (said, said)
-            assert source in there, f"{taken.template.value} has no macro {source}"
+    for imported in parsed(name).find_all(nodes.FromImport):
+        defined = {macro.name for macro in parsed(imported.template.value).find_all(nodes.Macro)}
+        for alias in imported.names:
+            source, target = alias if isinstance(alias, tuple) else (alias, alias)
+            assert source in defined, f"{imported.template.value} has no macro {source}"
             own.add(target)
     return own
 
@@ -68,8 +68,8 @@ def test_a_template_asks_for_capabilities_and_not_for_a_dtype_a_mask_or_a_kind(n
     for node in parsed(name).find_all(nodes.Getattr):
         assert node.attr not in {"fp8", "causal"}, node.lineno
     for node in parsed(name).find_all(nodes.Compare):
-        said = {constant.value for constant in node.find_all(nodes.Const)}
-        assert not said & {*DTYPES, *MASKS, *registry.ENTRIES}, node.lineno
+        words = {constant.value for constant in node.find_all(nodes.Const)}
+        assert not words & {*DTYPES, *MASKS, *registry.ENTRIES}, node.lineno
 
 
 def test_every_template_is_used():

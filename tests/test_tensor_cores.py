@@ -39,7 +39,7 @@ def added(a: list[float], b: list[float], onto: float, dtype: torch.dtype) -> fl
         terms.append((Fraction(onto), exponent(onto)))
     if not terms:
         return 0.0
-    largest = max(of for _, of in terms)
+    largest = max(exponent for _, exponent in terms)
     total = sum(cut(term, largest - term_bits) for term, _ in terms)
     return float(cut(total, exponent(float(total)) - sum_bits)) if total else 0.0
 
@@ -58,14 +58,14 @@ def test_sums_are_those_of_exact_arithmetic_cut_off_where_the_hardware_cuts(dtyp
     for size in (0.0, 2.0**-18, 1.0, 2.0**11, 2.0**21):
         a, b = drawn(dtype, 2, 3, 2 * step + 5), drawn(dtype, 2, 2 * step + 5, 4)
         onto = torch.randn(2, 3, 4) * size
-        found = product(a, b, dtype, onto)
+        sums = product(a, b, dtype, onto)
         for at in ((i, j, k) for i in range(2) for j in range(3) for k in range(4)):
             expected = float(onto[at])
             for left in range(0, a.shape[-1], step):
                 steps = slice(left, left + step)
                 row, column = a[at[0], at[1], steps].tolist(), b[at[0], steps, at[2]].tolist()
                 expected = added(row, column, expected, dtype)
-            assert found[at].item() == expected
+            assert sums[at].item() == expected
 
 
 def test_a_products_exponent_is_the_sum_of_its_factors_and_a_subnormal_has_the_smallest():
@@ -93,7 +93,7 @@ def test_the_order_of_products_within_one_instruction_does_not_matter_and_that_o
 def test_what_is_no_number_stays_in_its_row_and_column():
     a, b = torch.ones(1, 2, 32), torch.ones(1, 32, 2)
     a[0, 0, 3] = math.nan
-    found = product(a, b, E4M3)
-    assert found[0, 0].isnan().all() and (found[0, 1] == 32).all()
+    sums = product(a, b, E4M3)
+    assert sums[0, 0].isnan().all() and (sums[0, 1] == 32).all()
     b[0, 4, 1] = math.inf
     assert product(a.nan_to_num(), b, torch.bfloat16)[0, 1].tolist() == [32, math.inf]

@@ -11,7 +11,7 @@ from tests.schedule_helpers import TEXT, refusal
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[attention]\nhead_dim = 1\nhead_dim = 2\n", "x.toml:3: this is not TOML"),
         ("[attention]\nhead_dim = \n", "x.toml:2: this is not TOML"),
@@ -34,8 +34,8 @@ from tests.schedule_helpers import TEXT, refusal
         ('[attention]\ndtype = "é\\"\\\\"\n', r'attention.dtype = "é\"\\" must be'),
     ],
 )
-def test_hostile_text_is_refused_in_words(text, said):
-    assert said in "\n".join(refusal(text))
+def test_hostile_text_is_refused_in_words(text, message):
+    assert message in "\n".join(refusal(text))
 
 
 @pytest.mark.parametrize("text", ["'''\n'''=1\n\"\"=2", "x = 1\r\n[a]\r\ny = 2\r\n"])
@@ -56,7 +56,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("line", "message"),
     [
         ("dtype = bf16", '; text stands in quotes: "bf16"'),
         ("dtype = half  # or so", '; text stands in quotes: "half"'),
@@ -69,11 +69,11 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         ("= a", "Invalid statement"),
     ],
 )
-def test_a_word_without_quotes_is_told_of_them(said, wanted):
+def test_a_word_without_quotes_is_told_of_them(line, message):
     with pytest.raises(ScheduleError) as refusal:
-        registry.parse(f"[attention]\n{said}\n", "x.toml")
+        registry.parse(f"[attention]\n{line}\n", "x.toml")
     assert str(refusal.value).startswith("x.toml:2: this is not TOML: ")
-    assert str(refusal.value).endswith(wanted)
+    assert str(refusal.value).endswith(message)
 
 
 def test_lines_are_those_of_the_keys_whatever_stands_between():

@@ -348,10 +348,10 @@ def test_max_jobs_says_how_many_compilers_run_at_once(monkeypatch):
     assert toolchain.compile_jobs() == len(os.sched_getaffinity(0))
     monkeypatch.setenv("MAX_JOBS", "3")
     assert toolchain.compile_jobs() == 3
-    asked = []
-    monkeypatch.setattr("fagen.build.together.run", lambda argv, **_: asked.append(argv))
+    commands = []
+    monkeypatch.setattr("fagen.build.together.run", lambda argv, **_: commands.append(argv))
     build_together(["x"])
-    assert asked[0][-2:] == ["-j", "3"]
+    assert commands[0][-2:] == ["-j", "3"]
     for odd in ("0", "-1", "many", "1.5", "99999", "1\n"):
         monkeypatch.setenv("MAX_JOBS", odd)
         message = refusal(toolchain.compile_jobs)
@@ -381,7 +381,7 @@ def test_what_is_installed_by_the_extra_is_what_is_tested_and_told():
     advice = f"{toolchain.INSTALL_NVCC} {toolchain.INSTALL_DISASSEMBLER}".replace('"', "")
     assert set(cuda) <= set(advice.split())
     makefile = (root / "Makefile").read_text()
-    assert all(one in makefile for one in cuda)
+    assert all(package in makefile for package in cuda)
 
 
 def test_nobody_sets_the_macro_that_quadruples_the_time_to_compile():

@@ -20,41 +20,41 @@ E4M3 = "fwd_e4m3_d64_causal_m64n64_varlen"
 BACKWARD = "bwd_fp16_d16_causal_m64n64_varlen"
 
 
-def forgets_rows_before(plan: Plan, **given: Any) -> None:
-    first = int(given["cu_seqlens_q"][0])
-    emulated(plan)(**given)
-    given[plan.signature.outputs[0].name][:first] = UNTOUCHED  # out, or dq
+def forgets_rows_before(plan: Plan, **named: Any) -> None:
+    first = int(named["cu_seqlens_q"][0])
+    emulated(plan)(**named)
+    named[plan.signature.outputs[0].name][:first] = UNTOUCHED  # out, or dq
 
 
-def forgets_rows_behind(plan: Plan, **given: Any) -> None:
-    emulated(plan)(**given)
+def forgets_rows_behind(plan: Plan, **named: Any) -> None:
+    emulated(plan)(**named)
     if plan.kind == "forward":
-        given["lse"][:, int(given["cu_seqlens_q"][-1]) :] = UNTOUCHED
+        named["lse"][:, int(named["cu_seqlens_q"][-1]) :] = UNTOUCHED
     else:
-        given["dv"][int(given["cu_seqlens_k"][-1]) :] = UNTOUCHED
+        named["dv"][int(named["cu_seqlens_k"][-1]) :] = UNTOUCHED
 
 
-def reads_a_neighbour(plan: Plan, **given: Any) -> None:
-    given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
-    given["cu_seqlens_k"][1:-1] += 1
-    emulated(plan)(**given)
+def reads_a_neighbour(plan: Plan, **named: Any) -> None:
+    named["cu_seqlens_k"] = named["cu_seqlens_k"].clone()
+    named["cu_seqlens_k"][1:-1] += 1
+    emulated(plan)(**named)
 
 
-def sees_unused_keys(plan: Plan, **given: Any) -> None:
-    emulated(plan)(**given | {"seqused_k": None})
+def sees_unused_keys(plan: Plan, **named: Any) -> None:
+    emulated(plan)(**named | {"seqused_k": None})
 
 
-def leaves_unused_keys(plan: Plan, **given: Any) -> None:
-    emulated(plan)(**given)
-    used = given["seqused_k"].tolist() if given["seqused_k"] is not None else ()
-    for (begin, end), count in zip(pairwise(given["cu_seqlens_k"].tolist()), used, strict=False):
-        given["dk"][begin + count : end] = 7.0
+def leaves_unused_keys(plan: Plan, **named: Any) -> None:
+    emulated(plan)(**named)
+    used = named["seqused_k"].tolist() if named["seqused_k"] is not None else ()
+    for (begin, end), count in zip(pairwise(named["cu_seqlens_k"].tolist()), used, strict=False):
+        named["dk"][begin + count : end] = 7.0
 
 
-def forgets_rows_that_see_no_key(plan: Plan, **given: Any) -> None:
-    emulated(plan)(**given)
-    blind = given["lse"] == -math.inf
-    given[plan.signature.outputs[0].name][blind.T if plan.kind == "forward" else blind.all(0)] = 7.0
+def forgets_rows_that_see_no_key(plan: Plan, **named: Any) -> None:
+    emulated(plan)(**named)
+    blind = named["lse"] == -math.inf
+    named[plan.signature.outputs[0].name][blind.T if plan.kind == "forward" else blind.all(0)] = 7.0
 
 
 OF_BOTH = (

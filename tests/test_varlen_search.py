@@ -59,33 +59,33 @@ def test_sizes_of_equal_lengths_count_as_those_of_the_dense_problem():
     assert dense.sequences == packed.sequences and not dense.varlen and packed.varlen
     assert (packed.total_q, packed.total_k) == (dense.total_q, dense.total_k) == (2_048, 2_800)
     for mask in MASKS:
-        of = replace(TARGET, mask=mask)
-        assert flops(of, packed) == flops(of, dense)
+        target = replace(TARGET, mask=mask)
+        assert flops(target, packed) == flops(target, dense)
     assert dense != packed and len({dense, packed}) == 2
 
 
 def test_what_mixed_lengths_count_is_what_each_counts_by_itself():
     packed = VarlenSizes.of(MIXED, 4, 2)
-    alone = [Sizes(1, 4, 2, q, k) for q, k in MIXED]
-    assert flops(TARGET, packed) == sum(flops(TARGET, one) for one in alone)
+    parts = [Sizes(1, 4, 2, q, k) for q, k in MIXED]
+    assert flops(TARGET, packed) == sum(flops(TARGET, size) for size in parts)
     assert (packed.batch, packed.seqlen_q, packed.seqlen_k) == (5, 300, 300)
     assert not packed.square and VarlenSizes.of([(3, 3), (9, 9)], 1, 1).square
 
 
 @pytest.mark.parametrize(
-    "each", [MIXED, ((7, 7),) * 3 + ((7, 8),) * 2, ((0, 0),), ((1, 0), (1, 1))]
+    "lengths", [MIXED, ((7, 7),) * 3 + ((7, 8),) * 2, ((0, 0),), ((1, 0), (1, 1))]
 )
-def test_lengths_in_words_are_read_back(each):
-    words = lengths_in_words(each)
-    assert lengths_from(words, len(each)) == each
+def test_lengths_in_words_are_read_back(lengths):
+    words = lengths_in_words(lengths)
+    assert lengths_from(words, len(lengths)) == lengths
     with pytest.raises(ValueError, match="is no length, or of more than"):
-        lengths_from(words, len(each) - 1)
+        lengths_from(words, len(lengths) - 1)
 
 
 def test_other_lengths_are_said_in_other_words():
     some = [tuple((i * j % 97 + 1,) * 2 for i in range(60)) for j in range(1, 60)]
-    said = {str(VarlenSizes.of(each, 4, 4)) for each in (*some, *(s[::-1] for s in some))}
-    assert len(said) == len({*some, *(s[::-1] for s in some)})
+    words = {str(VarlenSizes.of(lengths, 4, 4)) for lengths in (*some, *(s[::-1] for s in some))}
+    assert len(words) == len({*some, *(s[::-1] for s in some)})
     assert str(VarlenSizes.of([(4096, 4096)] * 4, 16, 4)) == "H=16/4 4 x 4096: 4096*4"
 
 
@@ -97,8 +97,10 @@ def sizes_of(text: str, head_dim: int = 64) -> list[Sizes]:
 
 
 def test_shapes_are_of_one_length_listed_or_drawn():
-    one, listed, drawn = sizes_of(TEXT.partition("[[shapes]]")[1] + TEXT.partition("[[shapes]]")[2])
-    assert one == VarlenSizes.of([(4_096, 4_096)] * 4, 32, 32)
+    even, listed, drawn = sizes_of(
+        TEXT.partition("[[shapes]]")[1] + TEXT.partition("[[shapes]]")[2]
+    )
+    assert even == VarlenSizes.of([(4_096, 4_096)] * 4, 32, 32)
     assert drawn == VarlenSizes.of([(300, 300), (5, 70), (95, 95)], 32, 32)
     assert listed.total_q == listed.total_k == 16_384 and listed.square
     assert all(1 <= q <= 4_096 for q, _ in listed.sequences)
@@ -160,13 +162,13 @@ def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order():
     for length in (512, 4_096):
         packed = VarlenSizes.of([(length, length)] * (16_384 // length), 16, 4)
         dense = Sizes(16_384 // length, 16, 4, length, length)
-        for of, plain in (
+        for varlen, plain in (
             (CAUSAL, "fwd_fp16_d128_causal_m128n128"),
             ("bwd_fp16_d128_full_m64n128_varlen", "bwd_fp16_d128_full_m64n128"),
         ):
-            seconds = backward_cost.seconds if of.startswith("bwd") else cost.seconds
-            ours, theirs = seconds(values(of), packed), seconds(values(plain), dense)
-            assert ours == pytest.approx(theirs, rel=0.1 if of.startswith("bwd") else 1e-9)
+            seconds = backward_cost.seconds if varlen.startswith("bwd") else cost.seconds
+            ours, theirs = seconds(values(varlen), packed), seconds(values(plain), dense)
+            assert ours == pytest.approx(theirs, rel=0.1 if varlen.startswith("bwd") else 1e-9)
 
 
 @pytest.mark.parametrize("slug", [CAUSAL, "bwd_fp16_d128_causal_m64n128_varlen"])
@@ -175,15 +177,15 @@ def test_what_is_predicted_grows_with_every_sequence_and_depends_on_no_order(slu
     times = [
         seconds(values(slug), VarlenSizes.of(MIXED * (1 + count), 16, 16)) for count in range(20)
     ]
-    assert all(one <= after for one, after in pairwise(times)) and times[-1] > 3 * times[0]
+    assert all(before <= after for before, after in pairwise(times)) and times[-1] > 3 * times[0]
     mixed = seconds(values(slug), VarlenSizes.of(MIXED, 16, 16))
     assert mixed == seconds(values(slug), VarlenSizes.of(MIXED[::-1], 16, 16))
 
 
 def test_one_long_sequence_among_short_ones_is_waited_for():
-    long, alone = VarlenSizes.of([(9, 9)] * 50 + [(128, 30_000)], 1, 1), Sizes(1, 1, 1, 128, 30_000)
+    long, lone = VarlenSizes.of([(9, 9)] * 50 + [(128, 30_000)], 1, 1), Sizes(1, 1, 1, 128, 30_000)
     steps, tiles = cost.grid(128, 128, "full", "dynamic", long)
-    assert steps == math.ceil(30_000 / 128) == cost.grid(128, 128, "full", "dynamic", alone)[0]
+    assert steps == math.ceil(30_000 / 128) == cost.grid(128, 128, "full", "dynamic", lone)[0]
     assert tiles == 1
     assert cost.grid(128, 128, "causal", "dynamic", VarlenSizes.of([(0, 5)], 4, 4)) == (0, 0)
 

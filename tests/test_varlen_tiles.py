@@ -40,18 +40,18 @@ def test_its_bits_are_the_same_whichever_warpgroup_has_a_sequence(slug: str) -> 
     dtype: torch.dtype = getattr(torch, plan.dtype.torch)
     q, k, v = packed([(length, length) for length in lengths], torch.float32, plan.head_dim)[:3]
     at = offsets(lengths * copies)
-    given = {
+    named = {
         name: x[:, :1].repeat(copies, 1, 1).to(dtype) for name, x in (("q", q), ("k", k), ("v", v))
     }
-    out = torch.full((len(given["q"]), 1, plan.head_dim_v), math.nan)
+    out = torch.full((len(named["q"]), 1, plan.head_dim_v), math.nan)
     out = out.to(getattr(torch, plan.out_dtype.torch))
     lse = torch.full((1, len(out)), math.nan)
     simulator.call(
-        plan, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125, out=out, lse=lse
+        plan, library, **named, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125, out=out, lse=lse
     )
     for x in (out, lse.T):
         every = x.unflatten(0, (copies, sum(lengths)))
-        assert not every.isnan().any() and all(torch.equal(one, every[0]) for one in every)
+        assert not every.isnan().any() and all(torch.equal(result, every[0]) for result in every)
 
 
 def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:

@@ -56,8 +56,8 @@ def texts() -> dict[str, str]:
 def function(slug: str) -> ast.FunctionDef:
     """A kernel's function."""
     body = ast.parse(texts()["jax/demo/kernels.py"]).body
-    (one,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == slug)
-    return one
+    (definition,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == slug)
+    return definition
 
 
 # ---- its texts ----------------------------------------------------------------------------------
@@ -86,9 +86,9 @@ def test_a_kernel_is_differentiated_by_the_one_of_its_problem():
     text = {slug: ast.unparse(function(slug)) for slug in KERNELS}
     backward, packed = (slug for slug in KERNELS if slug.startswith("bwd"))
     for slug in KERNELS:
-        by = [one for one in (backward, packed) if f"call.differentiated({one}, " in text[slug]]
-        of = {"fwd_fp16_d128_causal_m128n128": backward, KERNELS[12]: packed}
-        assert by == [of[slug]] if slug in of else "call.differentiated" not in text[slug]
+        by = [name for name in (backward, packed) if f"call.differentiated({name}, " in text[slug]]
+        own = {"fwd_fp16_d128_causal_m128n128": backward, KERNELS[12]: packed}
+        assert by == [own[slug]] if slug in own else "call.differentiated" not in text[slug]
     assert "fagen vendor adds bwd_bf16_d64_full_m128n128, in a manifest" in text[KERNELS[1]]
     assert "second derivatives are not supported" in text[backward]
 
@@ -96,9 +96,9 @@ def test_a_kernel_is_differentiated_by_the_one_of_its_problem():
 def test_what_is_pinned_is_in_the_package_by_its_name(tmp_path):
     path = tmp_path / "vendor.toml"
     path.write_text(f'name = "mine"\nformat = "jax"\n[kernels]\nfast = "{SLUG}"\n')
-    found = jax_package.texts(vendor.folder_of(vendor.read(path)))
-    assert f"from mine.kernels import {SLUG} as fast" in found["jax/mine/__init__.py"]
-    assert f"mine.fast(…)  # mine.kernels.{SLUG}" in found["README.md"]
+    files = jax_package.texts(vendor.folder_of(vendor.read(path)))
+    assert f"from mine.kernels import {SLUG} as fast" in files["jax/mine/__init__.py"]
+    assert f"mine.fast(…)  # mine.kernels.{SLUG}" in files["README.md"]
 
 
 # ---- with JAX -----------------------------------------------------------------------------------
@@ -253,12 +253,12 @@ def test_pip_builds_a_package_from_a_clean_folder(python, tmp_path):
     assert sorted(shown) == sorted(f"xla_demo_{name}" for name in names)
     assert library.stat().st_size < 1.3e6
     (site / "lowered.py").write_text(LOWERED)
-    told = json.loads(ran(python, "lowered.py", place=site, JAX_PLATFORMS="cpu"))
-    assert told["all"] == ["attention", "kernels"] and told["exported"]
-    assert told["shapes"] == [[2, 100, 8, 128], [2, 8]] and "on a Hopper GPU" in told["refused"]
+    record = json.loads(ran(python, "lowered.py", place=site, JAX_PLATFORMS="cpu"))
+    assert record["all"] == ["attention", "kernels"] and record["exported"]
+    assert record["shapes"] == [[2, 100, 8, 128], [2, 8]] and "on a Hopper GPU" in record["refused"]
     sizes = {"batch": 2, "heads": 8, "kv_heads": 8, "seqlen": 100, "seqlen_q": 100, "seqlen_k": 100}
     launches = {slug: registry.plan_of(slug).launches for slug in slugs}
-    assert told["targets"] == [
+    assert record["targets"] == [
         [f"xla_demo_{slug}", launches[slug].workspace.at(sizes)] for slug in slugs
     ]
 
@@ -286,8 +286,8 @@ found = jax.eval_shape(page, jax.ShapeDtypeStruct((2, 100, 8, 128), jnp.float16)
 print(*(array.shape for array in found))
 """
     )
-    told = ran(python, "-c", program, place=tmp_path / "site", JAX_PLATFORMS="cpu")
-    assert told == "(2, 100, 8, 128) (2, 8, 100)\n"
+    output = ran(python, "-c", program, place=tmp_path / "site", JAX_PLATFORMS="cpu")
+    assert output == "(2, 100, 8, 128) (2, 8, 100)\n"
 
 
 @pytest.mark.long
@@ -306,8 +306,8 @@ def test_cmake_installs_the_same_package_without_pip(python, tmp_path):
     assert sorted(names) == sorted(
         ["demo/libdemo_jax.so", *(f"demo/{module}.py" for module in modules)]
     )
-    told = ran(python, "-c", "import demo; print(demo.__all__, demo.__version__)", place=site)
-    assert told.split() == ["['kernels']", fagen.__version__]
+    output = ran(python, "-c", "import demo; print(demo.__all__, demo.__version__)", place=site)
+    assert output.split() == ["['kernels']", fagen.__version__]
     missing = ["cmake", "-S", str(tmp_path / "clean/jax"), "-B", str(tmp_path / "other")]
     answer = run([*missing, "-DXLA_FFI_INCLUDE=/nowhere"])
     assert answer.returncode and "xla/ffi/api/ffi.h is missing" in answer.stderr

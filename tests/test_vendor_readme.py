@@ -64,11 +64,11 @@ class Made:
 
 def made_of(name: str, *slugs: str) -> Made:
     """A folder of kernels whose C++ is not laid out, which takes most of the time."""
-    asked = Manifest(name, tuple(("", registry.from_slug(slug)) for slug in slugs))
+    manifest = Manifest(name, tuple(("", registry.from_slug(slug)) for slug in slugs))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "formatted", lambda text: text)
         patch.setattr(source, "formatted", lambda text: text)
-        folder = folder_of(asked)
+        folder = folder_of(manifest)
         return Made(folder, vendor.FORMATS["source"](folder))
 
 
@@ -87,12 +87,12 @@ def test_the_readme_shows_a_call_of_each_struct_that_compiles_and_passes_all_che
     for path in ("include/demo.h", "src/demo.c"):
         (tmp_path / Path(path).name).write_text(demo.texts[path])
     (tmp_path / "cuda_runtime_api.h").write_text(CUDA)
-    (tmp_path / "launchers.cpp").write_text(launchers_of(one.plan for one in demo.folder.kernels))
+    (tmp_path / "launchers.cpp").write_text(launchers_of(x.plan for x in demo.folder.kernels))
     lines = ["int main(void) {", "  int wrong = 0;"]
     for example in demo.folder.examples:
-        taken = ["&memory" for _ in example.tensors] + ["2" for _ in example.signature.sizes]
-        taken += ["1" for _ in example.numbers]
-        lines += ["  cleared = 0;", f"  wrong += call_{example.name}({', '.join(taken)}, NULL);"]
+        args = ["&memory" for _ in example.tensors] + ["2" for _ in example.signature.sizes]
+        args += ["1" for _ in example.numbers]
+        lines += ["  cleared = 0;", f"  wrong += call_{example.name}({', '.join(args)}, NULL);"]
         needed = example.zeroed and "forward_" in example.name  # the others' kernel needs none
         lines += [f"  wrong += cleared != {int(needed)};"]
     main = "\n".join([*lines, "  return wrong;", "}", ""])
@@ -119,7 +119,7 @@ def test_the_readme_shows_a_call_of_each_struct_that_compiles_and_passes_all_che
 
 def test_readme_and_header_say_what_all_calls_have_in_common(demo: Made) -> None:
     for text in (demo.texts["README.md"], demo.texts["include/demo.h"]):
-        said = " ".join(text.replace("\n//", "\n").split())
+        prose = " ".join(text.replace("\n//", "\n").split())
         for words in (
             "begin at a multiple of 16 bytes",
             "Those of inputs may be 0, those of outputs keep elements apart",
@@ -127,12 +127,12 @@ def test_readme_and_header_say_what_all_calls_have_in_common(demo: Made) -> None
             "query i of a sequence sees its keys 0 … i + seqlen_k - seqlen_q",
             "The workspace is the caller's",
         ):
-            assert words in said, words
+            assert words in prose, words
     for kernel in demo.folder.kernels:
         section = demo.texts["README.md"].partition(f"### `fagen_{kernel.slug}`")[2]
-        said = section.partition("\n### ")[0]
+        prose = section.partition("\n### ")[0]
         launches = kernel.plan.launches
         expected = "zeros before the first call" if launches.zeroed else "may hold anything"
-        assert expected in said if launches.needs_workspace else "needs no workspace" in said
+        assert expected in prose if launches.needs_workspace else "needs no workspace" in prose
     header = made_of("few", "quant_fp16_d64").texts["include/few.h"]
     assert "16 bytes" in header and "KV head" not in header

@@ -74,17 +74,17 @@ toy_shift:
 def test_a_wrong_argument_is_named_in_the_same_words_everywhere(
     stub_op: Callable[[str], StubOp], slug: str, change: str, error: Any, words: str
 ) -> None:
-    one = stub_op(slug)
-    changed = wrong.changed(change, toy.arguments(one.plan))
-    assert refused_everywhere(one.plan, one.op, changed).startswith(words)
+    stub = stub_op(slug)
+    changed = wrong.changed(change, toy.arguments(stub.plan))
+    assert refused_everywhere(stub.plan, stub.op, changed).startswith(words)
 
 
 def test_what_is_missing_is_named(biased: StubOp) -> None:
     named = toy.arguments(biased.plan)
     for name in ("x", "ends", "bias", "gain"):
         for without in ({**named, name: None}, {k: v for k, v in named.items() if k != name}):
-            said = refusal(partial(checked, biased.plan, without))
-            assert said == f"fagen::toy_bias: {name} is missing"
+            message = refusal(partial(checked, biased.plan, without))
+            assert message == f"fagen::toy_bias: {name} is missing"
 
 
 def test_a_refused_tensor_and_one_that_must_be_given_say_why(tmp_path: Path) -> None:
@@ -95,18 +95,18 @@ def test_a_refused_tensor_and_one_that_must_be_given_say_why(tmp_path: Path) -> 
     slug = "toy_strict"
     toy.SIGNATURES[slug] = signature
     try:
-        one = load_stub(slug, tmp_path)
+        stub = load_stub(slug, tmp_path)
     finally:
         del toy.SIGNATURES[slug]
-    named = toy.arguments(one.plan)
-    one.op(**named)
-    for change, said in (
+    named = toy.arguments(stub.plan)
+    stub.op(**named)
+    for change, message in (
         ({"factor": torch.ones(2, 3)}, "factor: a toy finds its own"),
         ({"weights": None}, "weights is missing; this toy weighs rows"),
     ):
-        for call in (one.op, one.below, op.emulated(slug)):
-            assert refusal(partial(call, **named | change)) == f"fagen::{slug}: {said}"
-    status = statuses(one)
+        for call in (stub.op, stub.below, op.emulated(slug)):
+            assert refusal(partial(call, **named | change)) == f"fagen::{slug}: {message}"
+    status = statuses(stub)
     assert status() == "launched"
     assert status(factor_given=1) == "a toy finds its own"
     assert status(weights=0) == "a tensor that is needed is null"
@@ -114,7 +114,7 @@ def test_a_refused_tensor_and_one_that_must_be_given_say_why(tmp_path: Path) -> 
 
 def test_every_tensor_may_be_what_requires_a_gradient(biased: StubOp) -> None:
     names = ["x", "weights", "cos", "sin", "factor", "bias"]
-    said = (
+    message = (
         "fagen::toy_bias: x, weights, ends, cos, sin, factor or bias requires a gradient, and a "
         "toy has none; call it under torch.no_grad()"
     )
@@ -123,9 +123,9 @@ def test_every_tensor_may_be_what_requires_a_gradient(biased: StubOp) -> None:
         named |= {"factor": torch.ones(2, 3)} if name == "factor" else {}
         named[name] = named[name].requires_grad_()
         for call in (biased.op, biased.out_only):
-            assert refusal(partial(call, **named)) == said
-        by_place = [named.get(one.name) for one in biased.plan.signature.arguments]
-        assert refusal(partial(op.kernel_of(biased.plan, "cpu").op, *by_place)) == said
+            assert refusal(partial(call, **named)) == message
+        by_place = [named.get(argument.name) for argument in biased.plan.signature.arguments]
+        assert refusal(partial(op.kernel_of(biased.plan, "cpu").op, *by_place)) == message
         with torch.no_grad():
             assert not biased.op(**named)[1].requires_grad
 
@@ -133,16 +133,16 @@ def test_every_tensor_may_be_what_requires_a_gradient(biased: StubOp) -> None:
 # ---- the C function's own checks ----------------------------------------------------------------
 
 
-def statuses(one: StubOp) -> Callable[..., str]:
+def statuses(stub: StubOp) -> Callable[..., str]:
     """What the C function says of a good call with some fields changed."""
-    library = library_at(one.binary.library)
-    launch, message = library[f"fagen_{one.slug}"], library[f"fagen_{one.slug}_message"]
+    library = library_at(stub.binary.library)
+    launch, message = library[f"fagen_{stub.slug}"], library[f"fagen_{stub.slug}_message"]
     message.restype = ctypes.c_char_p
-    named = toy.completed(one.plan, toy.arguments(one.plan))
+    named = toy.completed(stub.plan, toy.arguments(stub.plan))
     workspace = ctypes.create_string_buffer(1 << 10)
 
     def status(**changes: Any) -> str:
-        args = c_interface.arguments(one.plan, named, checked(one.plan, named))
+        args = c_interface.arguments(stub.plan, named, checked(stub.plan, named))
         args.workspace, args.workspace_bytes = ctypes.addressof(workspace), 2 * 3 * 2 * 4
         for name, value in changes.items():
             assert hasattr(args, name)
@@ -215,9 +215,9 @@ def test_the_c_function_has_a_status_for_every_refusal(stub: StubOp) -> None:
             dict(workspace=4104, workspace_bytes=1 << 10),
         ],
     }
-    for said, calls in refused.items():
+    for expected, calls in refused.items():
         for changes in calls:
-            assert status(**changes) == said, changes
+            assert status(**changes) == expected, changes
     library = library_at(stub.binary.library)
     assert library[f"fagen_{stub.slug}"](None, None) != 0
     assert library[f"fagen_{stub.slug}_workspace"](None) == -1
