@@ -107,8 +107,8 @@ def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fagen.attention(q, k, v, causal=True)
-        asked = dict(dtype="bf16", head_dim=40, head_dim_v=24, causal=True, device="cpu")
-        assert fagen.prepare(**asked) == slug
+        problem = dict(dtype="bf16", head_dim=40, head_dim_v=24, causal=True, device="cpu")
+        assert fagen.prepare(**problem) == slug
 
 
 def test_prepare_takes_torchs_names_and_fagens_and_no_others():

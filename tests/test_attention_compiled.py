@@ -25,12 +25,12 @@ def test_prepared_it_compiles_into_one_graph(fresh_dynamo, dynamic, choice):
 
     fagen.prepare(dtype="fp16", head_dim=64, causal=True, schedule=choice)
     compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    taken = choice
+    slug = choice
     if dynamic and not choice:  # with sizes left open, rows count as many
-        taken = picked(dtype="fp16", head_dim=64, causal=True, seqlen=OPEN_KEYS).slug
+        slug = picked(dtype="fp16", head_dim=64, causal=True, seqlen=OPEN_KEYS).slug
     q, k, v = qkv()
-    for given in ((q, k, v), (q[:1, :30], k[:1], v[:1])):
-        assert torch.equal(compiled(*given), twice(*given, schedule=taken))
+    for tensors in ((q, k, v), (q[:1, :30], k[:1], v[:1])):
+        assert torch.equal(compiled(*tensors), twice(*tensors, schedule=slug))
 
 
 class Attention(torch.nn.Module):
@@ -65,8 +65,8 @@ def test_compiled_for_open_sizes_rows_are_many_and_none_leads_to_another_graph(
     many = q.repeat(2, 5, 2, 1), k.repeat(2, 1, 2, 1), v.repeat(2, 1, 2, 1)
     few = q[:, :3].contiguous(), k, v
     with torch.compiler.set_stance("fail_on_recompile"):
-        for given in (many, few):
-            assert torch.equal(compiled(*given), computed(MANY, *given))
+        for tensors in (many, few):
+            assert torch.equal(compiled(*tensors), computed(MANY, *tensors))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -82,8 +82,8 @@ def test_exported_rows_are_few_where_no_batch_makes_them_many(
     exported = torch.export.export(
         Attention(), (q, k, v), dynamic_shapes=({0: batch},) * 3, strict=strict
     ).module()
-    for given in ((q, k, v), (q[:1], k[:1], v[:1])):
-        assert torch.equal(exported(*given), computed(slug, *given))
+    for tensors in ((q, k, v), (q[:1], k[:1], v[:1])):
+        assert torch.equal(exported(*tensors), computed(slug, *tensors))
     if most is None:
         many = q.repeat(4, 1, 1, 1), k.repeat(4, 1, 1, 1), v.repeat(4, 1, 1, 1)
         assert torch.equal(exported(*many), computed(MANY, *many))
@@ -96,8 +96,8 @@ def test_exported_with_queries_or_heads_left_open_rows_are_many(fresh_dynamo, on
     exported = torch.export.export(
         Attention(), (q, k, v), dynamic_shapes=({dim: torch.export.Dim("any")}, None, None)
     ).module()
-    for given in (q, q.repeat_interleave(3, dim)):
-        assert torch.equal(exported(given, k, v), computed(MANY, given, k, v))
+    for queries in (q, q.repeat_interleave(3, dim)):
+        assert torch.equal(exported(queries, k, v), computed(MANY, queries, k, v))
 
 
 @pytest.fixture
@@ -153,8 +153,10 @@ def test_compiled_for_open_keys_no_number_of_them_leads_to_another_graph(fresh_d
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_recorded_by_torch_jit_a_call_is_one_of_the_sizes_that_it_has(one_range):
     q, k, v = qkv()
-    for given, slug in (((q, k, v), FEW), ((torch.cat([q, q], 1), k, v), MANY)):
-        assert torch.equal(torch.jit.trace(fagen.attention, given)(*given), computed(slug, *given))
+    for tensors, slug in (((q, k, v), FEW), ((torch.cat([q, q], 1), k, v), MANY)):
+        assert torch.equal(
+            torch.jit.trace(fagen.attention, tensors)(*tensors), computed(slug, *tensors)
+        )
 
 
 # ---- e4m3 ---------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ LENGTHS = torch.tensor([9, 3], dtype=torch.int32)
 Call = Callable[..., Any]
 
 
-def packed(of: Call, *more: int) -> Call:
+def packed(call: Call, *more: int) -> Call:
     """A call of varlen sequences, of tensors that are not."""
-    return lambda q, k, v, **how: of(*(x.flatten(0, 1) for x in (q, k, v)), *AT, *more, **how)
+    return lambda q, k, v, **how: call(*(x.flatten(0, 1) for x in (q, k, v)), *AT, *more, **how)
 
 
 # those that have gradients
@@ -56,10 +56,10 @@ CALLS: dict[str, Call] = TRAINED | {
 }
 # those of a vendored package for torch
 PACKAGED: dict[str, Callable[[Any], Call]] = {
-    "a package's attention": lambda of: of.attention,
-    "a package's attention_varlen": lambda of: packed(of.attention_varlen),
-    "a package's attention_decode": lambda of: (
-        lambda q, k, v, **how: of.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
+    "a package's attention": lambda package: package.attention,
+    "a package's attention_varlen": lambda package: packed(package.attention_varlen),
+    "a package's attention_decode": lambda package: (
+        lambda q, k, v, **how: package.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
     ),
 }
 PACKAGED_TRAINED = [*PACKAGED][:2]
@@ -76,8 +76,8 @@ def call(request):
 def qkv(*dtypes: torch.dtype) -> list[Tensor]:
     """Numbers that all dtypes have, so that no cast before or after another shows."""
     shapes = ((2, 5, 4, 32), (2, 9, 2, 32), (2, 9, 2, 32))
-    made = (normal(*shape, seed=seed).to(BF16) for seed, shape in enumerate(shapes))
-    return [x.to(dtype) for x, dtype in zip(made, dtypes, strict=True)]
+    tensors = (normal(*shape, seed=seed).to(BF16) for seed, shape in enumerate(shapes))
+    return [x.to(dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ def test_other_arguments_stay_as_they_were(call, schedule, dtypes):
     with torch.autocast("cpu", BF16):
         out, lse = call(*tensors, **how, return_lse=True)
         assert torch.equal(call(*tensors, **how), out)
-    right = call(*(x.to(BF16) for x in tensors), **how, return_lse=True)
-    assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
+    expected = call(*(x.to(BF16) for x in tensors), **how, return_lse=True)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
 @pytest.mark.parametrize("dtypes", OTHERS, ids=str)
@@ -164,11 +164,11 @@ def test_a_model_of_transformers_may_compute_in_fp32_around_it():
     from fagen.huggingface import attend
 
     q, k, v = (x.transpose(1, 2) for x in qkv(FP32, FP32, BF16))
-    given = torch.nn.Identity(), q, k, v, None
+    arguments = torch.nn.Identity(), q, k, v, None
     with torch.autocast("cpu", BF16):
-        assert attend(*given, is_causal=False)[0].dtype == BF16
+        assert attend(*arguments, is_causal=False)[0].dtype == BF16
     with pytest.raises(ValueError, match=r"in float32: .*, or call it under torch\.autocast"):
-        attend(*given, is_causal=False)
+        attend(*arguments, is_causal=False)
 
 
 # ---- traced -------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_compiled_without_gradients_it_is_one_graph_too(fresh_dynamo, call, dyna
     tensors = qkv(FP32, BF16, BF16)
     for more in ({}, {"return_lse": True}):
         compiled = torch.compile(
-            lambda *given, more=more: call(*given, causal=True, **more),
+            lambda *args, more=more: call(*args, causal=True, **more),
             fullgraph=True,
             dynamic=dynamic,
             backend="aot_eager",

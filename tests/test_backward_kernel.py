@@ -65,8 +65,8 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
     grouped = itertools.cycle([(1, 1), (4, 4), (4, 2), (5, 2), (3, 1)])  # group, heads of a share
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
     for (seqlen_q, seqlen_k), (group, share) in zip(sizes, grouped, strict=False):
-        given = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
-        output = run([program], input=given).stdout
+        arguments = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
+        output = run([program], input=arguments).stdout
         tiles = [tuple(map(int, line.split())) for line in output.splitlines()]
         blocks = range(0, seqlen_k, plan.block_n)
         expected = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}
@@ -116,8 +116,8 @@ def test_rows_are_prepared_and_the_sums_of_dq_rounded(slug):
     batch, heads, seqlen, m = 2, 3, plan.block_m + 9, plan.block_m
     sizes = Sizes(batch, heads, heads, seqlen, seqlen // 2)  # causal: rows that see no key
     for seed in (0, 1):  # without a gradient of the LSE, and with one
-        given, *_ = case(plan, sizes, seed=seed, device="cpu")
-        named = dict(zip((one.name for one in plan.signature.arguments), given, strict=True))
+        arguments, *_ = case(plan, sizes, seed=seed, device="cpu")
+        named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=True))
         lse, dout, scale = named["lse"], named["dout"], named["scale"]
         # nobody has to have written the out of a row that sees no key
         blind = (lse == -math.inf).transpose(1, 2)[..., None]
@@ -130,25 +130,25 @@ def test_rows_are_prepared_and_the_sums_of_dq_rounded(slug):
         records = records.view(batch, heads, 2, plan.record_bytes // 4)
         begin = m * plan.head_dim_padded
         end = begin + statistics_bytes(plan.schedule.values()) // 4
-        found_lse, found = numbers_of_rows(plan, records[..., begin:end])
+        found_lse, deltas = numbers_of_rows(plan, records[..., begin:end])
         nothing = -(2.0**127)
-        right = (lse / -scale).masked_fill(lse == -math.inf, nothing)
-        torch.testing.assert_close(found_lse[..., :seqlen], right, rtol=3e-7, atol=0)
+        expected = (lse / -scale).masked_fill(lse == -math.inf, nothing)
+        torch.testing.assert_close(found_lse[..., :seqlen], expected, rtol=3e-7, atol=0)
         assert torch.all(found_lse[..., seqlen:] == nothing), "rows beyond the last have weight"
 
         delta = torch.einsum("bshd,bshd->bhs", out.float(), dout.float())
         delta -= 0 if named["dlse"] is None else named["dlse"]
         delta = delta.masked_fill(lse == -math.inf, 0)
-        torch.testing.assert_close(found[..., :seqlen], -delta, rtol=1e-5, atol=1e-5)
-        assert torch.all(found[..., seqlen:] == 0)
+        torch.testing.assert_close(deltas[..., :seqlen], -delta, rtol=1e-5, atol=1e-5)
+        assert torch.all(deltas[..., seqlen:] == 0)
 
         dq = named["dq"].transpose(1, 2).float()
         padded = torch.zeros(batch, heads, 2 * m, plan.head_dim_padded)
         padded[:, :, :seqlen, : plan.head_dim] = dq
         blocks = [accumulators(plan, block) for block in padded.view(-1, m, padded.shape[3])]
-        seen = torch.stack(blocks).view(batch, heads, 2, -1) != 0  # elsewhere sums may be anything
+        kept = torch.stack(blocks).view(batch, heads, 2, -1) != 0  # elsewhere sums may be anything
         rounded = (records[..., :begin] * scale).to(out.dtype).float()
-        assert torch.equal(rounded[seen], torch.stack(blocks).view(rounded.shape)[seen])
+        assert torch.equal(rounded[kept], torch.stack(blocks).view(rounded.shape)[kept])
 
 
 def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
@@ -165,8 +165,8 @@ def numbers_of_rows(plan: Plan, numbers: Tensor) -> Iterator[Tensor]:
             yield parts[..., begin : begin + 3].sum(-1).flatten(2).float()
     else:
         parts = numbers.contiguous().view(torch.bfloat16).unflatten(-1, (-1, 2, 8, 8)).double()
-        for one in parts.sum(-1).unbind(-2):
-            yield one.flatten(2).float()
+        for part in parts.sum(-1).unbind(-2):
+            yield part.flatten(2).float()
 
 
 # ---- their compiler -----------------------------------------------------------------------------
@@ -194,10 +194,10 @@ def test_exponentials_stand_before_the_wait_for_dp_where_they_are_to_run_under_i
     )
     environment = {"PATH": f"{Path(tools.nvdisasm).parent}:{os.environ['PATH']}"}
     listing = run([tools.cuobjdump, "-sass", binary.library], env=environment).stdout
-    found = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)|(MUFU\.EX2)|(HGMMA)", listing)
+    instructions = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)|(MUFU\.EX2)|(HGMMA)", listing)
     last = ""
     counts: list[Counter[str]] = []
-    for wait, exponential, product in found:
+    for wait, exponential, product in instructions:
         if exponential:
             counts[-1][last] += 1
         elif product:

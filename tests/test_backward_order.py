@@ -77,7 +77,7 @@ def program(plan: Plan, folder: Path) -> Path:
     """The dealing of a Plan's tiles: sizes in, a verdict on each out."""
     text = render(plan).kernel
     host = text[text.index("// ---- The host's side") :]
-    given = "kv_heads|group|shares|share_heads|seqlen_q|seqlen_k|m_blocks|n_blocks"
+    fields = "kv_heads|group|shares|share_heads|seqlen_q|seqlen_k|m_blocks|n_blocks"
     main = DEALT.format(
         **{
             name: getattr(plan, name)
@@ -89,7 +89,7 @@ def program(plan: Plan, folder: Path) -> Path:
         element_bytes=plan.dtype.bytes,
         key_block=cut(text, "struct alignas(kLine) KeyBlock", "// A thread's part"),
         shares=cut(host, "constexpr int kMultiprocessors", "// What shares of dK and dV take"),
-        sizes="\n".join(re.findall(rf"^ *params\.(?:{given}) =[^;]*;", host, re.M)),
+        sizes="\n".join(re.findall(rf"^ *params\.(?:{fields}) =[^;]*;", host, re.M)),
         dealing=cut(host, "  const int64_t flat_heads", "  if (m_blocks > 0) {")
         + cut(host, "    params.sections =", "    attention_backward<<<"),
         step=cost.step(plan.schedule.values()).clocks,
@@ -104,10 +104,10 @@ def test_most_causal_tiles_end_within_3_percent_of_longest_first_and_all_within_
 ) -> None:
     """A tile takes its steps, of all heads of its share, and what it takes to begin and end one."""
     dice = random.Random(slug)
-    asked = [shapes(dice) for _ in range(SHAPES)]
-    lines = answers(program(planned(slug), tmp_path), asked)
+    cases = [shapes(dice) for _ in range(SHAPES)]
+    lines = answers(program(planned(slug), tmp_path), cases)
     ratios = []
-    for sizes, line in zip(asked, lines, strict=True):
+    for sizes, line in zip(cases, lines, strict=True):
         rising, queue, ratio = line.split()
         # each once, and behind those of fewer keys, which have to be there before it
         assert rising == "1", sizes

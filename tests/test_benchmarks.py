@@ -43,8 +43,8 @@ FOR_ALL = {
 
 
 def test_every_script_is_listed_here():
-    there = {path.stem for path in BENCHMARKS.glob("*.py")}
-    assert there == {*MEASURING, *OTHERS, *FOR_ALL}
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert scripts == {*MEASURING, *OTHERS, *FOR_ALL}
 
 
 @pytest.mark.parametrize("name", [*MEASURING, *OTHERS])
@@ -105,9 +105,9 @@ def test_a_page_of_results_is_what_its_data_says_and_shows_its_own_plots(
     for page in sorted(RESULTS.glob("*.md")):
         text = page.read_text("utf-8")
         assert text.startswith("# ") and text.count("\n# ") == 0
-        of = re.findall(r"\]\(([^)]*\.svg)\)", text)
-        assert all(name.startswith(page.stem) and (RESULTS / name).exists() for name in of)
-        shown.update(of)
+        drawings = re.findall(r"\]\(([^)]*\.svg)\)", text)
+        assert all(name.startswith(page.stem) and (RESULTS / name).exists() for name in drawings)
+        shown.update(drawings)
         if page not in pages.pages():
             continue
         drawn = dict(pages.drawn(page, tmp_path))
@@ -174,19 +174,19 @@ def test_the_schedules_of_the_ablation_are_committed_and_never_the_usual_choice(
 
 def test_the_figures_are_of_90_shapes_and_as_far_from_flashattention_3_as_was_found(script):
     shapes = script("shapes")
-    found = shapes.figures()
-    assert len(found) == len({figure.cell for figure in found}) == 90
-    assert math.isclose(geomean(f.ahead for f in found), 1.116, abs_tol=1e-3)
-    worst = min(found, key=lambda figure: figure.ahead)
+    figures = shapes.figures()
+    assert len(figures) == len({figure.cell for figure in figures}) == 90
+    assert math.isclose(geomean(f.ahead for f in figures), 1.116, abs_tol=1e-3)
+    worst = min(figures, key=lambda figure: figure.ahead)
     assert worst.cell.problem.mask == "causal" and worst.ahead == 399 / 519
 
 
 @pytest.mark.parametrize("dims", ["80", "96", "112", "160", "192", "192/128"])
 def test_a_space_of_each_head_dim_has_what_serves_its_gradients_and_few_others(script, dims):
     head_dims = script("head_dims")
-    asked = head_dims.main.arguments(["--pass", "backward", "--spaces", "--dims", dims])
-    for cell in head_dims.cells(asked):
-        slugs = [one.slug for one in head_dims.of_spaces(cell.problem, asked.most)]
+    options = head_dims.main.arguments(["--pass", "backward", "--spaces", "--dims", dims])
+    for cell in head_dims.cells(options):
+        slugs = [schedule.slug for schedule in head_dims.of_spaces(cell.problem, options.most)]
         assert head_dims.in_line(cell, "")[0].slug in slugs
         assert 3 <= len(set(slugs)) == len(slugs) <= 6
         assert len(list(head_dims.of_spaces(cell.problem, 2))) == 2
@@ -320,26 +320,26 @@ def test_a_kernel_of_another_revision_is_called_by_the_names_of_its_structs_fiel
     into = torch.zeros(2, 5, 4, 64), torch.zeros(2, 4, 5)
     cell = Cell(Problem("fp16", 64, 64, "full", v_layout="rows"), Sizes(2, 4, 2, 5, 7))
     library = tmp_path / "kernel.so"
-    given = (q, k, v, 0.25, *scales)
-    call = script("against").call_before(library, cell, given, into, 0)
+    tensors = (q, k, v, 0.25, *scales)
+    call = script("against").call_before(library, cell, tensors, into, 0)
     with pytest.raises(Exception, match="status 7"):
         call()
-    told = ctypes.CDLL(str(library)).told
-    told.restype = ctypes.c_long
-    found = [told(i) for i in range(8)]
-    assert found[:6] == [q.data_ptr(), 64, 128, 7, 2, 5]
-    assert found[6:] == ([0, 0] if old else [scales[1].data_ptr(), 3])
+    field = ctypes.CDLL(str(library)).told
+    field.restype = ctypes.c_long
+    fields = [field(i) for i in range(8)]
+    assert fields[:6] == [q.data_ptr(), 64, 128, 7, 2, 5]
+    assert fields[6:] == ([0, 0] if old else [scales[1].data_ptr(), 3])
 
 
 def test_a_table_below_a_page_compares_cell_by_cell(script):
     script("record")  # the folder of scripts is on the path from here on
     import tables
 
-    def row(dtype: str, tflops: float, **given: object) -> Row:
+    def row(dtype: str, tflops: float, **changes: object) -> Row:
         usual = dict(head_dim=128, head_dim_v=128, mask="full", batch=1, seqlen_q=16_384)
         usual |= dict(seqlen_k=16_384, heads=16, kv_heads=16, implementation="fagen")
         usual |= dict(schedule=None, regime="sustained", spread=0.01, sm_clock_mhz=1_500)
-        return Row(dtype=dtype, tflops=tflops, **{**usual, **given})
+        return Row(dtype=dtype, tflops=tflops, **{**usual, **changes})
 
     rows = [row("fp16", 500.0), row("bf16", 505.0), row("fp16", 400.0, mask="causal")]
     rows += [row("bf16", 380.0, mask="causal"), row("fp16", 300.0, head_dim=64, head_dim_v=64)]

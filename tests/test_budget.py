@@ -107,16 +107,16 @@ def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile
     stages = 1 if wide else 2
     numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, stages, stages, 2)
     sizes = dict(zip(backward.SYMBOLS, numbers, strict=True))
-    found = {row.name: row.amount for row in rows(sizes, 1, backward.shared_formulae, (wide, 1))}
+    by_name = {row.name: row.amount for row in rows(sizes, 1, backward.shared_formulae, (wide, 1))}
     own = ({"p"} if wide else set()) | ({"dq"} if head_dim < 256 else set())
-    ours = sum(found[name] for name in {"k", "v", "q", "do", "ds"} | own)
+    ours = sum(by_name[name] for name in {"k", "v", "q", "do", "ds"} | own)
     their_statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)  # LSEs and deltas of whole 64 rows
     assert ours + their_statistics == GRADIENTS[tile]
     if wide:
         with pytest.raises(ScheduleError, match=f"tile.block_n = {block_n} must be .* steps of 64"):
             registry.from_slug(f"bwd_fp16_d{head_dim}_full_m{block_m}n{block_n}")
     else:
-        assert found["statistics"] == 2 * 2 * 16 * block_m  # as tensor cores multiply them
+        assert by_name["statistics"] == 2 * 2 * 16 * block_m  # as tensor cores multiply them
 
 
 @pytest.mark.parametrize("tile", [(64, 128, 128), (128, 64, 128)], ids=str)
@@ -129,10 +129,10 @@ def test_of_its_tiles_that_keys_can_say_the_ledger_adds_what_is_rounded_up(tile)
 
 
 def test_its_tile_of_80_rows_takes_all_of_shared_memory():
-    made: Any = plan_of("bwd_fp16_d128_full_m80n128")
+    plan: Any = plan_of("bwd_fp16_d128_full_m80n128")
     statistics, ones, barriers = 2 * 80 * 16, 3 * 128, 16 * 8
     arrays = GRADIENTS[128, 80, 128] - 2 * 2 * 4 * 128
-    assert arrays + statistics + ones + barriers == made.shared_bytes == SM90.smem_per_block
+    assert arrays + statistics + ones + barriers == plan.shared_bytes == SM90.smem_per_block
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ SHARED = {  # of some schedules what rows of shared memory take, or the formula 
 @pytest.mark.parametrize("slug", SHARED)
 def test_each_array_is_rounded_up_to_the_alignment_of_its_tile(slug):
     shared = ledgers(slug).shared
-    found = amounts(shared) | {f"{row.name} by": row.formula for row in shared.rows}
-    for name, said in SHARED[slug].items():
-        assert found[f"{name} by" if isinstance(said, str) else name] == said
+    by_name = amounts(shared) | {f"{row.name} by": row.formula for row in shared.rows}
+    for name, expected in SHARED[slug].items():
+        assert by_name[f"{name} by" if isinstance(expected, str) else name] == expected
 
 
 PLAIN = "fwd_e4m3_d128_full_m128n128"
@@ -212,7 +212,7 @@ def test_what_a_key_costs_more_is_that_row(slug, other, more):
 
 
 @pytest.mark.parametrize(
-    ("slug", "taken"),
+    ("slug", "expected"),
     [
         ("fwd_fp16_d64_full_m128n128", {"o": 64 // 2}),
         ("fwd_fp16_d64_full_m128n128_tensorsum_onlinemax", {"o": (64 + 8) // 2}),
@@ -220,9 +220,9 @@ def test_what_a_key_costs_more_is_that_row(slug, other, more):
         ("fwd_e4m3_d64_full_m128n128_pm4_smemtotals", {"o": 32}),
     ],
 )
-def test_registers_are_those_of_accumulators(slug, taken):
-    found = amounts(ledgers(slug).registers)
-    assert {name: amount for name, amount in found.items() if name.startswith("o")} == taken
+def test_registers_are_those_of_accumulators(slug, expected):
+    by_name = amounts(ledgers(slug).registers)
+    assert {name: amount for name, amount in by_name.items() if name.startswith("o")} == expected
 
 
 @pytest.mark.parametrize("kind", [schedules(), fp8_schedules()], ids=["16 bits", "e4m3"])
@@ -405,8 +405,8 @@ def test_the_solved_limit_is_the_one_that_trying_finds(schedule):
 
 def test_the_ledger_shows_rows_sum_limit_and_source():
     text = plan_of("fwd_fp16_d128_causal_m128n128_reusev").ledger
-    for said in ("q ", "32,768", "v_or_o", "164,864  of 232,448", "227 KiB", "186  of 232"):
-        assert said in text
+    for words in ("q ", "32,768", "v_or_o", "164,864  of 232,448", "227 KiB", "186  of 232"):
+        assert words in text
 
 
 def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
@@ -414,8 +414,8 @@ def test_the_explanation_shows_formulae_numbers_and_the_solved_limit():
     sizes = "block_m = 128, block_n = 128, d = 128, d_v = 128, stages = 2, q_stages = 1, e = 2"
     assert f"with {sizes}" in text
     assert "Max(block_m·d_v·e, block_n·d_v·e·stages)" in text
-    taken = "-block_m·d·e·q_stages - block_m·q_stages/4 - block_m/16 - 32·stages + 232312"
-    assert f"so block_n <= ({taken})/(e·stages·(d + d_v)) = 194.8" in text
+    bound = "-block_m·d·e·q_stages - block_m·q_stages/4 - block_m/16 - 32·stages + 232312"
+    assert f"so block_n <= ({bound})/(e·stages·(d + d_v)) = 194.8" in text
     assert "so block_n <= 4·(412 - d_v)/(e + 4) = 189.3" in text
     assert text.endswith("the widest block_n that fits is 176")
 
@@ -445,22 +445,22 @@ output = "reuse_v"
 
 
 def test_the_explanation_solves_for_the_widest_heads():
-    said = plan_of("bwd_fp16_d64_full_m128n128").explained()
-    widest = [float(found) for found in re.findall(r"so d <= .* = ([\d.]+)$", said, re.M)]
+    text = plan_of("bwd_fp16_d64_full_m128n128").explained()
+    widest = [float(limit) for limit in re.findall(r"so d <= .* = ([\d.]+)$", text, re.M)]
     assert len(widest) == 2 and all(64 <= d < 96 for d in widest)
     with pytest.raises(OverBudget):
         plan_of("bwd_fp16_d80_full_m128n128")
-    assert "block_m·block_n·ds_stages·e" in said
+    assert "block_m·block_n·ds_stages·e" in text
 
 
 def test_the_explanation_solves_for_v_where_a_consumer_has_dv_alone():
-    said = plan_of("bwd_bf16_d256_full_m64n64_dss1_intra_c2").explained()
-    widest = re.findall(r"so (d|d_v) <= .* = ([\d.]+)$", said, re.M)
+    text = plan_of("bwd_bf16_d256_full_m64n64_dss1_intra_c2").explained()
+    widest = re.findall(r"so (d|d_v) <= .* = ([\d.]+)$", text, re.M)
     assert [key for key, _ in widest] == ["d", "d_v", "d"]
-    assert all(float(found) >= 256 for _, found in widest)
+    assert all(float(limit) >= 256 for _, limit in widest)
 
 
 @pytest.mark.parametrize("end", ["", "_sblock"])
 def test_the_explanation_steps_as_the_schedule_does(end):
-    said = BUDGET.explained(registry.from_slug(f"{PLAIN}{end}"))
-    assert [*said][-1] == "in whole arrays and steps of 32, the widest block_n that fits is 224"
+    steps = BUDGET.explained(registry.from_slug(f"{PLAIN}{end}"))
+    assert [*steps][-1] == "in whole arrays and steps of 32, the widest block_n that fits is 224"

@@ -75,8 +75,8 @@ SLOW = GOOD + "SLOW\n"
 
 
 def start(tools: Toolchain, log: str, stderr: int | None = None) -> subprocess.Popen[str]:
-    here = Path(__file__).parent
-    code = CHILD.format(tests=str(here), root=str(here.parent), tools=tools, log=log)
+    folder = Path(__file__).parent
+    code = CHILD.format(tests=str(folder), root=str(folder.parent), tools=tools, log=log)
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=stderr, text=True
     )
@@ -127,10 +127,10 @@ def test_what_was_finished_while_prune_looked_around_stays(tools, cache, monkeyp
 
     def look() -> tuple[store.CacheEntry, ...]:
         wait_until(lambda: any(cache.glob("*.making-*")))
-        seen = cache_entries()
+        entries = cache_entries()
         done.touch()
         assert child.communicate()[0] == "False\n"
-        return seen
+        return entries
 
     monkeypatch.setattr(store, "cache_entries", look)
     assert prune() == ()
@@ -255,8 +255,8 @@ class KernelInfo(ctypes.Structure):
 
 
 def test_the_library_loads_without_a_gpu_and_was_laid_out_as_the_ledger_says(kernel, built):
-    for one in (kernel, built("quant_fp16_d128_rot_shead")):
-        plan, binary = one.plan, one.binary
+    for case in (kernel, built("quant_fp16_d128_rot_shead")):
+        plan, binary = case.plan, case.binary
         info_of = ctypes.CDLL(str(binary.library))[f"fagen_{plan.slug}_info"]
         info_of.restype = ctypes.POINTER(KernelInfo)
         info = info_of().contents
@@ -264,7 +264,7 @@ def test_the_library_loads_without_a_gpu_and_was_laid_out_as_the_ledger_says(ker
         assert info.shared_bytes == plan.shared_bytes
         assert (info.threads, info.launch_registers) == (plan.threads, plan.launch_registers)
         assert info.slug.decode() == plan.slug
-        assert info.source_hash.decode() == one.source.hash == binary.source_hash
+        assert info.source_hash.decode() == case.source.hash == binary.source_hash
 
 
 def test_a_kernel_keeps_its_promises_within_fifteen_cpu_seconds(kernel, tmp_path, monkeypatch):

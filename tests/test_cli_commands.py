@@ -170,10 +170,10 @@ def with_gpu(monkeypatch):
 def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_for(
     with_gpu, monkeypatch
 ):
-    asked = {}
+    options = {}
 
     def timed(kernels, shapes, *, peers, regimes, progress):
-        asked.update(shapes=shapes, peers=peers, regimes=[regime.name for regime in regimes])
+        options.update(shapes=shapes, peers=peers, regimes=[regime.name for regime in regimes])
         row = ("fp16", 128, 128, "causal", 1, 8, 8, 2, 2, "fagen", SLUG, "burst", 9.0, 0.1, None)
         return [measure.Row(*row)]
 
@@ -181,7 +181,7 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
     monkeypatch.setattr(measure, "installed", lambda name: False)
     answer = fagen("bench", SLUG)
     assert answer.exit_code == 0 and "| fagen burst" in answer.output
-    assert asked == {
+    assert options == {
         "shapes": [Sizes(4, 16, 16, 4096, 4096)],
         "peers": ["cudnn", "fa2"],
         "regimes": ["sustained", "burst"],
@@ -189,7 +189,7 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
     words = ["--shape", "3,8,2,64,65", "--seqlen", "512", "--flex", "--fa3", "--regime", "burst"]
     (row,) = json.loads(fagen("bench", SLUG, *words, "--json").output)
     assert row["tflops"] == 9.0
-    assert asked == {
+    assert options == {
         "shapes": [Sizes(3, 8, 2, 64, 65), Sizes(32, 16, 16, 512, 512)],
         "peers": ["cudnn", "fa2", "fa3", "flex"],
         "regimes": ["burst"],
@@ -199,13 +199,13 @@ def test_bench_times_the_shapes_beside_the_peers_in_the_regimes_that_were_asked_
 def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
     with_gpu, monkeypatch, tmp_path
 ):
-    seen = []
+    visited = []
 
-    def verified(of, binary, folder, *, progress):
-        seen.append(of.slug)
-        if "full" in of.slug:
-            raise VerificationError(f"{of.slug}: 1 of 18 shapes are wrong")
-        return evidence_of(of.slug)
+    def verified(plan, binary, folder, *, progress):
+        visited.append(plan.slug)
+        if "full" in plan.slug:
+            raise VerificationError(f"{plan.slug}: 1 of 18 shapes are wrong")
+        return evidence_of(plan.slug)
 
     monkeypatch.setattr(flow, "verified", verified)
     slugs = ["fwd_fp16_d64_full_m64n64", SLUG, "fwd_bf16_d64_full_m64n64"]
@@ -218,7 +218,7 @@ def test_one_wrong_kernel_does_not_keep_the_others_from_being_verified(
     monkeypatch.setattr(flow, "maker", maker)
     answer = fagen("verify", *slugs, "-o", tmp_path)
     assert together == slugs, "all are built before the first is verified"
-    assert seen == slugs
+    assert visited == slugs
     assert answer.exit_code == 6
     assert answer.stderr.count("shapes are wrong") == 2
     assert "1 shapes on NVIDIA H200" in fagen("verify", SLUG, "-o", tmp_path).output
@@ -274,8 +274,8 @@ def test_evidence_of_a_kernel_that_was_renamed_moves_to_its_new_name(generated, 
     def put(*others: evidence.Evidence) -> None:
         for slug in there():
             evidence.drop(slug, folder)
-        for one in others:
-            evidence.write(one, folder)
+        for line in others:
+            evidence.write(line, folder)
 
     put(lost)
     answer = fagen("verify", *words)
@@ -331,14 +331,14 @@ def test_a_list_is_of_the_schedules_that_its_options_say(monkeypatch):
         return json.loads(fagen("list", *words, "--json").output)
 
     every = listed()
-    for words, of in (
+    for words, belongs in (
         (("--kind", "decode"), lambda row: row["schedule"].startswith("dec_")),
         (("--dtype", "e4m3"), lambda row: row["dtype"] == "e4m3"),
         (("--head-dim", 128), lambda row: row["head_dim"] == "128"),
         (("--mask", "full"), lambda row: row["mask"] == "full"),
     ):
         rows = listed(*words)
-        assert 0 < len(rows) < len(every) and rows == [row for row in every if of(row)]
+        assert 0 < len(rows) < len(every) and rows == [row for row in every if belongs(row)]
     good, others = listed("--verified"), listed("--unverified")
     assert len(good) + len(others) == len(every)
     assert all("stale" not in row["evidence"] for row in good)

@@ -57,25 +57,25 @@ def test_a_row_finds_its_sequence_wherever_it_lies(slug):
     for starts, rows in packings:
         batch = len(starts) - 1
         counts = torch.randint(-1, 5, (batch,), generator=generator).int()
-        given = dict(
+        named = dict(
             outs=torch.randn(3, rows, 1, plan.head_dim, generator=generator),
             lses=torch.randn(3, 1, rows, generator=generator),
             num_splits=counts,
             cu_seqlens=starts.int(),
         )
-        right = compute(plan, **given)
-        out, lse = (torch.full_like(tensor, math.nan) for tensor in right)
-        kernel(**given, out=out, lse=lse)
+        expected = compute(plan, **named)
+        out, lse = (torch.full_like(tensor, math.nan) for tensor in expected)
+        kernel(**named, out=out, lse=lse)
         if starts.equal(starts.sort().values):
-            assert torch.equal(out, right[0]) and torch.equal(lse, right[1])
+            assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
 def test_no_splits_at_all_are_zeros_and_minus_infinity():
     plan = planned("comb_fp32_d128_obf16")
-    given = dict(outs=torch.empty(0, 2, 3, 5, 128), lses=torch.empty(0, 2, 5, 3))
+    named = dict(outs=torch.empty(0, 2, 3, 5, 128), lses=torch.empty(0, 2, 5, 3))
     out = torch.full((2, 3, 5, 128), math.nan, dtype=torch.bfloat16)
     lse = torch.full((2, 5, 3), math.nan)
-    on_cpu(plan)(**given, out=out, lse=lse)
+    on_cpu(plan)(**named, out=out, lse=lse)
     assert torch.all(out == 0) and torch.all(lse == -math.inf)
 
 

@@ -33,24 +33,24 @@ def test_it_is_near_fp64_and_uses_nothing_outside_of_a_sequence(slug):
 
 
 def test_a_wrong_output_and_one_that_depends_on_others_are_found():
-    def wrong(**given):
-        emulated(FIRST)(**given)
-        given["out"][0, 0, 0, 0] += 0.01
+    def wrong(**named):
+        emulated(FIRST)(**named)
+        named["out"][0, 0, 0, 0] += 0.01
 
-    def not_alone(**given):
-        emulated(FIRST)(**given)
-        given["out"] *= 1 + 2**-9 * (len(given["q"]) > 1)
+    def not_alone(**named):
+        emulated(FIRST)(**named)
+        named["out"] *= 1 + 2**-9 * (len(named["q"]) > 1)
 
     case = Case(Sizes(2, 4, 2, 1, 90), (90, 70))
-    for kernel, said in ((wrong, "error"), (not_alone, r"differing \d{2,}")):
-        with pytest.raises(VerificationError, match=said):
+    for kernel, message in ((wrong, "error"), (not_alone, r"differing \d{2,}")):
+        with pytest.raises(VerificationError, match=message):
             check(FIRST, RULE, kernel, cases=[case], device="cpu")
     assert check(FIRST, RULE, emulated(FIRST), cases=[case], device="cpu")[0].differing == 0
 
 
 def test_keys_outside_of_a_sequence_are_no_numbers_in_these_cases():
-    given = inputs(FIRST, Case(Sizes(2, 2, 1, 1, 50), (40, 50), (0, 3)), seed=0, device="cpu")
-    for x in (given["k"], given["v"]):
+    named = inputs(FIRST, Case(Sizes(2, 2, 1, 1, 50), (40, 50), (0, 3)), seed=0, device="cpu")
+    for x in (named["k"], named["v"]):
         assert x[0, 40:].isnan().all() and x[1, :3].isnan().all()
         assert not x[0, :40].isnan().any() and not x[1, 3:].isnan().any()
 
@@ -109,24 +109,24 @@ def test_multiprocessors_have_about_as_many_keys_each_whatever_the_lengths(lengt
 
 
 def test_it_does_not_matter_where_in_the_cache_keys_lie():
-    given = inputs(FIRST, Case(Sizes(1, 4, 2, 2, 300)), seed=3, device="cpu")
-    out, lse = compute(FIRST, **given)
-    moved = {**given}
+    named = inputs(FIRST, Case(Sizes(1, 4, 2, 2, 300)), seed=3, device="cpu")
+    out, lse = compute(FIRST, **named)
+    moved = {**named}
     for name in ("k", "v"):
-        wide = torch.full((1, 500, *given[name].shape[2:]), math.nan, dtype=given[name].dtype)
-        wide[:, 77:377] = given[name]
+        wide = torch.full((1, 500, *named[name].shape[2:]), math.nan, dtype=named[name].dtype)
+        wide[:, 77:377] = named[name]
         moved[name] = wide
     moved["seqused_k"] = torch.tensor([377], dtype=torch.int32)
     moved["leftpad_k"] = torch.tensor([77], dtype=torch.int32)
-    for one, other in zip(compute(FIRST, **moved), (out, lse), strict=True):
-        assert torch.equal(one, other)
+    for result, other in zip(compute(FIRST, **moved), (out, lse), strict=True):
+        assert torch.equal(result, other)
 
 
 def test_each_query_has_the_bits_that_it_has_alone():
     """With the keys that it sees: a mask takes away what is not there."""
-    given = inputs(FIRST, Case(Sizes(1, 4, 2, 1, 64)), seed=5, device="cpu")
-    more = {**given, "q": torch.cat((torch.randn_like(given["q"]), given["q"]), 1)}
-    out, lse = compute(FIRST, **given)
+    named = inputs(FIRST, Case(Sizes(1, 4, 2, 1, 64)), seed=5, device="cpu")
+    more = {**named, "q": torch.cat((torch.randn_like(named["q"]), named["q"]), 1)}
+    out, lse = compute(FIRST, **named)
     both, lses = compute(FIRST, **more)
     assert torch.equal(both[:, 1:], out) and torch.equal(lses[..., 1:], lse)
 
@@ -140,8 +140,8 @@ def test_lengths_are_cut_off_where_the_cache_ends():
 
 
 def test_without_keys_there_are_zeros_and_minus_infinity():
-    given = inputs(FIRST, Case(Sizes(3, 4, 2, 5, 20), (0, 20, 3)), seed=0, device="cpu")
-    out, lse = compute(FIRST, **given)
+    named = inputs(FIRST, Case(Sizes(3, 4, 2, 5, 20), (0, 20, 3)), seed=0, device="cpu")
+    out, lse = compute(FIRST, **named)
     assert torch.equal(out[0], torch.zeros_like(out[0])) and torch.all(lse[0] == -math.inf)
     # of five queries over three keys the first two see none
     assert torch.all(lse[2, :, :2] == -math.inf) and torch.all(out[2, :2] == 0)
@@ -149,14 +149,14 @@ def test_without_keys_there_are_zeros_and_minus_infinity():
 
 
 def test_one_key_far_above_the_others_takes_all_weight_wherever_it_is():
-    given = inputs(FIRST, Case(Sizes(1, 1, 1, 1, 700)), seed=1, device="cpu")
+    named = inputs(FIRST, Case(Sizes(1, 1, 1, 1, 700)), seed=1, device="cpu")
     for key in (0, 63, 64, 350, 699):
-        k = given["k"].clone()
-        k[0, key, 0] = given["q"][0, 0, 0] * 30
-        out, lse = compute(FIRST, **{**given, "k": k})
-        assert torch.equal(out[0, 0, 0], given["v"][0, key, 0])
-        right = attend(given["q"], k, given["v"], mask=FIRST.mask, scale=given["scale"])
-        assert torch.allclose(lse.double(), right[1], rtol=1e-5)
+        k = named["k"].clone()
+        k[0, key, 0] = named["q"][0, 0, 0] * 30
+        out, lse = compute(FIRST, **{**named, "k": k})
+        assert torch.equal(out[0, 0, 0], named["v"][0, key, 0])
+        expected = attend(named["q"], k, named["v"], mask=FIRST.mask, scale=named["scale"])
+        assert torch.allclose(lse.double(), expected[1], rtol=1e-5)
 
 
 def test_scores_of_any_size_keep_their_accuracy():
@@ -171,9 +171,9 @@ def test_scores_of_any_size_keep_their_accuracy():
 def test_rows_whose_reference_is_far_off_have_the_bits_of_their_own_maxima():
     plan = planned(f"{SPREAD[0]}_fixed")
     case = Case(Sizes(1, 3, 1, 2, 700), sigma=2.0, references=(0.0, -1e3, 1e3))
-    given = inputs(plan, case, seed=2, device="cpu")
-    out, lse = compute(plan, **given)
-    exact, exact_lse = compute(FIRST, **{k: x for k, x in given.items() if k != "reference"})
+    named = inputs(plan, case, seed=2, device="cpu")
+    out, lse = compute(plan, **named)
+    exact, exact_lse = compute(FIRST, **{k: x for k, x in named.items() if k != "reference"})
     assert torch.equal(out[:, :, 1:], exact[:, :, 1:])
     assert torch.equal(lse[:, 1:], exact_lse[:, 1:])
     assert torch.allclose(lse[:, 0], exact_lse[:, 0], atol=1e-5)
@@ -183,11 +183,11 @@ def test_a_reference_that_is_no_number_changes_nothing_where_a_row_sees_no_key_o
     plan = planned(f"{SPREAD[0]}_fixed")
     bad = (math.inf, math.nan, 3e38, -math.inf)
     case = Case(Sizes(2, 4, 1, 5, 128), (66, 2), references=bad)
-    given = inputs(plan, case, seed=4, device="cpu")
-    found = compute(plan, **given)
-    exact = compute(FIRST, **{k: x for k, x in given.items() if k != "reference"})
-    assert all(torch.equal(*pair) for pair in zip(found, exact, strict=True))
-    assert found[1].isneginf().any()
+    named = inputs(plan, case, seed=4, device="cpu")
+    results = compute(plan, **named)
+    exact = compute(FIRST, **{k: x for k, x in named.items() if k != "reference"})
+    assert all(torch.equal(*pair) for pair in zip(results, exact, strict=True))
+    assert results[1].isneginf().any()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -195,17 +195,17 @@ def test_a_reference_that_is_no_number_changes_nothing_where_a_row_sees_no_key_o
 def test_a_reference_costs_no_accuracy_wherever_it_lies(dtype, at):
     """Many equal scores in the last place that P has room for are the worst: all err alike."""
     plan = planned(f"dec_{dtype}_d64_causal_r8n128_fixed")
-    given = inputs(plan, Case(Sizes(1, 2, 1, 1, 4_096), references=(at,)), 0, device="cpu")
-    given["k"][:] = given["k"][:, :1]
-    given["v"] = given["v"].abs() + 1
-    out, lse = compute(plan, **given)
-    del given["reference"]
-    right, right_lse = attend(**given, mask=plan.mask)
-    error = ((out.double() - right) / right).abs().max()
+    named = inputs(plan, Case(Sizes(1, 2, 1, 1, 4_096), references=(at,)), 0, device="cpu")
+    named["k"][:] = named["k"][:, :1]
+    named["v"] = named["v"].abs() + 1
+    out, lse = compute(plan, **named)
+    del named["reference"]
+    expected, expected_lse = attend(**named, mask=plan.mask)
+    error = ((out.double() - expected) / expected).abs().max()
     assert error < (2**-10 if dtype == "fp16" else 2**-7)
-    assert torch.allclose(lse.double(), right_lse, atol=1e-4)
+    assert torch.allclose(lse.double(), expected_lse, atol=1e-4)
 
 
 def test_outputs_are_full_of_what_is_no_number():
-    given = inputs(FIRST, Case(Sizes(2, 4, 2, 3, 5)), seed=0, device="cpu")
-    assert all(one.isnan().all() for one in outputs(given).values())
+    named = inputs(FIRST, Case(Sizes(2, 4, 2, 3, 5)), seed=0, device="cpu")
+    assert all(tensor.isnan().all() for tensor in outputs(named).values())

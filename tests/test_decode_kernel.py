@@ -23,10 +23,10 @@ FIRST = SPREAD[0]
 
 def ran(plan: Plan, library: Path, case: Case, seed: int = 0) -> dict[str, Tensor]:
     """What the kernels make of a case."""
-    given = inputs(plan, case, 0, "cpu")
-    found = outputs(given)
-    simulator.call(plan, library, seed=seed, **given, **found)
-    return found
+    named = inputs(plan, case, 0, "cpu")
+    results = outputs(named)
+    simulator.call(plan, library, seed=seed, **named, **results)
+    return results
 
 
 def built(plan: Plan) -> Path:
@@ -43,8 +43,8 @@ def test_a_mask_is_a_row_of_a_table(mask):
     plan = replace(plan, slug=plan.slug.replace("causal", mask.name), mask=mask)
     library = built(plan)
 
-    def run(**given):
-        simulator.call(plan, library, **given)
+    def run(**named):
+        simulator.call(plan, library, **named)
 
     cases = [Case(Sizes(2, 4, 2, 3, 200), (200, 70)), Case(Sizes(1, 2, 2, 9, 5))]
     check(plan, RULE, run, cases=cases, device="cpu")
@@ -63,16 +63,16 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
         plan = planned(slug)
         library = built(plan)
         for seed in (0, 5):
-            found = ran(plan, library, case, seed)
-            first = first or found
-            assert all(torch.equal(found[name], first[name]) for name in first), (slug, seed)
+            results = ran(plan, library, case, seed)
+            first = first or results
+            assert all(torch.equal(results[name], first[name]) for name in first), (slug, seed)
 
 
 def assert_dealt_alike(case: Case, chunks: str = "") -> None:
     """Tiles dealt as runs have the bits that they have in turns."""
     runs, turns = (planned(f"dec_fp16_d64_causal_r8n64{chunks}{by}") for by in ("_streamk", ""))
-    one, other = (ran(plan, built(plan), case) for plan in (runs, turns))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    result, other = (ran(plan, built(plan), case) for plan in (runs, turns))
+    assert all(torch.equal(result[name], other[name]) for name in result)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 5, 11, 12])
@@ -105,15 +105,15 @@ def test_so_are_the_tiles_of_chunks_in_several_groups():
 
 def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused():
     """2^26 rows of 16 chunks; in runs also 2^19 tiles of 2^11 steps and 16 chunks."""
-    one = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
+    zero = torch.zeros(1, 1, 1, 128, dtype=torch.float16)
     room = torch.empty(1, dtype=torch.uint8).expand(2**40)  # nobody writes to it
     for slug, sizes in ((FIRST, (32, 32, 64)), (f"{FIRST}_streamk", (1, 8, 2**17))):
         plan, (queries, heads, keys) = planned(slug), sizes
-        q, k = one.expand(2**16, queries, heads, -1), one.expand(2**16, keys, 8, -1)
+        q, k = zero.expand(2**16, queries, heads, -1), zero.expand(2**16, keys, 8, -1)
         out = torch.empty(q.shape, dtype=q.dtype) if slug != FIRST else q
-        given = {"q": q, "k": k, "v": k, "scale": 0.1, "out": out}
+        named = {"q": q, "k": k, "v": k, "scale": 0.1, "out": out}
         with pytest.raises(ValueError, match=r"there are 2\^30 rows of chunks or .*more"):
-            described(plan, built(plan), given, workspace=room)(None)
+            described(plan, built(plan), named, workspace=room)(None)
 
 
 @pytest.mark.parametrize(

@@ -32,19 +32,19 @@ PREPARED: dict[str, Any] = dict(dtype="fp16", head_dim=64, causal=True, device="
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def flags(monkeypatch):
     """Of each backward pass so far, whether its kernel is deterministic."""
     monkeypatch.setattr(backward, "_has_an_order", lambda device: False)
     results = []
     ready = op.ready
 
-    def noted(*given, **named):
-        kernel = ready(*given, **named)
+    def noted(*args, **named):
+        kernel = ready(*args, **named)
 
-        def noting(of):
+        def noting(backward):
             def call(*tensors):
                 results.append("_det" in kernel.slug)
-                return of(*tensors)
+                return backward(*tensors)
 
             return call
 
@@ -65,8 +65,8 @@ def torch_asks() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def leaves(*given: Tensor) -> list[Tensor]:
-    return [x.detach().clone().requires_grad_() for x in given]
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [x.detach().clone().requires_grad_() for x in tensors]
 
 
 def dense(call: Callable[..., Any], **how: Any) -> Tensor:
@@ -93,56 +93,56 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 @every_call
-def test_a_call_asks_for_itself(call, asked):
+def test_a_call_asks_for_itself(call, flags):
     for expected in (False, True, False):
         call(deterministic=expected).sum().backward()
     call().sum().backward()
-    assert asked == [False, True, False, False]
+    assert flags == [False, True, False, False]
 
 
 @every_call
-def test_torch_asks_for_all_calls(call, asked):
+def test_torch_asks_for_all_calls(call, flags):
     before = call()
     with torch_asks():
         for out in (before, call(), call(deterministic=True)):
             out.sum().backward()
-    assert asked == [True, True, True]
+    assert flags == [True, True, True]
 
 
-def test_calls_of_one_backward_pass_have_each_what_it_asked_for(asked):
+def test_calls_of_one_backward_pass_have_each_what_it_asked_for(flags):
     (dense(fagen.attention, deterministic=True).sum() + dense(fagen.attention).sum()).backward()
-    assert sorted(asked) == [False, True]
+    assert sorted(flags) == [False, True]
 
 
-def test_both_kernels_have_the_same_bits_on_a_cpu(asked):
-    for call, given in (
+def test_both_kernels_have_the_same_bits_on_a_cpu(flags):
+    for call, arguments in (
         (fagen.attention, qkv(queries=20, keys=40)),
         (fagen.attention_varlen, packed()),
     ):
         results = []
         for expected in (False, True):
-            tensors = leaves(*given[:3])
-            out = call(*tensors, *given[3:], deterministic=expected)
+            tensors = leaves(*arguments[:3])
+            out = call(*tensors, *arguments[3:], deterministic=expected)
             results.append(torch.autograd.grad(out.sum(), tensors))
         assert all(map(torch.equal, *results))
-    assert asked == [False, True] * 2
+    assert flags == [False, True] * 2
 
 
-def test_an_activation_that_is_computed_again_asks_again(asked):
+def test_an_activation_that_is_computed_again_asks_again(flags):
     tensors = leaves(*qkv(queries=20, keys=40))
     out = checkpoint(fagen.attention, *tensors, deterministic=True, use_reentrant=False)
     out.sum().backward()
-    assert asked == [True]
+    assert flags == [True]
 
 
-def test_a_layer_of_transformers_may_ask(asked):
+def test_a_layer_of_transformers_may_ask(flags):
     pytest.importorskip("transformers")
     from fagen.huggingface import attend
 
     tensors = [x.transpose(1, 2) for x in leaves(*qkv(queries=20, keys=40))]
     for more in ({}, {"deterministic": None}, {"deterministic": True}):
         attend(torch.nn.Identity(), *tensors, None, is_causal=False, **more)[0].sum().backward()
-    assert asked == [False, False, True]
+    assert flags == [False, False, True]
 
 
 @every_call
@@ -160,18 +160,18 @@ def test_a_call_that_needs_no_gradient_asks_nobody(call, monkeypatch):
 # ---- which kernel -------------------------------------------------------------------------------
 
 
-def test_its_kernel_is_ready_before_the_backward_pass(asked):
+def test_its_kernel_is_ready_before_the_backward_pass(flags):
     dense(fagen.attention, deterministic=True)
-    assert orders_of_gradients() == {True} and not asked
+    assert orders_of_gradients() == {True} and not flags
 
 
-def test_of_packed_sequences_it_is_derived_and_said_to_be(asked):
+def test_of_packed_sequences_it_is_derived_and_said_to_be(flags):
     message = r"deterministic, varlen: bwd_fp16_d64_causal_.*_varlen_det is derived"
     with pytest.warns(UntunedWarning, match=message):
         of_sequences(fagen.attention_varlen, deterministic=True)
 
 
-def test_prepared_it_need_not_be_readied(asked):
+def test_prepared_it_need_not_be_readied(flags):
     fagen.prepare(**PREPARED, deterministic=True)
     assert orders_of_gradients() == {True}
     calls.reset()
@@ -183,12 +183,12 @@ def test_prepared_it_need_not_be_readied(asked):
 
 
 @pytest.mark.parametrize(("dynamic", "expected"), [(False, False), (False, True), (True, True)])
-def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, expected):
+def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, flags, dynamic, expected):
     fagen.prepare(**PREPARED, deterministic=expected)
     fagen.prepare_varlen(**PREPARED, deterministic=expected)
 
-    def loss(*given):
-        q, k, v, *at = given
+    def loss(*args):
+        q, k, v, *at = args
         dense = flash_attn_func(q, k, v, causal=True, deterministic=expected)
         flat = (x.flatten(0, 1) for x in (q, k, v))
         apart = fagen.attention_varlen(*flat, *at, causal=True, deterministic=expected)
@@ -200,12 +200,12 @@ def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, asked, dynamic, ex
         at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
         ours, theirs = leaves(q, k, v), leaves(q, k, v)
         compiled(*ours, *at).backward()
-        assert asked and set(asked) == {expected}
+        assert flags and set(flags) == {expected}
         loss(*theirs, *at).backward()
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_compiled_as_a_first_call_it_is_deterministic_too(fresh_dynamo, asked):
+def test_compiled_as_a_first_call_it_is_deterministic_too(fresh_dynamo, flags):
     q, k, v, *at = packed(((5, 5), (9, 20)))
 
     def dense(q, k, v):
@@ -214,10 +214,10 @@ def test_compiled_as_a_first_call_it_is_deterministic_too(fresh_dynamo, asked):
     def apart(q, k, v):
         return fagen.attention_varlen(q, k, v, *at, causal=True, deterministic=True)
 
-    for call, given in ((dense, qkv(queries=20, keys=40)), (apart, (q, k, v))):
-        torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(*given)).sum().backward()
-        assert True in asked
-        asked.clear()
+    for call, args in ((dense, qkv(queries=20, keys=40)), (apart, (q, k, v))):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(*leaves(*args)).sum().backward()
+        assert True in flags
+        flags.clear()
 
 
 class Attention(torch.nn.Module):
@@ -229,20 +229,20 @@ class Attention(torch.nn.Module):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exported_it_stands_in_the_program(fresh_dynamo, asked, strict):
+def test_exported_it_stands_in_the_program(fresh_dynamo, flags, strict):
     fagen.prepare(**PREPARED, deterministic=True)
     tensors = leaves(*qkv(queries=20, keys=40))
     exported = torch.export.export(Attention(), tuple(tensors), strict=strict)
     (call,) = (node for node in exported.graph.nodes if "with_grad" in str(node.target))
     assert call.kwargs == {"deterministic": True}
     exported.module()(*tensors).sum().backward()
-    assert asked == [True]
+    assert flags == [True]
 
 
-def test_opcheck(asked):
+def test_opcheck(flags):
     tensors = leaves(*qkv(queries=20, keys=40))
     fagen.attention(*tensors, deterministic=True)
     slug = picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
     op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
     results = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
-    assert set(results.values()) == {"SUCCESS"} and set(asked) == {True}
+    assert set(results.values()) == {"SUCCESS"} and set(flags) == {True}

@@ -38,8 +38,8 @@ def test_what_is_picked_is_the_usual_choice_where_no_table_names_another(
     "problem", [("bf16", 40, 24, "causal"), ("e4m3", 160, 256, "full", None, "columns", 0)]
 )
 def test_each_derived_schedule_leaves_more_registers_than_those_before(problem: tuple) -> None:
-    found = derived_schedules(Problem(*problem))
-    ledgers = [plan(schedule).registers for schedule in found]
+    schedules = derived_schedules(Problem(*problem))
+    ledgers = [plan(schedule).registers for schedule in schedules]
     free = [ledger.limit - ledger.total for ledger in ledgers]
     assert len(free) >= 3 and free == sorted(set(free))
     assert free[-1] >= 40  # nothing spills with so many to spare
@@ -56,8 +56,8 @@ def test_a_dispatch_table_names_the_kernel_by_the_number_of_keys(schedules_folde
     q, k, v = qkv()
     for keys, slug in ((90, many), (89, few), (1, few)):
         assert fagen.prepare(dtype="fp16", head_dim=64, seqlen=keys, device="cpu") == slug
-        given = q, k[:, :keys], v[:, :keys]
-        assert torch.equal(fagen.attention(*given), computed(slug, *given))
+        tensors = q, k[:, :keys], v[:, :keys]
+        assert torch.equal(fagen.attention(*tensors), computed(slug, *tensors))
     assert not torch.equal(fagen.attention(q, k, v, schedule=other), fagen.attention(q, k, v))
 
 
@@ -78,8 +78,8 @@ def test_a_bounded_row_of_a_user_serves_its_calls_and_leaves_the_others(
     def served(keys: int) -> set[str]:
         out = fagen.attention(q, k[:, :keys], v[:, :keys])
         usual = FEW, MANY, "fwd_fp16_d64_full_m128n128"
-        found = {slug: computed(slug, q, k[:, :keys], v[:, :keys]) for slug in usual}
-        return {slug for slug, expected in found.items() if torch.equal(out, expected)}
+        outputs = {slug: computed(slug, q, k[:, :keys], v[:, :keys]) for slug in usual}
+        return {slug for slug, expected in outputs.items() if torch.equal(out, expected)}
 
     dispatch_table.update(users_table, [Row("NVIDIA H200", MANY, 90, 150)])
     assert served(150) == {MANY}
@@ -138,8 +138,8 @@ def test_few_query_rows_have_their_own_kernel_whatever_the_keys(
     more = torch.cat([q, q[:, :1]], 1)
     for queries, slug in ((q, FEW), (q[:, :13], FEW), (q[:, :12], FEWER), (more, MANY)):
         for keys in (90, 40):
-            given = queries, k[:, :keys], v[:, :keys]
-            assert torch.equal(fagen.attention(*given), computed(slug, *given)), slug
+            tensors = queries, k[:, :keys], v[:, :keys]
+            assert torch.equal(fagen.attention(*tensors), computed(slug, *tensors)), slug
     # batch, heads and queries count alike
     grouped = q[:1, :2].repeat(1, 1, 20, 1), k[:1], v[:1]
     assert torch.equal(fagen.attention(*grouped), computed(FEW, *grouped))

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("nothing_is_ready")
 def row(
     slug: str, least: int, most: int = MOST, layout: str = "columns", scale_rows: int = 0
 ) -> Row:
-    made = Row("NVIDIA H200", slug, least, most)
-    assert made.problem == Problem("e4m3", 64, 64, "full", None, layout, scale_rows)
-    return made
+    entry = Row("NVIDIA H200", slug, least, most)
+    assert entry.problem == Problem("e4m3", 64, 64, "full", None, layout, scale_rows)
+    return entry
 
 
 def usual(width: int, width_v: int, mask: str, layout: str, scale_rows: int) -> Schedule:
@@ -76,8 +76,8 @@ def test_e4m3_calls_of_few_query_rows_have_their_own_kernel(schedules_folder: Pa
     for slug, queries in ((few, 70), (many, 71)):
         tensors, how = quantised(0, "columns", queries=queries)
         assert torch.equal(fagen.attention(*tensors, **how), computed_fp8(slug, tensors, how)), slug
-        of = dict(dtype="e4m3", head_dim=64, v_layout="columns", out_dtype="fp16", device="cpu")
-        assert fagen.prepare(**of, rows=2 * 4 * queries) == f"{slug}_ofp16"  # type: ignore[arg-type]
+        call = dict(dtype="e4m3", head_dim=64, v_layout="columns", out_dtype="fp16", device="cpu")
+        assert fagen.prepare(**call, rows=2 * 4 * queries) == f"{slug}_ofp16"  # type: ignore[arg-type]
 
 
 def test_a_schedule_of_the_folder_goes_before_the_usual_one(schedules_folder: Path) -> None:
@@ -98,20 +98,20 @@ KEYS_OF_A_SUM = 160
 
 @pytest.mark.parametrize(
     "schedule",
-    [one for one in select.committed("forward") if one.attention.dtype == "e4m3"],
+    [schedule for schedule in select.committed("forward") if schedule.attention.dtype == "e4m3"],
     ids=lambda schedule: schedule.slug,
 )
 def test_no_committed_e4m3_kernel_adds_up_more_keys_than_13_bits_hold(schedule: Schedule) -> None:
-    of = schedule.softmax
-    assert 0 < of.promote * schedule.tile.block_n <= KEYS_OF_A_SUM
+    softmax = schedule.softmax
+    assert 0 < softmax.promote * schedule.tile.block_n <= KEYS_OF_A_SUM
 
 
 @pytest.mark.parametrize("lengths", ["equal", "varlen"])
 @pytest.mark.parametrize("widths", [(16, 16), (64, 64), (96, 48), (192, 128), (256, 256)], ids=str)
 def test_no_derived_e4m3_kernel_does_either(widths: tuple[int, int], lengths: str) -> None:
-    of = Problem("e4m3", *widths, "causal", None, "rows", 0, lengths=lengths)
-    for one in derived_schedules(of):
-        assert 0 < one.softmax.promote * one.tile.block_n <= KEYS_OF_A_SUM, one.slug
+    problem = Problem("e4m3", *widths, "causal", None, "rows", 0, lengths=lengths)
+    for schedule in derived_schedules(problem):
+        assert 0 < schedule.softmax.promote * schedule.tile.block_n <= KEYS_OF_A_SUM, schedule.slug
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -121,17 +121,17 @@ def test_a_v_with_a_mean_is_as_exact_as_a_textbooks(head_dim: int, mask: str) ->
     causal = mask == "causal"
     q, k, v = (normal(1, n, 1, head_dim, seed=i) for i, n in enumerate((16, 640, 640)))
     v += 10
-    made = [rounded(x, "head") for x in (q, k, v)]
-    q, k, v = (one.real(0) for one in made)
+    quantized = [rounded(x, "head") for x in (q, k, v)]
+    q, k, v = (x.real(0) for x in quantized)
     scale = head_dim**-0.5
     exact, _ = reference(q, k, v, mask=mask, scale=scale)
     names = ("q_descale", "k_descale", "v_descale")
-    how = {name: one.descale for name, one in zip(names, made, strict=True)}
-    out = fagen.attention(*(one.values for one in made), **how, causal=causal, v_layout="rows")
+    how = {name: x.descale for name, x in zip(names, quantized, strict=True)}
+    out = fagen.attention(*(x.values for x in quantized), **how, causal=causal, v_layout="rows")
     # a textbook's: P times 2^8 of the row's maximum, rounded to e4m3, and O rounded to bf16
-    given = Operands(*(one.values for one in made), *(one.descale for one in made))
-    of = plan(usual(head_dim, head_dim, mask, "rows", 0))
-    beside = textbook(of, given, scale).bfloat16()
+    operands = Operands(*(x.values for x in quantized), *(x.descale for x in quantized))
+    planned = plan(usual(head_dim, head_dim, mask, "rows", 0))
+    beside = textbook(planned, operands, scale).bfloat16()
     assert rms(out.double() - exact) <= 2 * rms(beside.double() - exact)
 
 
@@ -172,10 +172,10 @@ WIDTHS = [*range(16, 257, 16)]
 def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
     for width in WIDTHS:
         for layout in ("rows", "columns"):
-            found = usual(width, width, "full", layout, scale_rows)
-            assert (found.attention.head_dim, found.fp8.v_layout) == (width, layout)
-            assert found.fp8.scale_rows == scale_rows
-            assert found.tile.block_n >= 64
+            schedule = usual(width, width, "full", layout, scale_rows)
+            assert (schedule.attention.head_dim, schedule.fp8.v_layout) == (width, layout)
+            assert schedule.fp8.scale_rows == scale_rows
+            assert schedule.tile.block_n >= 64
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_there_is_a_usual_tile_for_every_head_dim(scale_rows: int) -> None:
 def test_where_o_has_no_room_it_is_stored_in_halves_if_it_can(
     width: int, tile: int, output: str
 ) -> None:
-    found = usual(width, width, "full", "rows", 0)
-    assert (found.tile.block_n, found.pipeline.output) == (tile, output)
+    schedule = usual(width, width, "full", "rows", 0)
+    assert (schedule.tile.block_n, schedule.pipeline.output) == (tile, output)
 
 
 def test_the_usual_scale_rows_have_a_tile_for_every_two_head_dims() -> None:

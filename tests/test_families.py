@@ -43,17 +43,17 @@ DECODING = (
 SIZES = Sizes(1, 2, 1, 1, 3_000), Sizes(1, 2, 1, 7, 1_500), Sizes(1, 2, 1, 70, 50)
 
 
-def exact(of: Attends) -> Kernel:
+def exact(plan: Attends) -> Kernel:
     """Attention in fp64 under a Plan's mask."""
 
     def attended(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return reference(q, k, v, mask=of.mask.name, scale=scale)
+        return reference(q, k, v, mask=plan.mask.name, scale=scale)
 
     return attended
 
 
-def wrong(of: Attends, kernel: Kernel, exact: Kernel, *given: Any) -> list[str]:
-    return [str(one) for one in errors(of, kernel, exact, *given) if not one.share <= 1]
+def wrong(plan: Attends, kernel: Kernel, exact: Kernel, *args: Any) -> list[str]:
+    return [str(error) for error in errors(plan, kernel, exact, *args) if not error.share <= 1]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
@@ -64,10 +64,10 @@ def test_scores_are_numbers_of_fp32_in_whatever_order_they_are_added(family: Fam
         assert all(
             torch.equal(x.float(), y) for x, y in zip(wide, family.scores(5, 333, 64), strict=True)
         )
-        right = wide[0].double() @ wide[1].double().mT
+        product = wide[0].double() @ wide[1].double().mT
         for order in (torch.arange(64), torch.arange(64).flip(0)):
             scores = wide[0].float()[:, order] @ wide[1].float()[:, order].mT
-            assert torch.equal(scores.double(), right) and not right.isnan().any()
+            assert torch.equal(scores.double(), product) and not product.isnan().any()
         assert 0 < scale <= 1e8
 
 
@@ -105,13 +105,13 @@ def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
     plan = registry.plan_of(FORWARD[1])
 
     def share(change: Callable[[Tensor, Tensor], Any]) -> float:
-        def kernel(*given: Any) -> tuple[Tensor, Tensor]:
-            out, lse = emulate(plan, *given)
+        def kernel(*args: Any) -> tuple[Tensor, Tensor]:
+            out, lse = emulate(plan, *args)
             change(out, lse)
             return out, lse
 
-        (found,) = errors(plan, kernel, exact(plan), [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
-        return found.share
+        (error,) = errors(plan, kernel, exact(plan), [Sizes(1, 1, 1, 9, 5)], PROVED[:1])
+        return error.share
 
     assert share(lambda out, lse: None) < 1
     assert share(lambda out, lse: out[:, 0].fill_(1e-3)) == math.inf  # it sees no key
@@ -124,14 +124,14 @@ def test_what_is_no_number_or_no_zero_is_no_small_error() -> None:
 @pytest.mark.parametrize("slug", [FORWARD[3], *DECODING[:3]])
 def test_a_row_without_a_key_is_zeros_beside_values_that_are_no_numbers(slug: str) -> None:
     """And so is its part of chunks that it sees nothing of."""
-    of: Any = registry.plan_of(slug)
-    dtype = getattr(torch, of.dtype.torch)
-    q, k, v = (torch.ones(1, rows, 1, of.head_dim).to(dtype) for rows in (70, 50, 50))
+    plan: Any = registry.plan_of(slug)
+    dtype = getattr(torch, plan.dtype.torch)
+    q, k, v = (torch.ones(1, rows, 1, plan.head_dim).to(dtype) for rows in (70, 50, 50))
     v[:, 0], v[:, 1] = math.inf, math.nan
     more = {"reference": torch.zeros(1)} if slug.endswith("fixed") else {}
     run: Any = compute if slug.startswith("dec") else emulate
-    out, lse = run(of, q, k, v, 1.0, **more)
-    unseen = 20 if of.mask.last_by_row else 0
+    out, lse = run(plan, q, k, v, 1.0, **more)
+    unseen = 20 if plan.mask.last_by_row else 0
     assert not out[:, :unseen].any() and bool((lse[..., :unseen] == -math.inf).all())
     assert bool(lse[..., unseen:].isfinite().all() and out[:, unseen + 1 :].isnan().all())
 
@@ -149,8 +149,8 @@ BYTES = (
 def test_an_emulated_tile_of_bytes_is_within_twice_a_textbooks_error(slug: str) -> None:
     plan = registry.plan_of(slug)
 
-    def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-        return emulate_fp8(plan, *given[:3], scale, *given[3:])
+    def kernel(operands: Operands, scale: float) -> tuple[Tensor, Tensor]:
+        return emulate_fp8(plan, *operands[:3], scale, *operands[3:])
 
     for error in hard_errors(plan, kernel, [Sizes(1, 2, 1, 7, 300)], "cpu"):
         assert error.ok, error
@@ -158,28 +158,30 @@ def test_an_emulated_tile_of_bytes_is_within_twice_a_textbooks_error(slug: str) 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("slug", "right", "left"),
+    ("slug", "correct", "left"),
     [
         (BYTES[0], "65536.0f;  // exponents of 2", "16777216.0f;  // exponents of 2"),
         (BYTES[1], "return factor < kFarScale", "return true"),
     ],
 )
 def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(
-    slug: str, right: str, left: str
+    slug: str, correct: str, left: str
 ) -> None:
     """Kernels' own text; with a reference that is rounded it shows."""
     plan = registry.plan_of(slug)
     text = render(plan).kernel
-    assert text.count(right) == 1
-    found = []
-    for each in (text, text.replace(right, left)):
-        library = simulator.build(each)
+    assert text.count(correct) == 1
+    outcomes = []
+    for source in (text, text.replace(correct, left)):
+        library = simulator.build(source)
 
-        def kernel(given: Operands, scale: float) -> tuple[Tensor, Tensor]:
-            out, lse = outputs(plan, given.q)
-            named = {**given._asdict(), "scale": scale, "out": out, "lse": lse}
+        def kernel(operands: Operands, scale: float) -> tuple[Tensor, Tensor]:
+            out, lse = outputs(plan, operands.q)
+            named = {**operands._asdict(), "scale": scale, "out": out, "lse": lse}
             simulator.call(plan, library, seed=0, **named)  # noqa: B023
             return out, lse
 
-        found += [one.ok for one in hard_errors(plan, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")]
-    assert found == [True, False]
+        outcomes += [
+            error.ok for error in hard_errors(plan, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")
+        ]
+    assert outcomes == [True, False]

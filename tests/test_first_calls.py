@@ -78,12 +78,12 @@ class Recording:
 def test_a_first_call_compiles_into_one_graph_of_its_ops_alone(name, fresh_dynamo):
     door, backend = DOORS[name], Recording()
     compiled = torch.compile(door.call, fullgraph=True, backend=backend)
-    given = door.made()
-    results = door.results(given, compiled)
-    assert same(results, door.results(given))
+    tensors = door.made()
+    results = door.results(tensors, compiled)
+    assert same(results, door.results(tensors))
     called = backend.called()
     assert len(called) == OPS.get(name, 1), called
-    assert all(one.startswith("fagen.") and one.endswith(".default") for one in called), called
+    assert all(name.startswith("fagen.") and name.endswith(".default") for name in called), called
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -102,47 +102,47 @@ def test_a_first_call_with_open_sizes_serves_others_too(name, fresh_dynamo):
         )
     with torch.compiler.set_stance("fail_on_recompile"):
         results = door.results(others, compiled)
-    for one, other in zip(results, door.results(others), strict=True):  # by another tile, perhaps
-        assert (one.float() - other.float()).abs().max() < 0.05
+    for out, other in zip(results, door.results(others), strict=True):  # by another tile, perhaps
+        assert (out.float() - other.float()).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_first_call_exports(strict, fresh_dynamo):
     class Model(torch.nn.Module):
-        def forward(self, *given):
-            return door.call(*given)
+        def forward(self, *args):
+            return door.call(*args)
 
     for name in ("attention", "attention_varlen", "attention_decode"):
         door = DOORS[name]
-        given = door.made()
+        tensors = door.made()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
-            exported = torch.export.export(Model(), given, strict=strict)
-        assert same(door.results(given, exported.module()), door.results(given))
+            exported = torch.export.export(Model(), tensors, strict=strict)
+        assert same(door.results(tensors, exported.module()), door.results(tensors))
 
 
 def test_a_schedule_that_is_named_is_taken_while_it_is_traced(fresh_dynamo):
     schedule = "fwd_bf16_d64_full_m64n48"
     chosen = picked(dtype="bf16", head_dim=64, seqlen=40)
-    given = DOORS["attention"].made()
+    tensors = DOORS["attention"].made()
     named = [(schedule, schedule), (chosen, chosen.slug)]
     # before 2.13 torch.compile has no constant of such a class
-    for one, slug in named[: 1 if TorchVersion(torch.__version__) < (2, 13) else 2]:
-        call = partial(fagen.attention, schedule=one)
+    for choice, slug in named[: 1 if TorchVersion(torch.__version__) < (2, 13) else 2]:
+        call = partial(fagen.attention, schedule=choice)
         backend = Recording()
-        torch.compile(call, fullgraph=True, backend=backend)(*given)
+        torch.compile(call, fullgraph=True, backend=backend)(*tensors)
         assert backend.called() == [f"fagen.{slug}_emulated.default"]
 
 
 def test_what_no_kernel_computes_is_refused_in_words_while_it_is_traced(fresh_dynamo):
-    given = [x.double() for x in DOORS["attention"].made()]
+    tensors = [x.double() for x in DOORS["attention"].made()]
     message = "q is float64; use fp16 or bf16"
     with pytest.raises(Unsupported, match="Observed exception") as refused:
-        torch.compile(fagen.attention, fullgraph=True, backend="eager")(*given)
+        torch.compile(fagen.attention, fullgraph=True, backend="eager")(*tensors)
     assert message in str(refused.value)
     torch._dynamo.reset()
     with pytest.raises(ValueError, match=message):
-        torch.compile(fagen.attention, backend="eager")(*given)
+        torch.compile(fagen.attention, backend="eager")(*tensors)
 
 
 @pytest.mark.long  # torch compiles two C++ libraries
@@ -171,28 +171,28 @@ def at_once(work: Callable[[int], Any]) -> list[Any]:
 def test_first_calls_of_all_doors_from_eight_threads():
     head_dim = 144  # that no other test calls, since torch is told of an op once in a process
     doors = [*DOORS.values()]
-    given = {door.call: door.made(head_dim) for door in doors}
+    tensors = {door.call: door.made(head_dim) for door in doors}
 
     def work(number):
         order = [(i + 3 * number) % len(doors) for i in range(len(doors))]
         if number % 2:  # half of them all one after the other, the others the same one at once
             order = [*range(len(doors))]
-        return {i: doors[i].results(given[doors[i].call]) for i in order}
+        return {i: doors[i].results(tensors[doors[i].call]) for i in order}
 
     for results in at_once(work):
         for i, door in enumerate(doors):
-            assert same(results[i], door.results(given[door.call]))
+            assert same(results[i], door.results(tensors[door.call]))
 
 
 def test_what_many_threads_want_is_made_once_and_other_things_meanwhile():
-    made = Counter()
+    counts = Counter()
     working = set()
     together = 0
 
     def make(key):
         nonlocal together
         with lock:
-            made[key] += 1
+            counts[key] += 1
             working.add(get_ident())
             together = max(together, len(working))
         sleep(0.02)
@@ -201,7 +201,7 @@ def test_what_many_threads_want_is_made_once_and_other_things_meanwhile():
 
     lock, cache = Lock(), Once(make)
     assert at_once(lambda number: cache.made(number % 2)) == ["0", "1"] * (THREADS // 2)
-    assert made == {0: 1, 1: 1} and together == 2
+    assert counts == {0: 1, 1: 1} and together == 2
     assert cache.get(0) == "0" and cache.get(2) is None
 
 

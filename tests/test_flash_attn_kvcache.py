@@ -50,9 +50,9 @@ def exact(q, k, v, which, causal):
 
 def near(results, expected):
     """Hold that out and the log-sum-exp are right."""
-    for one, right, close in zip(results, expected, (2e-3, 1e-3)[: len(results)], strict=True):
-        rtol = close if right is expected[0] else 0
-        torch.testing.assert_close(one.double(), right, rtol=rtol, atol=close)
+    for result, exact, close in zip(results, expected, (2e-3, 1e-3)[: len(results)], strict=True):
+        rtol = close if exact is expected[0] else 0
+        torch.testing.assert_close(result.double(), exact, rtol=rtol, atol=close)
 
 
 def hidden(x, which):
@@ -131,8 +131,8 @@ def test_of_little_there_is_little(batch, room, queries):
     q, k, v = q[:batch], k[:batch, :room], v[:batch, :room]
     for used in (None, ints(1, 5, -3)[:batch]):
         pads = None if used is None else ints(0, 0, 0)[:batch]
-        given = dict(cache_seqlens=used, cache_leftpad=pads, causal=True)
-        results = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **given)
+        options = dict(cache_seqlens=used, cache_leftpad=pads, causal=True)
+        results = flash_attn_with_kvcache(q, k, v, return_softmax_lse=True, **options)
         near(
             results,
             attend(q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads),
@@ -163,8 +163,8 @@ def test_a_cache_of_one_row_or_of_none_is_read_for_packed_queries_too(shape):
         q, wide, wide, cu_seqlens_q=starts, cache_seqlens=9, return_softmax_lse=True
     )
     dense = q.unflatten(0, (batch, 4)) if batch else q.reshape(0, 4, 4, 64)
-    right, right_lse = attend(dense, wide, wide, mask=MASKS["full"], scale=64**-0.5)
-    near(results, (right.flatten(0, 1), right_lse.transpose(0, 1).flatten(1)))
+    expected, expected_lse = attend(dense, wide, wide, mask=MASKS["full"], scale=64**-0.5)
+    near(results, (expected.flatten(0, 1), expected_lse.transpose(0, 1).flatten(1)))
 
 
 def test_hints_and_what_is_not_read_change_no_bit():
@@ -193,22 +193,22 @@ def test_one_number_for_all_lengths_is_as_that_many_keys(queries, length):
     for more in ({}, {"cache_leftpad": ints(0, 5, 31)}):
         results, expected = (
             flash_attn_with_kvcache(
-                q, k, v, cache_seqlens=given, causal=True, return_softmax_lse=True, **more
+                q, k, v, cache_seqlens=used, causal=True, return_softmax_lse=True, **more
             )
-            for given in (length, ints(*[length] * 3))
+            for used in (length, ints(*[length] * 3))
         )
-        for one, other in zip(results, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+        for result, other in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, other, rtol=2e-2, atol=2e-2)
 
 
 def test_one_number_for_all_lengths_takes_nothing_on_the_device(monkeypatch):
-    seen = []
+    calls = []
     monkeypatch.setattr(
-        kvcache, "attention_cache", lambda q, k, v, **given: seen.append((k, given["seqused_k"]))
+        kvcache, "attention_cache", lambda q, k, v, **named: calls.append((k, named["seqused_k"]))
     )
     q, k, v = caches()
     flash_attn_with_kvcache(q, k, v, cache_seqlens=33)
-    ((keys, lengths),) = seen
+    ((keys, lengths),) = calls
     assert lengths is None and keys.data_ptr() == k.data_ptr() and keys.shape[1] == 33
 
 
@@ -256,11 +256,11 @@ def test_splits_of_any_head_dim_are_combined(columns):
     lses = normal(5, 5, 32, 3, seed=1).transpose(-1, -2)[..., :16].clone()
     lses[2:, :1] = -math.inf
     out, lse = flash_attn_combine(outs, lses, out_dtype=torch.bfloat16)
-    right = lses.logsumexp(0)
-    expected = ((lses - right).exp()[..., None] * outs).sum(0)
+    total = lses.logsumexp(0)
+    expected = ((lses - total).exp()[..., None] * outs).sum(0)
     assert out.shape == (5, 3, 16, columns) and lse.shape == (5, 3, 16)
     torch.testing.assert_close(out.float(), expected, rtol=3e-2, atol=3e-2)
-    torch.testing.assert_close(lse, right, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, total, atol=1e-5, rtol=1e-5)
     into = torch.empty(5, 3, 16, columns, dtype=torch.bfloat16)
     assert flash_attn_combine(outs, lses, into)[0] is into and torch.equal(into, out)
 
@@ -271,12 +271,12 @@ def test_splits_of_any_head_dim_are_combined(columns):
 @pytest.mark.parametrize("queries", [64, 65])  # of 256 and 260 rows
 def test_a_gradient_is_refused_by_the_backward_pass_alone(queries, which, leaf, packed, called):
     q, k, v = caches(queries)
-    given = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": LENGTHS[which]}
+    named = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": LENGTHS[which]}
     if packed:
-        given |= {"q": q.flatten(0, 1), "cu_seqlens_q": ints(*range(0, 3 * queries + 1, queries))}
-    expected = flash_attn_with_kvcache(**given)
-    computed, given[leaf] = called.copy(), given[leaf].requires_grad_()
-    out, lse = flash_attn_with_kvcache(**given, return_softmax_lse=True)
+        named |= {"q": q.flatten(0, 1), "cu_seqlens_q": ints(*range(0, 3 * queries + 1, queries))}
+    expected = flash_attn_with_kvcache(**named)
+    computed, named[leaf] = called.copy(), named[leaf].requires_grad_()
+    out, lse = flash_attn_with_kvcache(**named, return_softmax_lse=True)
     assert torch.equal(out, expected) and called == computed * 2
     words = "q, k_cache or v_cache requires a gradient, and over a cache there are none: fagen.att"
     for results in (out, lse):
@@ -284,5 +284,5 @@ def test_a_gradient_is_refused_by_the_backward_pass_alone(queries, which, leaf, 
         with pytest.raises(NotImplementedError, match=words):
             results.sum().backward()
     with torch.no_grad():
-        results = flash_attn_with_kvcache(**given)
+        results = flash_attn_with_kvcache(**named)
     assert torch.equal(results, expected) and not results.requires_grad

@@ -83,14 +83,14 @@ def altered(whole, tmp_path):
 def judge(path: Path, folder: Path) -> str:
     """Take all that a store's readers make of it; return its refusal, or ""."""
     try:
-        found = search.found(path)
-        json.dumps([search.record(result) for result in found], allow_nan=False)
-        lines = [line for result in found for line in search.told(result)]
+        results = search.found(path)
+        json.dumps([search.record(result) for result in results], allow_nan=False)
+        lines = [line for result in results for line in search.told(result)]
         assert all(map(str.isprintable, lines)), lines
         page(path)
         with suppress(FagenError):  # nothing was timed there
             replay.recording(str(path))
-        written = search.write(found, folder)
+        written = search.write(results, folder)
     except FagenError as error:
         message = str(error)
         assert message.isprintable(), message
@@ -113,7 +113,7 @@ def test_the_store_that_is_altered_below_is_one(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("statement", "values", "said"),
+    ("statement", "values", "message"),
     [
         ("UPDATE card SET name = ?", [NEWLINE], r"table timed: card = \"NVIDIA H200"),
         ("UPDATE card SET name = ?", ["\x1b]0;x\x07"], "table timed: .*one line of printable text"),
@@ -155,16 +155,16 @@ def test_the_store_that_is_altered_below_is_one(whole, tmp_path):
     ],
 )
 def test_what_no_search_has_written_is_refused_in_a_line(
-    altered, tmp_path, statement, values, said
+    altered, tmp_path, statement, values, message
 ):
     path = altered(statement, *values)
-    with pytest.raises(FagenError, match=said):
+    with pytest.raises(FagenError, match=message):
         search.found(path)
     assert judge(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"weight": float("nan")}, r"sizes.0.weight = nan: input should be a finite number"),
         ({"weight": 0.0}, r"sizes.0.weight = 0.0: input should be greater than 0"),
@@ -174,13 +174,13 @@ def test_what_no_search_has_written_is_refused_in_a_line(
         ({"heads": 15, "kv_heads": 4}, "kv_heads = 4 does not divide heads = 15"),
     ],
 )
-def test_a_survey_has_the_sizes_it_should(altered, tmp_path, change, said):
+def test_a_survey_has_the_sizes_it_should(altered, tmp_path, change, message):
     with closing(sqlite3.connect(altered("SELECT 1"))) as base:
-        (found,) = base.execute("SELECT found FROM survey").fetchone()
-    survey = json.loads(found)
+        (text,) = base.execute("SELECT found FROM survey").fetchone()
+    survey = json.loads(text)
     survey["sizes"][0] |= change
     path = altered("UPDATE survey SET found = ?", json.dumps(survey))
-    with pytest.raises(FagenError, match=said):
+    with pytest.raises(FagenError, match=message):
         search.found(path)
     assert judge(path, tmp_path / "out")
 
@@ -235,9 +235,9 @@ def test_a_claim_by_what_is_no_process_names_no_file(altered, tmp_path):
             assert store.claim("job")
 
 
-@pytest.mark.parametrize("of", ["whole", "packed"])
-def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered, of, request, tmp_path):
-    (tmp_path / "altered.sqlite").write_bytes(request.getfixturevalue(of))
+@pytest.mark.parametrize("searched", ["whole", "packed"])
+def test_a_kernel_that_is_no_schedule_any_more_is_left_out(altered, searched, request, tmp_path):
+    (tmp_path / "altered.sqlite").write_bytes(request.getfixturevalue(searched))
     path = altered("UPDATE kernel SET slug = slug || '_former' WHERE id = 2 AND source_hash != ''")
     with Store(path, read_only=True) as store:
         assert 2 not in {row.number for row in store.compiled()}
@@ -272,10 +272,10 @@ cut = st.tuples(st.just("cut"), st.integers(0, 1 << 20))
 changes = st.lists(st.one_of(one_cell, one_cell, in_json, in_json, texts, damage, cut), min_size=1)
 
 
-def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
+def changed(whole: bytes, path: Path, changes: list[tuple]) -> None:
     """Write a store with these changes; those that sqlite itself refuses are none."""
     path.write_bytes(whole)
-    for kind, *how in wanted:
+    for kind, *how in changes:
         if kind in ("bytes", "cut"):
             content = bytearray(path.read_bytes())
             at = how[0] % max(1, len(content))
@@ -287,12 +287,12 @@ def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
         with closing(sqlite3.connect(path)) as base, suppress(sqlite3.Error, UnicodeError), base:
             if kind in ("json", "text"):
                 base.text_factory = lambda text: text.decode(errors="replace")
-                (found,) = map(str, base.execute("SELECT found FROM survey").fetchone() or ("",))
+                (stored,) = map(str, base.execute("SELECT found FROM survey").fetchone() or ("",))
                 if kind == "json":
-                    text = altered_json(found, *how)
+                    text = altered_json(stored, *how)
                 else:
                     at, letter = how
-                    text = found[:at] + letter + found[at + 1 :]
+                    text = stored[:at] + letter + stored[at + 1 :]
                 base.execute("UPDATE survey SET found = ?", (text,))
             else:
                 place, row, cell = how
@@ -310,12 +310,12 @@ def changed(whole: bytes, path: Path, wanted: list[tuple]) -> None:
 numbers = count()
 
 
-def run(whole: bytes, folder: Path, wanted: list[tuple]) -> None:
+def run(whole: bytes, folder: Path, changes: list[tuple]) -> None:
     """Judge a store with these changes, as a file of its own."""
     path = folder / f"{next(numbers)}.sqlite"
     out = path.with_suffix("")
     try:
-        changed(whole, path, wanted)
+        changed(whole, path, changes)
         judge(path, out)
         with suppress(FagenError), Store(path) as store:
             store.claim("compile x")
@@ -326,7 +326,7 @@ def run(whole: bytes, folder: Path, wanted: list[tuple]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("lengths", "why"),
     [
         ("", "17 x 3"),
         ("3*17", '"3\\*17" does not go with the sizes beside it'),
@@ -339,7 +339,7 @@ def run(whole: bytes, folder: Path, wanted: list[tuple]) -> None:
         ("1048577", "does not go with the sizes beside it"),
     ],
 )
-def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_path, lengths, said):
+def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_path, lengths, why):
     path = tmp_path / "altered.sqlite"
     path.write_bytes(packed)
     with closing(sqlite3.connect(path)) as base, base:
@@ -350,7 +350,7 @@ def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_pa
     if not lengths:  # then they are of equal lengths, at which nothing was asked for
         assert judge(path, tmp_path / "out") == ""
         return
-    with pytest.raises(FagenError, match=said):
+    with pytest.raises(FagenError, match=why):
         search.found(path)
     assert judge(path, tmp_path / "out")
 
@@ -359,4 +359,4 @@ def test_lengths_that_no_search_has_written_are_refused_in_a_line(packed, tmp_pa
 @pytest.mark.parametrize("store", ["whole", "packed"])
 def test_a_store_is_read_or_refused_in_a_line(store, tmp_path, cases, request):
     content = request.getfixturevalue(store)
-    hold(cases, changes, lambda wanted: run(content, tmp_path, wanted))
+    hold(cases, changes, lambda changes: run(content, tmp_path, changes))

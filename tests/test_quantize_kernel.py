@@ -14,14 +14,14 @@ from tests.often import some
 from tests.quantize_helpers import SEED, SPREAD, normal, planned, rotary, uneven
 
 
-def run_on_cpu(plan: Plan, x: Tensor, **given: Tensor) -> Centered:
+def run_on_cpu(plan: Plan, x: Tensor, **more: Tensor) -> Centered:
     """What the kernels' text, on the simulated GPU, makes of x and of results that are given."""
-    arguments = {"x": x, **given}
+    arguments = {"x": x, **more}
     if angles := rotary(plan, *x.shape[:2]):
         arguments |= {"cos": angles[0], "sin": angles[1]}
     expected = plan.signature.outputs
     results = dict(zip(expected, allocated(plan, arguments, checked(plan, arguments)), strict=True))
-    named = {tensor.result: x for tensor, x in results.items() if tensor.name not in given}
+    named = {tensor.result: x for tensor, x in results.items() if tensor.name not in more}
     library = simulator.build(render(plan).kernel)
     simulator.call(plan, library, **arguments, named={**named, "seed": SEED})
     values, descale, mean = (*results.values(), x)[:3]
@@ -82,8 +82,8 @@ def test_the_kernels_own_text_takes_a_given_descale(slug):
 def test_the_kernels_own_text_takes_given_means(slug):
     plan = planned(slug)
     x = uneven(plan, 1, 50, 2)
-    given = dict(mean=normal(1, 2, plan.head_dim).float())
-    given |= dict(descale=torch.full((1, 2, plan.head_dim), 0.01)) if plan.by_column else {}
-    got = run_on_cpu(plan, x, **given)
-    expected = quantize(plan, x, SEED, **given).values.view(torch.uint8)
+    more = dict(mean=normal(1, 2, plan.head_dim).float())
+    more |= dict(descale=torch.full((1, 2, plan.head_dim), 0.01)) if plan.by_column else {}
+    got = run_on_cpu(plan, x, **more)
+    expected = quantize(plan, x, SEED, **more).values.view(torch.uint8)
     assert (got.values != expected).float().mean() < 1e-3

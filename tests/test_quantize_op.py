@@ -31,7 +31,7 @@ def binary(request, kernel_cache):
 
 
 @pytest.fixture(scope="module")
-def of(binary):
+def plan(binary):
     return planned(binary.slug)
 
 
@@ -40,53 +40,53 @@ def kernel(binary):
     return op.load(binary)
 
 
-def fitting(of: Plan, batch: int = 2, seqlen: int = 70, heads: int = 3) -> Tensor:
-    return normal(batch, seqlen, heads, of.head_dim, dtype=getattr(torch, of.dtype.torch))
+def fitting(plan: Plan, batch: int = 2, seqlen: int = 70, heads: int = 3) -> Tensor:
+    return normal(batch, seqlen, heads, plan.head_dim, dtype=getattr(torch, plan.dtype.torch))
 
 
-def angles_for(of: Plan, x: Tensor) -> dict[str, Tensor]:
+def angles_for(plan: Plan, x: Tensor) -> dict[str, Tensor]:
     """Cosines and sines, where the op takes them, of a cache that is longer."""
-    if not of.rotary:
+    if not plan.rotary:
         return {}
-    places = torch.arange(x.shape[1] + 3.0)[:, None] * 0.8 ** torch.arange(float(of.angles))
+    places = torch.arange(x.shape[1] + 3.0)[:, None] * 0.8 ** torch.arange(float(plan.angles))
     return {
         name: table.to(x.dtype)[3:].expand(x.shape[0], -1, -1)
         for name, table in (("cos", places.cos()), ("sin", places.sin()))
     }
 
 
-def expected_of(of: Plan, x: Tensor, descale: Tensor | None = None) -> Quantized:
-    angles = angles_for(of, x)
+def expected_of(plan: Plan, x: Tensor, descale: Tensor | None = None) -> Quantized:
+    angles = angles_for(plan, x)
     rotary = (angles["cos"], angles["sin"]) if angles else None
-    return quantize(of, x, SEED, descale, rotary)
+    return quantize(plan, x, SEED, descale, rotary)
 
 
-def given_for(of: Plan) -> Tensor:
-    return torch.tensor(0.02) if of.by_tensor else torch.full((2, 3), 0.02)
+def given_for(plan: Plan) -> Tensor:
+    return torch.tensor(0.02) if plan.by_tensor else torch.full((2, 3), 0.02)
 
 
-def test_on_cpu_tensors_the_op_is_the_reference(kernel, of):
-    x = fitting(of)
-    angles = angles_for(of, x)
+def test_on_cpu_tensors_the_op_is_the_reference(kernel, plan):
+    x = fitting(plan)
+    angles = angles_for(plan, x)
     values, descale = kernel(x, SEED, **angles)
-    expected = expected_of(of, x)
+    expected = expected_of(plan, x)
     assert same(values, expected.values)
     assert torch.equal(descale.flatten(), expected.descale.flatten()[: descale.numel()])
-    if not of.by_block:
-        values, nothing = kernel(x, SEED, given_for(of), **angles)
-        assert same(values, expected_of(of, x, torch.tensor(0.02)).values)
+    if not plan.by_block:
+        values, nothing = kernel(x, SEED, given_for(plan), **angles)
+        assert same(values, expected_of(plan, x, torch.tensor(0.02)).values)
         assert nothing.shape == (0,)
 
 
-def test_opcheck_finds_nothing(kernel, of):
-    for arguments in ((fitting(of), SEED), (fitting(of, 1, 1, 1),), (fitting(of, 2, 0, 3),)):
-        torch.library.opcheck(kernel, arguments, angles_for(of, arguments[0]))
-    turned = fitting(of).transpose(1, 2).contiguous().transpose(1, 2)
-    angles = angles_for(of, turned)
+def test_opcheck_finds_nothing(kernel, plan):
+    for arguments in ((fitting(plan), SEED), (fitting(plan, 1, 1, 1),), (fitting(plan, 2, 0, 3),)):
+        torch.library.opcheck(kernel, arguments, angles_for(plan, arguments[0]))
+    turned = fitting(plan).transpose(1, 2).contiguous().transpose(1, 2)
+    angles = angles_for(plan, turned)
     torch.library.opcheck(kernel, (turned, -1), angles)
-    torch.library.opcheck(op.emulated(of.slug), (turned, SEED), angles)
-    if not of.by_block:
-        torch.library.opcheck(kernel, (turned, SEED, given_for(of)), angles)
+    torch.library.opcheck(op.emulated(plan.slug), (turned, SEED), angles)
+    if not plan.by_block:
+        torch.library.opcheck(kernel, (turned, SEED, given_for(plan)), angles)
 
 
 WRONG = """
@@ -119,84 +119,82 @@ rotary:
 """
 
 
-def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, of):
-    x = fitting(of)
-    good = dict(x=x, seed=SEED, **angles_for(of, x))
+def test_a_wrong_argument_is_refused_in_the_same_words_everywhere(kernel, plan):
+    x = fitting(plan)
+    good = dict(x=x, seed=SEED, **angles_for(plan, x))
     words = dict(
-        d=of.head_dim,
-        dtype=of.dtype.torch,
-        stride=210 * of.head_dim + 4,
-        shape="()" if of.by_tensor else "(batch = 2, heads = 3)",
-        angles=of.angles,
-        angles_stride=70 * of.angles + 4,
+        d=plan.head_dim,
+        dtype=plan.dtype.torch,
+        stride=210 * plan.head_dim + 4,
+        shape="()" if plan.by_tensor else "(batch = 2, heads = 3)",
+        angles=plan.angles,
+        angles_stride=70 * plan.angles + 4,
     )
     for case in wrong.cases(WRONG):
         name, change, _, message = case.values
-        if name == "x" or name == ("block" if of.by_block else "descale"):
-            given = good | wrong.changed(change, good | {"descale": given_for(of)})
-        elif name == "rotary" and of.rotary:
-            given = wrong.changed(change, good)
+        if name == "x" or name == ("block" if plan.by_block else "descale"):
+            arguments = good | wrong.changed(change, good | {"descale": given_for(plan)})
+        elif name == "rotary" and plan.rotary:
+            arguments = wrong.changed(change, good)
         else:
             continue
         if name == "x":
-            given = good | {"x": given["x"]}
-        assert refused_everywhere(of, kernel, given).startswith(message.format(**words))
-    if of.rotary:
-        with pytest.raises(ValueError, match=f"^fagen::{of.slug}: cos is missing$"):
-            checked(of, dict(x=x, sin=good["sin"]))
+            arguments = good | {"x": arguments["x"]}
+        assert refused_everywhere(plan, kernel, arguments).startswith(message.format(**words))
+    if plan.rotary:
+        with pytest.raises(ValueError, match=f"^fagen::{plan.slug}: cos is missing$"):
+            checked(plan, dict(x=x, sin=good["sin"]))
     else:
         with pytest.raises((TypeError, RuntimeError), match="expected at most 3"):
             kernel(x, SEED, cos=x, sin=x)
 
 
-def test_a_gradient_is_refused_and_needs_none_without_grad_mode(kernel, of):
-    x = fitting(of).requires_grad_()
-    angles = angles_for(of, x)
-    with pytest.raises(
-        ValueError,
-        match=rf"^fagen::{of.slug}: x.* or .* requires a gradient, and rounding to e4m3 has none; ",
-    ):
+def test_a_gradient_is_refused_and_needs_none_without_grad_mode(kernel, plan):
+    x = fitting(plan).requires_grad_()
+    angles = angles_for(plan, x)
+    message = r"x.* or .* requires a gradient, and rounding to e4m3 has none; "
+    with pytest.raises(ValueError, match=f"^fagen::{plan.slug}: {message}"):
         kernel(x, SEED, **angles)
     with torch.no_grad():
         assert same(kernel(x, SEED, **angles)[0], kernel(x.detach(), SEED, **angles)[0])
 
 
-def test_its_kernels_keep_what_their_plan_promises_and_say_so(binary, of):
-    assert binary.report.registers <= of.launch_registers
+def test_its_kernels_keep_what_their_plan_promises_and_say_so(binary, plan):
+    assert binary.report.registers <= plan.launch_registers
     assert binary.report.spill_store_bytes == binary.report.stack_bytes == 0
     machine = binary.report.machine
     assert machine is not None
-    assert len(machine.kernel.split()) == len(of.launches.kernels)
-    assert machine.registers <= of.launch_registers
+    assert len(machine.kernel.split()) == len(plan.launches.kernels)
+    assert machine.registers <= plan.launch_registers
     assert machine.count("LDL", "STL") == 0
     assert machine.consumer_registers is None
-    assert machine.count("HMMA") > 0 or not of.rotate
-    sizes = of.shared_bytes, of.threads, of.launch_registers
-    assert info_of(binary.library, of.slug) == KernelInfo(*sizes, of.slug, binary.source_hash)
+    assert machine.count("HMMA") > 0 or not plan.rotate
+    sizes = plan.shared_bytes, plan.threads, plan.launch_registers
+    assert info_of(binary.library, plan.slug) == KernelInfo(*sizes, plan.slug, binary.source_hash)
 
 
-def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, monkeypatch):
+def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, plan, monkeypatch):
     """All but the launch: the device is said to be a GPU, the tensors are on the CPU."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     forget(monkeypatch)
-    keys = of.schedule.quantize
+    keys = plan.schedule.quantize
     how = keys.center, keys.scales, keys.scale_rows or 128, keys.layout, keys.rotary
-    dtype = getattr(torch, of.dtype.torch)
+    dtype = getattr(torch, plan.dtype.torch)
 
     def ready(device=0):
         key = QUANTIZE.key_of(torch.device("cuda", device), dtype, keys.head_dim, keys.rotate, *how)
         return QUANTIZE.find(QUANTIZE.ready(key))
 
     kernel = ready()
-    assert ready() is kernel and kernel.plan == of
-    assert op.load(binary) is getattr(torch.ops.fagen, of.slug).default
+    assert ready() is kernel and kernel.plan == plan
+    assert op.load(binary) is getattr(torch.ops.fagen, plan.slug).default
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
     assert ready() is kernel
     with pytest.raises(FagenError, match="cannot be built while a CUDA graph is captured"):
         ready(1)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
-    assert ready(1).plan == of
+    assert ready(1).plan == plan
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100")
     with pytest.raises(DeviceError, match=r"cuda:2 is a NVIDIA A100 of compute capability 8\.0"):
@@ -206,13 +204,13 @@ def test_on_a_hopper_gpu_a_call_builds_loads_and_keeps_the_kernel(binary, of, mo
 # ---- what the kernel is passed ------------------------------------------------------------------
 
 
-def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):
-    x = fitting(of)
-    named = dict(x=x, seed=SEED, **angles_for(of, x))
-    values, descale = allocated(of, named, checked(of, named))
+def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, plan):
+    x = fitting(plan)
+    named = dict(x=x, seed=SEED, **angles_for(plan, x))
+    values, descale = allocated(plan, named, checked(plan, named))
     named |= dict(values=values, found_descale=descale)
     with pytest.raises(DeviceError, match="x is on cpu"):
-        c_interface.bind(of, binary.library, **named)
+        c_interface.bind(plan, binary.library, **named)
     for change, message in (
         (dict(x=x[0]), "x has shape"),
         (dict(values=None), "values is missing"),
@@ -220,7 +218,7 @@ def test_a_call_of_the_c_function_needs_a_gpu_and_right_arguments(binary, of):
         (dict(values=values.float()), "values is not float8_e4m3fn"),
     ):
         with pytest.raises(ValueError, match=message):
-            c_interface.bind(of, binary.library, **named | change)
-    ask = library_at(binary.library)[f"fagen_{of.slug}_message"]
+            c_interface.bind(plan, binary.library, **named | change)
+    ask = library_at(binary.library)[f"fagen_{plan.slug}_message"]
     ask.restype = ctypes.c_char_p
     assert ask(0) == b"launched"

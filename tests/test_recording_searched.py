@@ -117,17 +117,17 @@ def test_what_it_finds_for_varlen_sequences_serves_calls_of_them(
     tiles = "[tile]\nblock_m = [64, 128]\nblock_n = [64, 96, 128]\n"  # which takes less time
     timed = searched(path.read_text() + tiles, 40)
     (row,) = rows_of(tmp_path / "fagen")
-    taken = fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
-    assert taken == row["slug"] and "_varlen" in taken
+    slug = fagen.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
+    assert slug == row["slug"] and "_varlen" in slug
     slugs = set.intersection(*(set(least) for least in timed.values()))
     sums = {slug: sum(math.log(least[slug]) for least in timed.values()) for slug in slugs}
-    assert sums[taken] <= min(sums.values()) + len(timed) * 0.03
+    assert sums[slug] <= min(sums.values()) + len(timed) * 0.03
 
 
 # ---- the rule for lengths ------------------------------------------------------------------------
 def extents() -> list[tuple[int, int, int]]:
     """Tokens, sequences and the longest: all of few tokens, and some of many."""
-    found = [
+    triples = [
         (tokens, batch, longest)
         for tokens in range(1, 20)
         for batch in range(1, tokens + 1)
@@ -138,12 +138,12 @@ def extents() -> list[tuple[int, int, int]]:
         batch = int(2 ** dice.uniform(0, 10))
         tokens = int(batch * 2 ** dice.uniform(0, 10))
         least, most = -(-tokens // batch), tokens - batch + 1
-        found.append((tokens, batch, dice.choice((least, most, dice.randint(least, most)))))
+        triples.append((tokens, batch, dice.choice((least, most, dice.randint(least, most)))))
     for tokens in (16_384, 16_385, 2**20 - 1, 2**20):
         least, most = -(-tokens // 16_384), tokens - 16_384 + 1
         near = {least, min(least + 1, most), max(most - 1, least), most}
-        found += [(tokens, 16_384, longest) for longest in near]
-    return found
+        triples += [(tokens, 16_384, longest) for longest in near]
+    return triples
 
 
 def test_lengths_that_are_taken_have_the_sum_the_number_and_the_longest():
@@ -152,8 +152,8 @@ def test_lengths_that_are_taken_have_the_sum_the_number_and_the_longest():
         assert len(lengths) == batch and sum(lengths) == tokens, (tokens, batch, longest)
         assert lengths[0] == max(lengths) == longest and min(lengths) >= 1
         assert lengths == sorted(lengths, reverse=True)
-        known = VarlenTotals(batch, 4, 2, longest, longest, tokens, tokens)
-        assert VarlenTotals.of(known) == known and [q for q, _ in known.sequences] == lengths
+        totals = VarlenTotals(batch, 4, 2, longest, longest, tokens, tokens)
+        assert VarlenTotals.of(totals) == totals and [q for q, _ in totals.sequences] == lengths
 
 
 def test_lengths_that_are_taken_fall_by_one_ratio():
@@ -182,8 +182,8 @@ def test_for_these_lengths_nearly_the_same_kernel_is_predicted_best_as_for_the_t
     predictor = space_of(space.kind).predictor
     dice, more = random.Random(lengths), []
     for target in space.targets():
-        found = survey(space, target)
-        kernels = [from_slug(found.schedule(point).slug).values() for point in found.points]
+        surveyed = survey(space, target)
+        kernels = [from_slug(surveyed.schedule(point).slug).values() for point in surveyed.points]
         for _ in range(6):
             true = VarlenSizes.of([(n, n) for n in DRAWN[lengths](dice)], 16, 16)
             sizes = VarlenTotals.of(true)

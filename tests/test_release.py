@@ -135,8 +135,8 @@ def test_the_wheel_works_from_the_root_in_an_environment_without_torch(wheel, tm
         assert manifest["kernels"][0]["evidence"] or not ran(SLUG)
     told_by_pick = json.loads(told("pick", "--dtype", "fp16", "--head-dim", 128, "--json"))
     assert told_by_pick["measured"] or not ran(told_by_pick["slug"])
-    here = {row["schedule"]: row["evidence"] for row in listed(fagen_here("list", "--json"))}
-    assert {row["schedule"]: row["evidence"] for row in listed(told("list", "--json"))} == here
+    expected = {row["schedule"]: row["evidence"] for row in listed(fagen_here("list", "--json"))}
+    assert {row["schedule"]: row["evidence"] for row in listed(told("list", "--json"))} == expected
 
 
 def ran(slug: str) -> bool:
@@ -145,8 +145,8 @@ def ran(slug: str) -> bool:
 
 
 def listed(text: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(text)
-    return [row for row in found if row["from"] == "schedules/"]
+    rows: list[dict[str, str]] = json.loads(text)
+    return [row for row in rows if row["from"] == "schedules/"]
 
 
 def fagen_here(*words: str) -> str:
@@ -162,7 +162,7 @@ def test_what_is_shipped_says_of_every_kernel_what_generated_says(wheel, monkeyp
         archive.extractall(tmp_path, files)
     assert sum(file.compress_size for file in files) < 400_000
     slugs = [path.stem for kind in registry.ENTRIES for path in registry.schedules(kind)]
-    here = evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs]
+    expected = evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs]
 
     def locate(name: str) -> Path:
         if name == "generated":
@@ -171,7 +171,7 @@ def test_what_is_shipped_says_of_every_kernel_what_generated_says(wheel, monkeyp
 
     real = store.locate
     monkeypatch.setattr(store, "locate", locate)
-    assert here == (evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs])
+    assert expected == (evidence.read_excuses(), [evidence.read_line(slug) for slug in slugs])
     assert evidence.read("fwd_fp16_d248_full_m64n16_s9") is None
     with pytest.raises(FagenError, match="generated is neither here nor there"):
         evidence.need_room(SLUG)

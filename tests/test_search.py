@@ -59,22 +59,22 @@ def losses(path, folder, monkeypatch) -> dict[str, float]:
         spaces = store.spaces()
     lost = {}
     for result in search.found(path):
-        known = len(result.marks.slugs())
-        if known < 40:
+        count = len(result.marks.slugs())
+        if count < 40:
             continue
         text = spaces[result.survey["space"]].partition("\n[search]")[0]
         text = GONE.sub("", text)
-        text += f"\n[search]\ncompile = {known // 4}\npatience = 1000\n"
+        text += f"\n[search]\ncompile = {count // 4}\npatience = 1000\n"
         declared = parse_space(text)
-        one = {"mask": (result.target.mask,), "head_dim": (result.target.head_dim,)}
-        narrow = replace(declared, values={**declared.values, **one})
+        fixed = {"mask": (result.target.mask,), "head_dim": (result.target.head_dim,)}
+        narrow = replace(declared, values={**declared.values, **fixed})
         store = folder / f"{result.target.name}.sqlite"
         search.search([narrow], store, recorded=path)
         again = search.found(store)
         # an exhaustive search times every kernel, in as many rounds as decide among the last
-        assert len(again[0].marks.slugs()) < known / 3
+        assert len(again[0].marks.slugs()) < count / 3
         rounds = sum(len(stage.repeats) for stage in STAGES if stage.regime == BRIEF)
-        assert timings(store) < known * len(result.sizes) * rounds / 3
+        assert timings(store) < count * len(result.sizes) * rounds / 3
         best = min(result.marks.mark(slug, BRIEF) for slug in result.marks.slugs())
         lost[result.target.name] = result.marks.mark(again[0].lead.slug, BRIEF) - best
     return lost
@@ -158,22 +158,22 @@ def test_on_a_machine_with_two_gpus_both_are_used_and_the_time_falls(
 ):
     with monkeypatch.context() as patch:  # what one GPU would have to do
         patch.setattr(search, "LocalExecutor", AtOnce)
-        alone = Traffic().watch(patch, AtOnce)
+        single = Traffic().watch(patch, AtOnce)
         replayed(recorded, tmp_path / "1.sqlite", compile_at_most=60)
     paced = replace(_work(recorded, 0.05), compile=_work(recorded).compile, cards=two_cards)
     monkeypatch.setattr(replay, "work", lambda path: paced)
     both = Traffic().watch(monkeypatch, executor.LocalExecutor)
     replayed(recorded, tmp_path / "2.sqlite", compile_at_most=60)
-    assert (alone.at_once, both.at_once) == (1, 2)
-    assert both.longest < 0.75 * alone.longest
+    assert (single.at_once, both.at_once) == (1, 2)
+    assert both.longest < 0.75 * single.longest
 
 
 def test_an_interruption_shows_the_best_so_far(recorded, tmp_path, monkeypatch, at_once):
-    taken = run.Search._take_in
+    take_in = run.Search._take_in
     rounds = []
 
     def interrupted(self):
-        rounds.append(taken(self))
+        rounds.append(take_in(self))
         if any(tournament.timed >= 10 for tournament in self._tournaments):
             raise KeyboardInterrupt
 
@@ -223,9 +223,9 @@ def test_ranges_leave_no_length_out(recorded):
     for result in search.found(recorded):
         ranges = result.ranges()
         assert ranges[0][0] == 0 and math.isinf(ranges[-1][1])
-        for (_, most, one), (least, _, other) in pairwise(ranges):
+        for (_, most, slug), (least, _, other) in pairwise(ranges):
             assert least == most + 1
-            assert one != other
+            assert slug != other
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_dry_run_lists_the_refusals_what_remains_and_the_predicted_best(tmp_pa
     assert answer.output.count("such as ") >= 6
     assert answer.output.count(" µs  fwd_fp16_d128_full_") == 10
     in_json = json.loads(fagen("search", "run", path, "--dry-run", "--json").output)
-    assert [one["target"]["mask"] for one in in_json] == ["full", "causal"]
+    assert [record["target"]["mask"] for record in in_json] == ["full", "causal"]
     assert len(in_json[0]["predicted"]) == 10
 
 
@@ -263,13 +263,13 @@ def test_what_is_no_store_is_refused(tmp_path):
 
 
 def test_each_target_has_a_heat_under_way_before_any_has_more(recorded, tmp_path, monkeypatch):
-    asked = []
+    order = []
 
     class Noting(AtOnce):
         compile_slots = 12
 
         def compile(self, slug: str) -> Future:
-            asked.append("causal" in slug)
+            order.append("causal" in slug)
             return Future()  # which never comes
 
     monkeypatch.setattr(run, "AHEAD", 0)
@@ -277,4 +277,4 @@ def test_each_target_has_a_heat_under_way_before_any_has_more(recorded, tmp_path
     with Store(tmp_path / "found.sqlite") as store:
         going = run.Search([declared], Noting(replay.work(recorded)), store)
         going._hand_out()
-        assert asked == [False] * 8 + [True] * 4
+        assert order == [False] * 8 + [True] * 4

@@ -54,15 +54,15 @@ def address():
 def test_two_gpus_are_both_used_and_share_the_work(address, recorded, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:  # what one GPU would have to do
         patch.setattr(search, "LocalExecutor", AtOnce)
-        alone = Traffic().watch(patch, AtOnce)
+        single = Traffic().watch(patch, AtOnce)
         search.search([space(SEARCH)], tmp_path / "1.sqlite", recorded=recorded)
     both = Traffic().watch(monkeypatch, ClusterExecutor)
     monkeypatch.setattr(replay, "work", lambda path: _work(path, 0.03))
     store = tmp_path / "2.sqlite"
     outcome = search.search([space(SEARCH)], store, scheduler=address, recorded=recorded)
-    assert outcome.card == CARD and all(one.done for one in outcome.tournaments)
-    assert both.at_once == 2 and both.longest < 0.75 * alone.longest
-    names = [{one.target.name for one in search.found(tmp_path / f"{n}.sqlite")} for n in (1, 2)]
+    assert outcome.card == CARD and all(tournament.done for tournament in outcome.tournaments)
+    assert both.at_once == 2 and both.longest < 0.75 * single.longest
+    names = [{x.target.name for x in search.found(tmp_path / f"{n}.sqlite")} for n in (1, 2)]
     assert names[0] == names[1]
 
 

@@ -80,7 +80,7 @@ class Recorded:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(search, "LocalExecutor", AtOnce)
             search.search([space_of(self.text)], self.replayed, recorded=self.path)
-        self.best = {one.target.name: one for one in search.found(self.path)}
+        self.best = {result.target.name: result for result in search.found(self.path)}
         self.found = search.found(self.replayed)
 
 
@@ -99,23 +99,23 @@ def recorded(request, every):
 
 
 def test_a_replay_finds_the_fastest_of_its_own_kind(recorded):
-    assert [one.target.name for one in recorded.found] == [*recorded.targets]
-    for one in recorded.found:
-        name = one.target.name
+    assert [result.target.name for result in recorded.found] == [*recorded.targets]
+    for result in recorded.found:
+        name = result.target.name
         begins = name.removesuffix("_varlen")
         assert all(
-            f"_{begins}_" in f"_{slug}" or slug.startswith(begins) for slug in one.marks.slugs()
+            f"_{begins}_" in f"_{slug}" or slug.startswith(begins) for slug in result.marks.slugs()
         )
-        assert all(("_varlen" in slug) == one.target.varlen for slug in one.marks.slugs())
+        assert all(("_varlen" in slug) == result.target.varlen for slug in result.marks.slugs())
         best = recorded.best[name].lead
-        assert one.lead and best and one.lead.slug == best.slug
-        assert one.correlation is not None and one.correlation > recorded.correlation
-        peer = one.target.peer
-        assert one.over_peer and peer.name not in one.marks.slugs()
-        line = next(line for line in told(one) if f"{one.lead.slug}: " in line)
+        assert result.lead and best and result.lead.slug == best.slug
+        assert result.correlation is not None and result.correlation > recorded.correlation
+        peer = result.target.peer
+        assert result.over_peer and peer.name not in result.marks.slugs()
+        line = next(line for line in told(result) if f"{result.lead.slug}: " in line)
         assert f"× {peer.title}" in line
-        record_of_it = search.record(one)
-        assert record_of_it[f"over_{peer.name}"] == one.over_peer
+        record_of_it = search.record(result)
+        assert record_of_it[f"over_{peer.name}"] == result.over_peer
         json.dumps(record_of_it, allow_nan=False)
 
 
@@ -126,7 +126,7 @@ def test_what_was_found_is_written_where_calls_read_it(recorded, tmp_path):
     answer = fagen("search", "report", store, "--write", folder)
     assert answer.exit_code == 0, answer.output
     rows = dispatch_table.table_at(folder / "dispatch.toml")
-    assert rows and {row.slug for one in recorded.found for row in one.rows()} == {
+    assert rows and {row.slug for result in recorded.found for row in result.rows()} == {
         row.slug for row in rows
     }
     kind = recorded.found[0].kind
@@ -139,9 +139,9 @@ def test_what_was_found_is_written_where_calls_read_it(recorded, tmp_path):
     assert ("cuDNN" in page) == (peer == "cuDNN")
     if not recorded.found[0].by_groups:
         for mask in {row.problem.mask for row in rows}:  # no number of keys is left out
-            of = [row for row in rows if row.problem.mask == mask and not row.for_few_rows]
-            assert of[0].keys_from == 0 and of[-1].keys_to == MOST
-            assert all(after.keys_from == before.keys_to + 1 for before, after in pairwise(of))
+            own = [row for row in rows if row.problem.mask == mask and not row.for_few_rows]
+            assert own[0].keys_from == 0 and own[-1].keys_to == MOST
+            assert all(after.keys_from == before.keys_to + 1 for before, after in pairwise(own))
         assert not recorded.found[0].target.varlen or len(rows) == 1
 
 
@@ -180,12 +180,12 @@ def test_of_each_group_of_rows_that_is_written_which_is_fastest_there(every):
     (best,), (result,) = every["decode"].best.values(), every["decode"].found
     for (group, most, slug), size in zip(best.groups(), best.sizes, strict=True):
         alike = [
-            one
-            for one in best.marks.slugs()
-            if all(values(one)[key] == values(slug)[key] for key in DECODE_SPACE.promised)
+            other
+            for other in best.marks.slugs()
+            if all(values(other)[key] == values(slug)[key] for key in DECODE_SPACE.promised)
         ]
         assert math.isinf(most) and group == 4 * size.seqlen_q if group > 8 else group == 8
-        assert slug == min(alike, key=lambda one: best.marks.at(one, size, "brief"))
+        assert slug == min(alike, key=lambda other: best.marks.at(other, size, "brief"))
     lines = "\n".join(told(result))
     for row in result.rows():
         assert (
@@ -215,8 +215,8 @@ def test_calls_take_the_row_of_packed_sequences_then(every, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     forget(monkeypatch)
     for _ in range(2):
-        taken = package.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
-        assert taken == row.slug
+        slug = package.prepare_varlen(dtype="fp16", head_dim=64, causal=True, device="cpu")
+        assert slug == row.slug
     assert package.pick(dtype="fp16", head_dim=64, causal=True, lengths="varlen").slug == row.slug
 
 
@@ -241,12 +241,12 @@ def test_what_is_faster_at_some_lengths_is_told_and_gets_no_row(every):
 def test_a_row_of_fagens_table_is_judged_by_the_leader_of_all_lengths(every):
     (result,) = every["varlen"].best.values()
     lead, second = result.lead.slug, str(result.lead.second)
-    of = partial(Row, result.card)
-    assert _beside(result, of(lead)) == (True, "the same", "")
-    same, here, than = _beside(result, of(second))
+    row_of = partial(Row, result.card)
+    assert _beside(result, row_of(lead)) == (True, "the same", "")
+    same, comparison, than = _beside(result, row_of(second))
     assert same is False and than == lead
-    assert re.fullmatch(r"at .+ it takes -?[\d.]+% longer than", here)
-    untimed = _beside(result, of("fwd_fp16_d64_causal_m64n16_varlen"))
+    assert re.fullmatch(r"at .+ it takes -?[\d.]+% longer than", comparison)
+    untimed = _beside(result, row_of("fwd_fp16_d64_causal_m64n16_varlen"))
     assert untimed == (False, "not timed here; instead", lead)
 
 
@@ -258,7 +258,7 @@ def test_a_page_of_both_names_each_ones_peer(every, tmp_path):
     page = search.report.page(path)
     assert "÷ the peer" in page and "× FlashAttention-2's" in page and "× cuDNN's" in page
     assert '<div class="name soft">lengths</div>' in page and "4 x 4096" in page
-    names = [one.target.name for one in search.found(path)]
+    names = [result.target.name for result in search.found(path)]
     assert names == ["fp16_d64_causal", "fp16_d64_causal_varlen"]
 
 
@@ -309,7 +309,7 @@ RUNS = {  # a space, a kernel of it that is wrong, others that are right, sizes 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_search_compiles_checks_and_times_real_schedules(name, tmp_path, monkeypatch):
     """All but compiler and clock: kernels are emulated, and one of them is wrong."""
-    text, bad, right, sizes = RUNS[name]
+    text, bad, expected, sizes = RUNS[name]
     monkeypatch.setenv("FAGEN_CACHE", str(tmp_path / "cache"))
     with plugged_in(monkeypatch, torch=True) as gpu:
         gpu.checks(bad, sizes)
@@ -320,5 +320,5 @@ def test_a_search_compiles_checks_and_times_real_schedules(name, tmp_path, monke
     (result,) = search.found(tmp_path / "found.sqlite")
     assert set(result.wrong) == {bad} and result.wrong[bad].startswith("error ")
     # what such calls get today is timed too
-    assert set(result.marks.slugs()) > right
+    assert set(result.marks.slugs()) > expected
     assert result.lead and result.over_peer == pytest.approx(1)

@@ -215,9 +215,9 @@ def test_every_row_of_the_table_is_as_the_store_says_or_names_what_it_was_measur
         for row in rows:
             if f"_{result.target.name}_" not in row.slug or row.by != of_store:
                 continue
-            there = [s for s in result.sizes if row.keys_from <= s.seqlen_k <= row.keys_to]
-            assert there, row
-            assert {result.best_at(size, result.lead.slug) for size in there} == {row.slug}
+            sizes = [s for s in result.sizes if row.keys_from <= s.seqlen_k <= row.keys_to]
+            assert sizes, row
+            assert {result.best_at(size, result.lead.slug) for size in sizes} == {row.slug}
     # others may agree with the store, too
     named = sum(row.by == of_store for row in rows)
     assert (named > 0) == (committed.path in DATABASES)
@@ -233,7 +233,7 @@ def test_what_a_row_was_measured_by_is_there():
         if anchor:
             headings = re.findall(r"^#+ (.*)$", text.decode(), re.MULTILINE)
             anchors = [re.sub(r"[^\w -]", "", heading).lower() for heading in headings]
-            assert anchor in [one.replace(" ", "-") for one in anchors]
+            assert anchor in [name.replace(" ", "-") for name in anchors]
 
 
 def test_the_headline_is_the_first_row_and_a_line_of_the_summary(committed):
@@ -337,19 +337,19 @@ def colours(scheme: str) -> dict[str, tuple[float, ...]]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_read_at_4_5_to_1_and_marks_are_seen_at_3_to_1(scheme):
-    of = colours(scheme)
+    palette = colours(scheme)
     for text in ("ink", "soft", "link"):
         for ground in ("page", "card"):
-            assert contrast(of[text], of[ground]) >= 4.5, (text, ground)
-    assert contrast(of["soft"], of["none"]) >= 4.5
+            assert contrast(palette[text], palette[ground]) >= 4.5, (text, ground)
+    assert contrast(palette["soft"], palette["none"]) >= 4.5
     for step in range(101):  # as color-mix() in srgb does
         heat = tuple(
             step / 100 * hot + (1 - step / 100) * cold
-            for hot, cold in zip(of["hot"], of["cold"], strict=True)
+            for hot, cold in zip(palette["hot"], palette["cold"], strict=True)
         )
-        assert contrast(of["on-heat"], heat) >= 4.5, step
+        assert contrast(palette["on-heat"], heat) >= 4.5, step
     for mark in ("leader", "anchor", "peer", "dot"):
-        assert contrast(of[mark], of["card"]) >= 3, mark
+        assert contrast(palette[mark], palette["card"]) >= 3, mark
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-4, 1e-2), (67e-5, 131e-5), (500e-6, 510e-6)])
@@ -369,7 +369,7 @@ def test_no_axis_is_marked_too_little_or_too_much(power, extent):
 SCHEMES = {"light": 1, "dark": 0}  # as Chromium numbers them
 
 
-def look(path: Path, width: int, scheme: str, profile: Path, *asked: str) -> str:
+def look(path: Path, width: int, scheme: str, profile: Path, *options: str) -> str:
     """Open a page in a browser and return what that says; skip where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = next(filter(None, map(find_program, names)), None)
@@ -380,7 +380,7 @@ def look(path: Path, width: int, scheme: str, profile: Path, *asked: str) -> str
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
             *("--hide-scrollbars", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"),
-            *(f"--user-data-dir={profile}", f"--window-size={width},2400", *asked),
+            *(f"--user-data-dir={profile}", f"--window-size={width},2400", *options),
             path.as_uri(),
         ],
         timeout=120,
@@ -396,16 +396,16 @@ def test_in_a_browser_the_page_is_drawn_in_light_and_in_dark(scheme, width, reco
     path.write_text(recorded.text)
     output = look(path, width, scheme, tmp_path / "profile", f"--screenshot={shot}")
     assert shot.exists(), output
-    of = {name: tuple(round(255 * c) for c in colour) for name, colour in colours(scheme).items()}
+    hues = {name: tuple(round(255 * c) for c in colour) for name, colour in colours(scheme).items()}
     with image.open(shot) as drawn:
         drawn = drawn.convert("RGB")
         assert drawn.size == (width, 2400)
-        seen = {colour: count for count, colour in drawn.getcolors(1 << 22)}
+        counts = {colour: count for count, colour in drawn.getcolors(1 << 22)}
         edges = {drawn.getpixel((x, y)) for x in (0, 2, width - 3, width - 1) for y in range(2400)}
-    assert edges == {of["page"]}  # nothing reaches the screen's edge
+    assert edges == {hues["page"]}  # nothing reaches the screen's edge
     for bar in ("leader", "anchor", "peer"):
-        assert seen.get(of[bar], 0) > width, bar
-    assert len(seen) > 100  # shades of the heat map, and of letters
+        assert counts.get(hues[bar], 0) > width, bar
+    assert len(counts) > 100  # shades of the heat map, and of letters
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -416,5 +416,5 @@ def test_in_a_browser_nothing_is_cut_off_broken_or_overlaid(width, committed, tm
     # in a frame, since a window is 500 wide at least
     path.write_text(f'<iframe srcdoc="{whole}" style="width: {width}px; border: 0"></iframe>')
     output = look(path, width, "light", tmp_path / "profile", "--dump-dom")
-    seen = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", output).group(1)))
-    assert seen == {"screenWidth": width, "faults": []}
+    outcome = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", output).group(1)))
+    assert outcome == {"screenWidth": width, "faults": []}

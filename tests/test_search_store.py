@@ -74,11 +74,11 @@ def test_a_time_is_kept_once_for_each_source_card_driver_shape_and_round(tmp_pat
 
 
 def test_news_are_what_came_since(tmp_path):
-    with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
-        one.put_compiled(TARGET, compiled_as(source="a"), "")
-        seen = max(row.number for row in other.compiled())
-        one.put_compiled(TARGET, compiled_as(source="b"), "")
-        assert [row.compiled.source_hash for row in other.compiled(seen)] == ["b"]
+    with Store(tmp_path / "s.sqlite") as store, Store(tmp_path / "s.sqlite") as other:
+        store.put_compiled(TARGET, compiled_as(source="a"), "")
+        last = max(row.number for row in other.compiled())
+        store.put_compiled(TARGET, compiled_as(source="b"), "")
+        assert [row.compiled.source_hash for row in other.compiled(last)] == ["b"]
 
 
 def test_the_first_anchor_stays(tmp_path):
@@ -125,9 +125,9 @@ def test_the_days_of_searches_are_kept_in_order_and_the_first_note_of_a_day(tmp_
 
 
 def test_a_search_keeps_its_day_and_a_replay_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(search, "_executor", lambda *asked: nullcontext())
+    monkeypatch.setattr(search, "_executor", lambda *args: nullcontext())
     searched = SimpleNamespace(run=lambda: "searched")
-    monkeypatch.setattr(search, "Search", lambda *asked, **how: searched)
+    monkeypatch.setattr(search, "Search", lambda *args, **how: searched)
     for name, recorded in (("real", None), ("replayed", tmp_path / "recorded.sqlite")):
         assert search.search([], tmp_path / name, recorded=recorded) == "searched"
     with Store(tmp_path / "replayed", read_only=True) as store:
@@ -164,14 +164,14 @@ def test_weights_are_kept_beside_the_sizes(tmp_path):
 
 
 def test_a_job_is_claimed_by_one_at_a_time(tmp_path):
-    with Store(tmp_path / "s.sqlite") as one, Store(tmp_path / "s.sqlite") as other:
-        assert one.claim("compile x")
-        assert one.claim("compile x")  # it is still ours
+    with Store(tmp_path / "s.sqlite") as store, Store(tmp_path / "s.sqlite") as other:
+        assert store.claim("compile x")
+        assert store.claim("compile x")  # it is still ours
         assert not other.claim("compile x")
-        one.put_compiled(TARGET, compiled_as(), "compile x")  # a result gives its claim up
+        store.put_compiled(TARGET, compiled_as(), "compile x")  # a result gives its claim up
         assert other.claim("compile x")
-        one.claim("time x")
-        one.put_timed(TARGET, CARD, {compiled_as().slug: "a"}, [timed()], [], ["time x"])
+        store.claim("time x")
+        store.put_timed(TARGET, CARD, {compiled_as().slug: "a"}, [timed()], [], ["time x"])
         assert other.claim("time x")
 
 

@@ -33,22 +33,22 @@ ONES = dict.fromkeys(("q_descale", "k_descale", "v_descale"), torch.ones(()))
 USED = [5, 3, 20, 0, 0, 32]  # keys of LENGTHS
 
 
-def packed16(*given, by_column=False, **how):
+def packed16(*args, by_column=False, **how):
     """Varlen sequences of 16 bits as those of e4m3 are made."""
-    tensors = packed(*given, **how)
+    tensors = packed(*args, **how)
     return Packed8(tensors, {}, tensors[:3])
 
 
 both = pytest.mark.parametrize("make", [packed16, packed8])
 
 
-def called(of, **more):
+def called(case, **more):
     """Out and the log-sum-exp of a call."""
-    return fagen.attention_varlen(*of.tensors, return_lse=True, **of.named | more)
+    return fagen.attention_varlen(*case.tensors, return_lse=True, **case.named | more)
 
 
-def out_of(of, **more):
-    return fagen.attention_varlen(*of.tensors, **of.named | more)
+def out_of(case, **more):
+    return fagen.attention_varlen(*case.tensors, **case.named | more)
 
 
 def same(results, expected):
@@ -61,54 +61,54 @@ def same(results, expected):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_each_sequence_attends_to_itself(dtype, causal):
-    of = packed16(dtype=dtype)
-    out, lse = called(of, causal=causal)
+    case = packed16(dtype=dtype)
+    out, lse = called(case, causal=causal)
     assert (out.dtype, out.shape) == (dtype, (119, 4, 64))
     assert (lse.dtype, lse.shape) == (torch.float32, (4, 119))
-    expected, wanted_lse = of.exact(causal=causal)
+    expected, wanted_lse = case.exact(causal=causal)
     torch.testing.assert_close(out.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=0, atol=1e-3)
-    assert torch.equal(out, out_of(of, causal=causal))
+    assert torch.equal(out, out_of(case, causal=causal))
 
 
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_each_sequence_has_descales_of_its_own(head_dim, causal, by_column):
-    of = packed8(head_dim=head_dim, by_column=by_column)
-    out, lse = called(of, causal=causal)
+    case = packed8(head_dim=head_dim, by_column=by_column)
+    out, lse = called(case, causal=causal)
     assert (out.dtype, out.shape) == (torch.bfloat16, (119, 4, head_dim))
     assert (lse.dtype, lse.shape) == (torch.float32, (4, 119))
-    right, right_lse = of.exact(causal=causal)
-    assert far(out, right) < ROUNDING
-    torch.testing.assert_close(lse.double(), right_lse, rtol=0, atol=1e-3)
-    assert torch.equal(out, out_of(of, causal=causal))
+    expected, expected_lse = case.exact(causal=causal)
+    assert far(out, expected) < ROUNDING
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-3)
+    assert torch.equal(out, out_of(case, causal=causal))
 
 
 def usual_fp8(head_dim, mask):
     """The Plan that a call in e4m3 has."""
-    of = Problem("e4m3", head_dim, head_dim, mask, "bf16", "rows", 0, lengths="varlen")
-    return plan(buildable(of).schedules[0])
+    problem = Problem("e4m3", head_dim, head_dim, mask, "bf16", "rows", 0, lengths="varlen")
+    return plan(buildable(problem).schedules[0])
 
 
 @both
 def test_it_is_what_the_committed_schedule_computes_of_each_sequence_alone(make):
-    of = make(((70, 200), (300, 300)), head_dim=128, by_column=True)
-    out, lse = called(of, causal=True)
-    q, k, v = of.tensors[:3]
-    for one, (rows, keys) in enumerate(
+    case = make(((70, 200), (300, 300)), head_dim=128, by_column=True)
+    out, lse = called(case, causal=True)
+    q, k, v = case.tensors[:3]
+    for i, (rows, keys) in enumerate(
         ((slice(0, 70), slice(0, 200)), (slice(70, 370), slice(200, 500)))
     ):
         sequence = q[None, rows], k[None, keys], v[None, keys], 128**-0.5
         if make is packed16:
             by = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128_varlen"))
-            alone, lse_alone = emulate(by, *sequence)
+            expected, expected_lse = emulate(by, *sequence)
         else:
-            own = {name: x[one : one + 1] for name, x in of.named.items()}
+            own = {name: x[i : i + 1] for name, x in case.named.items()}
             descales = own["q_descale"][..., None], own["k_descale"][..., None], own["v_descale"]
             numbers = *descales, own["v_mean"], own["k_mean"]
-            alone, lse_alone = emulate_fp8(usual_fp8(128, "causal"), *sequence, *numbers)
-        assert torch.equal(out[rows], alone[0]) and torch.equal(lse[:, rows], lse_alone[0])
+            expected, expected_lse = emulate_fp8(usual_fp8(128, "causal"), *sequence, *numbers)
+        assert torch.equal(out[rows], expected[0]) and torch.equal(lse[:, rows], expected_lse[0])
 
 
 def test_without_offsets_of_keys_there_are_as_many_as_queries():
@@ -126,36 +126,36 @@ def test_scale_is_that_of_the_scores():
 @both
 @pytest.mark.parametrize("causal", [False, True])
 def test_of_seqused_k_keys_alone_are_seen(make, causal):
-    of = make()
-    q, k, v, at_q, at_k = of.tensors
+    case = make()
+    q, k, v, at_q, at_k = case.tensors
     kept = []
     for begin, count in zip(at_k.tolist()[:-1], USED, strict=True):
         kept += range(begin, begin + count)
-    alone = of._replace(tensors=(q, k[kept], v[kept], at_q, offsets(USED)))
+    cut = case._replace(tensors=(q, k[kept], v[kept], at_q, offsets(USED)))
     unused = torch.ones(len(k), dtype=torch.bool)
     unused[kept] = False
-    hidden = of._replace(tensors=(q, k.clone(), v.clone(), at_q, at_k))
+    hidden = case._replace(tensors=(q, k.clone(), v.clone(), at_q, at_k))
     for x in hidden.tensors[1:3]:
         x.view(torch.uint8)[unused] = 0xFF  # NaN
-    assert same(called(hidden, seqused_k=ints(*USED), causal=causal), called(alone, causal=causal))
+    assert same(called(hidden, seqused_k=ints(*USED), causal=causal), called(cut, causal=causal))
     more = torch.full((6,), 1_000, dtype=torch.int32)  # than there are
-    assert same(called(of, seqused_k=more, causal=causal), called(of, causal=causal))
+    assert same(called(case, seqused_k=more, causal=causal), called(case, causal=causal))
 
 
 @pytest.mark.parametrize(("make", "nan"), [(packed16, 0xFF), (packed8, 0x7F), (packed8, 0xFF)])
 def test_nothing_is_seen_of_neighbours_nor_of_what_lies_around(make, nan):
-    of = make(gap=6, by_column=True)
-    right, right_lse = called(of, causal=True)
-    q, k, v, at_q, at_k = of.tensors
+    case = make(gap=6, by_column=True)
+    exact, exact_lse = called(case, causal=True)
+    q, k, v, at_q, at_k = case.tensors
     rows, keys = slice(int(at_q[5]), int(at_q[6])), slice(int(at_k[5]), int(at_k[6]))
     for x, mine in ((q, rows), (k, keys), (v, keys)):
         kept = x[mine].clone()
         x.view(torch.uint8).fill_(nan)
         x[mine] = kept
-    for numbers in of.named.values():
+    for numbers in case.named.values():
         numbers[:5] = torch.nan
-    out, lse = called(of, causal=True)
-    assert torch.equal(out[rows], right[rows]) and torch.equal(lse[:, rows], right_lse[:, rows])
+    out, lse = called(case, causal=True)
+    assert torch.equal(out[rows], exact[rows]) and torch.equal(lse[:, rows], exact_lse[:, rows])
     assert out[rows].isfinite().all()
 
 
@@ -168,9 +168,9 @@ def test_rows_that_see_no_key_are_zeros():
 @both
 @pytest.mark.parametrize("lengths", [[(0, 0)], [(0, 5)], [(4, 0)], [(0, 0), (0, 0)]])
 def test_there_may_be_nothing_to_do(make, lengths):
-    of = make(lengths, by_column=True)
-    out, lse = called(of)
-    assert out.shape == of.tensors[0].shape and not out.any()
+    case = make(lengths, by_column=True)
+    out, lse = called(case)
+    assert out.shape == case.tensors[0].shape and not out.any()
     assert lse.shape == (4, len(out)) and (lse == -math.inf).all()
 
 
@@ -181,31 +181,31 @@ def test_there_may_be_no_sequence():
 
 def test_many_sequences_are_one_as_well_as_another():
     lengths = [(1 + i * 37 % 5, 1 + i * 11 % 7) for i in range(1_100)]
-    of = packed16(lengths, head_dim=16)
+    case = packed16(lengths, head_dim=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UntunedWarning)
-        out = out_of(of, causal=True)
-    torch.testing.assert_close(out.double(), of.exact(causal=True)[0], rtol=2e-3, atol=2e-3)
+        out = out_of(case, causal=True)
+    torch.testing.assert_close(out.double(), case.exact(causal=True)[0], rtol=2e-3, atol=2e-3)
 
 
 def test_offsets_that_lead_out_of_the_tensors_are_cut_off():
-    of = packed16(((9, 20), (11, 30)))
-    expected = called(of)
-    *_, at_q, at_k = of.tensors
+    case = packed16(((9, 20), (11, 30)))
+    expected = called(case)
+    *_, at_q, at_k = case.tensors
     at_q[2] = 2_000
     for first, last in ((-5, 1 << 30), (-(2**31), 2**31 - 1)):
         at_k[0], at_k[2] = first, last
-        assert same(called(of), expected)
+        assert same(called(case), expected)
 
 
 def test_layouts_are_free_and_hints_of_the_longest_change_nothing():
     q, k, v, *at = packed()
-    right = fagen.attention_varlen(q, k, v, *at)
-    one = torch.cat((k, v), 1)  # slices of one buffer, heads before rows
-    one = one.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(fagen.attention_varlen(q, one[:, :2], one[:, 2:], *at), right)
+    expected = fagen.attention_varlen(q, k, v, *at)
+    kv = torch.cat((k, v), 1)  # slices of one buffer, heads before rows
+    kv = kv.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(fagen.attention_varlen(q, kv[:, :2], kv[:, 2:], *at), expected)
     hints = dict(max_seqlen_q=1, max_seqlen_k=1)
-    assert torch.equal(fagen.attention_varlen(q, k, v, *at, **hints), right)
+    assert torch.equal(fagen.attention_varlen(q, k, v, *at, **hints), expected)
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
@@ -224,8 +224,8 @@ def test_rows_behind_the_used_queries_are_nobodys(causal, keys):
     dout, dlse = normal(60, 4, 32, seed=3, dtype=torch.float16), (lse > -math.inf).float()
     results = out, lse, *torch.autograd.grad((out, lse), leaves, (dout, torch.ones_like(lse)))
     expected = exact_passes(leaves, at, dout, dlse, causal=causal, used_q=used, used_k=keys)
-    for one, right in zip(results, expected, strict=True):
-        torch.testing.assert_close(one.double(), right, rtol=4e-3, atol=4e-3)
+    for result, exact in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.double(), exact, rtol=4e-3, atol=4e-3)
     assert not out[(expected[0] == 0).all(2).all(1)].any()
 
 
@@ -235,15 +235,15 @@ def test_rows_behind_the_used_queries_are_nobodys(causal, keys):
 def test_used_queries_have_descales_of_their_sequences():
     at, used = ints(0, 20, 50), ints(11, 30)
     tensors = [normal(50, 2, 32, seed=i).to(E4M3) for i in range(3)]
-    of = dict.fromkeys(ONES, torch.tensor(((0.5, 2.0), (4.0, 0.25))))
-    whole = fagen.attention_varlen(*tensors, at, **of)
-    part = fagen.attention_varlen(*tensors, at, seqused_q=used, **of)
+    descales = dict.fromkeys(ONES, torch.tensor(((0.5, 2.0), (4.0, 0.25))))
+    whole = fagen.attention_varlen(*tensors, at, **descales)
+    part = fagen.attention_varlen(*tensors, at, seqused_q=used, **descales)
     assert torch.equal(part[:11], whole[:11]) and torch.equal(part[20:], whole[20:])
     assert not part[11:20].any()
 
 
 def test_one_descale_serves_for_all_in_any_of_its_shapes():
-    of = packed8()
+    case = packed8()
     shapes = [
         lambda x, heads: torch.tensor(x),
         lambda x, heads: torch.full((1, 1), x),
@@ -255,11 +255,11 @@ def test_one_descale_serves_for_all_in_any_of_its_shapes():
     numbers = zip(ONES, (0.5, 0.25, 2.0), (4, 2, 2), strict=True)
     numbers = [*numbers]
     outs = [
-        out_of(of, causal=True, **{name: shape(x, heads) for name, x, heads in numbers})
+        out_of(case, causal=True, **{name: shape(x, heads) for name, x, heads in numbers})
         for shape in shapes
     ]
     assert all(torch.equal(out, outs[0]) for out in outs)
-    plain = out_of(of, causal=True, scale=0.125 * 64**-0.5, **ONES)
+    plain = out_of(case, causal=True, scale=0.125 * 64**-0.5, **ONES)
     assert torch.equal(outs[0], plain * 2)
 
 
@@ -273,26 +273,26 @@ def test_what_quantize_makes_of_all_sequences_at_once_is_taken():
 
 
 def test_out_is_bf16_or_what_out_dtype_or_a_schedule_says():
-    of = packed8()
-    wide, half = out_of(of), out_of(of, out_dtype=torch.float16)
+    case = packed8()
+    wide, half = out_of(case), out_of(case, out_dtype=torch.float16)
     assert (wide.dtype, half.dtype) == (torch.bfloat16, torch.float16)
     torch.testing.assert_close(half.bfloat16(), wide, rtol=2**-7, atol=0)
     slug = "fwd_e4m3_d64_full_m64n64_varlen_ofp16"
-    out = out_of(of, schedule=slug)
-    assert out.dtype == torch.float16 and far(out, of.exact()[0]) < ROUNDING
+    out = out_of(case, schedule=slug)
+    assert out.dtype == torch.float16 and far(out, case.exact()[0]) < ROUNDING
     with pytest.raises(ScheduleError, match="the call asks for"):
-        called(of, schedule=slug, out_dtype=torch.bfloat16)
+        called(case, schedule=slug, out_dtype=torch.bfloat16)
 
 
 def test_what_is_timed_is_what_the_call_computes():
-    of = usual_fp8(64, "causal")
+    plan = usual_fp8(64, "causal")
     q, k, v = (normal(2, 70, heads, 64, seed=heads).half() for heads in (4, 2, 2))
-    given = operands.arguments(of, q, k, v)
-    out = op.kernel_of(of, "cpu").out_only(*given)
-    real = operands.real(of, operands.operands(of, q, k, v))
-    right, _ = reference(*real, mask="causal", scale=64**-0.5)
-    assert far(out.unflatten(0, (2, 70)), right) < ROUNDING
-    tensors, keys = as_called(of, Problem.of(of.schedule), given)
+    arguments = operands.arguments(plan, q, k, v)
+    out = op.kernel_of(plan, "cpu").out_only(*arguments)
+    real = operands.real(plan, operands.operands(plan, q, k, v))
+    expected, _ = reference(*real, mask="causal", scale=64**-0.5)
+    assert far(out.unflatten(0, (2, 70)), expected) < ROUNDING
+    tensors, keys = as_called(plan, Problem.of(plan.schedule), arguments)
     assert torch.equal(fagen.attention_varlen(*tensors, causal=True, **keys), out)
 
 
@@ -307,13 +307,13 @@ def test_what_is_timed_is_what_the_call_computes():
     ],
 )
 def test_a_problem_that_nobody_tuned_has_a_derived_kernel_which_is_said_once(make, widths, words):
-    of = make(LENGTHS, head_dim=widths[0], head_dim_v=widths[1])
+    case = make(LENGTHS, head_dim=widths[0], head_dim_v=widths[1])
     with pytest.warns(UntunedWarning, match=words):
-        out = out_of(of)
-    assert far(out, of.exact()[0]) < (2e-3 if make is packed16 else ROUNDING)
+        out = out_of(case)
+    assert far(out, case.exact()[0]) < (2e-3 if make is packed16 else ROUNDING)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        called(of)
+        called(case)
         called(make())  # there is a file for it
 
 
@@ -334,16 +334,16 @@ def table(tmp_path, monkeypatch):
 
 
 def test_a_row_of_a_table_says_which_kernel_serves(table):
-    of = packed16()
-    assert torch.equal(out_of(of, causal=True), out_of(of, causal=True, schedule=OTHER))
-    asked = {"dtype": "fp16", "head_dim": 64}
-    assert fagen.prepare_varlen(**asked, causal=True, device="cpu") == OTHER
-    assert fagen.prepare_varlen(**asked, device="cpu") == "fwd_fp16_d64_full_m192n128_varlen_q2"
+    case = packed16()
+    assert torch.equal(out_of(case, causal=True), out_of(case, causal=True, schedule=OTHER))
+    problem = {"dtype": "fp16", "head_dim": 64}
+    assert fagen.prepare_varlen(**problem, causal=True, device="cpu") == OTHER
+    assert fagen.prepare_varlen(**problem, device="cpu") == "fwd_fp16_d64_full_m192n128_varlen_q2"
     for out_dtype in ("bf16", "fp16"):  # one row is for both types of O
         slug = fagen.prepare_varlen(dtype="e4m3", head_dim=64, out_dtype=out_dtype, device="cpu")
         assert slug.startswith("fwd_e4m3_d64_full_m64n64_varlen")
         assert slug.endswith("_ofp16") == (out_dtype == "fp16")
-    results = fagen.pick(**asked, causal=True, lengths="varlen")
+    results = fagen.pick(**problem, causal=True, lengths="varlen")
     assert results.slug == OTHER and results.why.endswith("for any number of keys on NVIDIA H200")
 
 
@@ -351,17 +351,17 @@ def test_a_row_of_a_table_says_which_kernel_computes_gradients(table):
     q, *rest = packed()
     fagen.attention_varlen(q.requires_grad_(), *rest, causal=True).sum().backward()
     assert asked_for("backward") == {OTHER_BY} and q.grad is not None
-    of = dict(dtype="fp16", head_dim=64, lengths="varlen", kind="backward", causal=True)
+    problem = dict(dtype="fp16", head_dim=64, lengths="varlen", kind="backward", causal=True)
     for deterministic, slug in ((False, OTHER_BY), (True, f"{OTHER_BY}_det")):
-        assert fagen.pick(**of, deterministic=deterministic).slug == slug
+        assert fagen.pick(**problem, deterministic=deterministic).slug == slug
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_prepared_a_call_finds_its_kernels(gradient, fresh_dynamo, monkeypatch):
     q, *rest = packed()
-    of = dict(dtype=q.dtype, head_dim=64, causal=True, device="cpu")
-    slug = fagen.prepare_varlen(**of, gradient=gradient)
-    assert "_varlen" in slug and slug == fagen.prepare_varlen(**of)
+    problem = dict(dtype=q.dtype, head_dim=64, causal=True, device="cpu")
+    slug = fagen.prepare_varlen(**problem, gradient=gradient)
+    assert "_varlen" in slug and slug == fagen.prepare_varlen(**problem)
     monkeypatch.setattr(op, "ready", None)  # nothing is readied any more
     compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")
     out = compiled(q.requires_grad_(gradient), *rest, causal=True)
@@ -384,6 +384,6 @@ def test_what_a_schedule_cannot_have_is_said(keys, words):
 def test_the_committed_ones_in_e4m3_are_of_three_head_dims_and_both_masks():
     slugs = [path.stem for path in registry.schedules("forward") if "_varlen" in path.stem]
     results = [registry.from_slug(slug) for slug in slugs if "e4m3" in slug]
-    asked = {(one.attention.head_dim, one.attention.mask) for one in results}
-    assert len(results) == len(asked) == 6
-    assert {one.fp8.v_layout for one in results} == {"rows"}
+    problems = {(schedule.attention.head_dim, schedule.attention.mask) for schedule in results}
+    assert len(results) == len(problems) == 6
+    assert {schedule.fp8.v_layout for schedule in results} == {"rows"}

@@ -61,8 +61,8 @@ def test_offsets_that_are_wrong_write_nothing_outside_and_end(offsets: list[int]
     q, k, v, dout, out = (torch.randn(130, 2, 16).half() for _ in range(5))
     room = torch.full((3, 140, 2, 16), 7.0).half()
     into = dict(zip(("dq", "dk", "dv"), (x[5:135] for x in room), strict=True))
-    given = dict(q=q, k=k, v=v, dout=dout, out=out, lse=torch.zeros(2, 130), scale=0.25)
-    simulator.call(plan, library, **given, cu_seqlens_q=at, cu_seqlens_k=at, **into)
+    named = dict(q=q, k=k, v=v, dout=dout, out=out, lse=torch.zeros(2, 130), scale=0.25)
+    simulator.call(plan, library, **named, cu_seqlens_q=at, cu_seqlens_k=at, **into)
     assert (room[:, :5] == 7).all() and (room[:, 135:] == 7).all()
 
 
@@ -74,26 +74,26 @@ def test_gradients_of_rows_of_no_sequence_are_zeros(offsets: list[int]) -> None:
     tensors = {name: torch.full((70, 2, 16), math.nan).half() for name in ("q", "k", "v")}
     tensors |= {name: tensors["q"].clone() for name in ("dout", "out")}
     into = {f"d{name}": torch.full((70, 2, 16), UNTOUCHED).half() for name in ("q", "k", "v")}
-    given = dict(lse=torch.full((2, 70), math.nan), cu_seqlens_q=at, cu_seqlens_k=at, scale=0.25)
-    simulator.call(plan, library, **tensors, **given, **into)
+    named = dict(lse=torch.full((2, 70), math.nan), cu_seqlens_q=at, cu_seqlens_k=at, scale=0.25)
+    simulator.call(plan, library, **tensors, **named, **into)
     others = torch.ones(70, dtype=torch.bool)
     others[slice(*offsets) if len(offsets) == 2 else slice(0, 0)] = False
-    for found in into.values():
-        assert not found[others].any() and (found[~others] != UNTOUCHED).all()
+    for result in into.values():
+        assert not result[others].any() and (result[~others] != UNTOUCHED).all()
 
 
 def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     plan = registry.plan_of("bwd_fp16_d32_full_m64n64_varlen_det")
     library = simulator.build(render(plan).kernel)
-    case, found = Case(((100, 150), (3, 200)), 2, 1), []
+    case, results = Case(((100, 150), (3, 200)), 2, 1), []
 
-    def kernel(*, seed: int, **given: Any) -> None:
-        simulator.call(plan, library, seed=seed, **given)
-        found.append(given["dq"].clone())
+    def kernel(*, seed: int, **named: Any) -> None:
+        simulator.call(plan, library, seed=seed, **named)
+        results.append(named["dq"].clone())
 
     for seed in range(3):
         VARLEN_RULE.error(plan, partial(kernel, seed=seed), case, 0, "cpu")
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("slug", [*VARLEN_GRADIENTS, *NARROW])
@@ -110,14 +110,14 @@ def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
 
 def test_the_committed_ones_are_of_three_head_dims_two_dtypes_and_both_masks() -> None:
     problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
-    found = {(one.dtype, one.head_dim, one.mask) for one in problems}
-    assert len(found) == len(problems) == 12
-    assert {one.head_dim for one in problems} == {64, 128, 256}
+    combinations = {(problem.dtype, problem.head_dim, problem.mask) for problem in problems}
+    assert len(combinations) == len(problems) == 12
+    assert {problem.head_dim for problem in problems} == {64, 128, 256}
 
 
 def test_pairs_of_thread_blocks_do_not_go_with_varlen() -> None:
-    said = '= 2 does not go with lengths = "varlen"; use 1'
-    with pytest.raises(ScheduleError, match=re.escape(said)):
+    message = '= 2 does not go with lengths = "varlen"; use 1'
+    with pytest.raises(ScheduleError, match=re.escape(message)):
         Schedule.from_slug("bwd_fp16_d256_full_m64n64_varlen_c2")
 
 

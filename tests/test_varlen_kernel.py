@@ -47,7 +47,7 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
     k, v = (cache.transpose(1, 2) for cache in caches)
     laid = as_varlen(k, v, used, pads)
     assert laid is not None
-    given = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), laid, strict=True))
+    keys = dict(zip(("k", "v", "cu_seqlens_k", "seqused_k"), laid, strict=True))
     out, lse = torch.full((210, 4, 64), math.nan).half(), torch.full((4, 210), math.nan)
     starts = torch.arange(4, dtype=torch.int32) * 70
     simulator.call(
@@ -58,7 +58,7 @@ def test_sequences_of_a_cache_are_read_where_they_are() -> None:
         scale=0.125,
         out=out,
         lse=lse,
-        **given,
+        **keys,
     )
     expected, expected_lse = attend(
         q, k, v, mask=MASKS["causal"], scale=0.125, seqused_k=used, leftpad_k=pads
@@ -79,21 +79,21 @@ def test_in_e4m3_a_descale_may_be_as_large_as_documented_and_that_of_v_0(
     q, k, v, at_q, at_k = packed([(3, 70), (5, 5), (2, 2)], torch.float32)
     k.zero_()[at_k[:-1].long()] = 1
     tensors = {"q": q.abs() / 8, "k": k, "v": v}
-    eights = {each: x.to(torch.float8_e4m3fn) for each, x in tensors.items()}
+    eights = {letter: x.to(torch.float8_e4m3fn) for letter, x in tensors.items()}
     descales = {
-        f"{each}_descale": torch.full((3, x.shape[1], 1), number if each == name else 1.0)
-        for each, x in tensors.items()
+        f"{letter}_descale": torch.full((3, x.shape[1], 1), number if letter == name else 1.0)
+        for letter, x in tensors.items()
     }
     out = torch.full(q.shape, math.nan, dtype=torch.bfloat16)
     lse = torch.full((4, len(q)), math.nan)
     at = {"cu_seqlens_q": at_q, "cu_seqlens_k": at_k}
     simulator.call(small, library, **eights, **descales, **at, scale=0.125, out=out, lse=lse)
-    means = (x.double() * (number if each == name else 1.0) for each, x in eights.items())
-    right, right_lse = exact(*means, at_q, at_k, causal=True)
+    means = (x.double() * (number if letter == name else 1.0) for letter, x in eights.items())
+    expected, expected_lse = exact(*means, at_q, at_k, causal=True)
     by = number if name == "v" and number else 1.0
-    torch.testing.assert_close(out.double() / by, right / by, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(out.double() / by, expected / by, rtol=0.05, atol=0.05)
     assert number or not out.any()
-    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=2e-2)
 
 
 @pytest.mark.parametrize("slug", [SMALL, SMALL_FP8])
@@ -111,8 +111,8 @@ def test_rows_of_no_sequence_are_zeros_whatever_they_hold(slug: str, offsets: li
     lses = torch.full((4, 70), 7.0)
     into = {"out": room[5:75], "lse": lses[1:3]}
     at = torch.tensor(offsets, dtype=torch.int32)
-    given = dict(q=q, k=k, v=v, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125)
-    simulator.call(plan, library, **given, **into)
+    arguments = dict(q=q, k=k, v=v, cu_seqlens_q=at, cu_seqlens_k=at, scale=0.125)
+    simulator.call(plan, library, **arguments, **into)
     others = torch.ones(70, dtype=torch.bool)
     others[of_one] = False
     assert not into["out"][others].any() and (into["lse"][:, others] == -math.inf).all()
@@ -127,8 +127,8 @@ def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
     library = simulator.build(render(plan).kernel)
     workspace = torch.zeros(1, dtype=torch.int32)
 
-    def run(**given: Any) -> None:
-        args = arguments(plan, given, checked(plan, given))
+    def run(**named: Any) -> None:
+        args = arguments(plan, named, checked(plan, named))
         args.workspace, args.workspace_bytes = workspace.data_ptr(), 4
         library_at(library)["fagen_simulator_seed"](0)
         assert library_at(library)[f"fagen_{plan.slug}"](ctypes.byref(args), None) == 0
@@ -143,22 +143,22 @@ def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
 
 def test_the_committed_ones_are_of_three_head_dims_three_dtypes_and_both_masks() -> None:
     problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
-    found = {(one.dtype, one.head_dim, one.mask) for one in problems}
-    assert len(found) == len(problems) == 18
-    assert {one.head_dim for one in problems} == {64, 128, 256}
+    combinations = {(problem.dtype, problem.head_dim, problem.mask) for problem in problems}
+    assert len(combinations) == len(problems) == 18
+    assert {problem.head_dim for problem in problems} == {64, 128, 256}
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"producer": "none"}, 'must be "warp" with lengths = "varlen"'),
         ({"order": "lpt"}, 'must be "dynamic" with lengths = "varlen"'),
         ({"cluster": 2}, 'must be 1 with lengths = "varlen"'),
     ],
 )
-def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], said: str) -> None:
+def test_what_cannot_go_with_varlen_is_said(keys: dict[str, Any], message: str) -> None:
     usual = {"head_dim": 64, "dtype": "fp16", "mask": "full", "block_m": 128, "block_n": 64}
-    with pytest.raises(ScheduleError, match=re.escape(said)):
+    with pytest.raises(ScheduleError, match=re.escape(message)):
         Schedule.make(**usual | {"lengths": "varlen"} | keys)
 
 

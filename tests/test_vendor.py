@@ -36,8 +36,8 @@ KERNELS = [
 def texts(*slugs: str, with_cutlass: bool = False) -> dict[str, str]:
     """The files of a folder called demo."""
     schedules = [registry.from_slug(slug) for slug in slugs]
-    asked = vendor.asked("demo", schedules, with_cutlass=with_cutlass)
-    return source.texts(vendor.folder_of(asked))
+    request = vendor.asked("demo", schedules, with_cutlass=with_cutlass)
+    return source.texts(vendor.folder_of(request))
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_header_and_kernels_say_the_same_in_one_translation_unit(folder):
         structs = sorted(
             set(re.findall(r"struct (Fagen\w+) \{", text + texts(*KERNELS)["include/demo.h"]))
         )
-        said = "".join(
+        statements = "".join(
             f'  std::printf("%zu %zu\\n", sizeof({s}), alignof({s}));\n' for s in structs
         )
         (folder / f"{name}.cpp").write_text(
-            f"#include <cstdint>\n#include <cstdio>\n{text}\nint main() {{\n{said}}}\n"
+            f"#include <cstdint>\n#include <cstdio>\n{text}\nint main() {{\n{statements}}}\n"
         )
         compiled(CPP, "-I", folder / "include", folder / f"{name}.cpp", "-o", folder / name)
         sizes[name] = run([folder / name]).stdout
@@ -93,42 +93,42 @@ def test_kernels_of_another_version_are_refused_by_the_compiler(folder):
 
 
 def test_the_headers_statuses_are_the_kernels():
-    found = texts(*KERNELS)
+    files = texts(*KERNELS)
     header = re.search(
-        r"enum \{\s*(DEMO_OK = 0.*?),\s*DEMO_NO_KERNEL", found["include/demo.h"], re.S
+        r"enum \{\s*(DEMO_OK = 0.*?),\s*DEMO_NO_KERNEL", files["include/demo.h"], re.S
     )
-    said = [word.split(" = ") for word in re.split(r",\s*", header[1])]
-    assert [int(number) for _, number in said] == [*range(len(said))]
-    named = [name for name, _ in said]
+    statuses = [word.split(" = ") for word in re.split(r",\s*", header[1])]
+    assert [int(number) for _, number in statuses] == [*range(len(statuses))]
+    named = [name for name, _ in statuses]
     for slug in KERNELS:
-        own = re.search(r"enum Status \{(.*?)\}", found[f"src/{slug}.cu"], re.S)
+        own = re.search(r"enum Status \{(.*?)\}", files[f"src/{slug}.cu"], re.S)
         words = [word.strip() for word in own[1].split(",") if word.strip()]
         assert named == ["DEMO" + re.sub(r"([A-Z])", r"_\1", w[1:]).upper() for w in words]
 
 
 def test_only_c_functions_are_to_be_seen():
-    found = texts(*KERNELS)
-    exported = re.findall(r"^    (\w+);$", found["src/demo.map"], re.M)
-    declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", found["include/demo.h"], re.M)
+    files = texts(*KERNELS)
+    exported = re.findall(r"^    (\w+);$", files["src/demo.map"], re.M)
+    declared = re.findall(r"^[a-z][\w ]*\*? ?\b(\w+)\(", files["include/demo.h"], re.M)
     assert sorted(exported) == sorted(declared) and len(exported) == 13 + 4 * len(KERNELS)
-    assert "local:\n    *;" in found["src/demo.map"]
+    assert "local:\n    *;" in files["src/demo.map"]
 
 
 # ---- CUTLASS ------------------------------------------------------------------------------------
 
 
 def test_the_closure_is_small_and_has_all_that_it_includes():
-    found = texts(KERNELS[0], with_cutlass=True)
-    headers = {p: t for p, t in found.items() if p.startswith("third_party/cutlass/include/")}
+    files = texts(KERNELS[0], with_cutlass=True)
+    headers = {p: t for p, t in files.items() if p.startswith("third_party/cutlass/include/")}
     assert 30 < len(headers) < 136
-    assert sum(map(len, found.values())) < 6e6
+    assert sum(map(len, files.values())) < 6e6
     root = "third_party/cutlass/include"
     include, _ = find_cutlass()
     for path, text in headers.items():
         for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M):
             if (include / name).exists():
                 assert f"{root}/{name}" in headers, (path, name)
-    licence = found["third_party/cutlass/LICENSE.txt"]
+    licence = files["third_party/cutlass/LICENSE.txt"]
     assert "Redistribution and use" in licence and "NVIDIA" in licence
     assert not [p for p in texts(KERNELS[3], with_cutlass=True) if p.startswith("third_party")]
 
@@ -144,8 +144,8 @@ def test_the_closure_is_what_the_compiler_reads(tmp_path):
     read = {
         w.removeprefix(f"{include}/") for w in answer.stdout.split() if w.startswith(f"{include}/")
     }
-    found = set(closure.headers([kernel]))
-    assert read <= found and len(found - read) < 10
+    headers = set(closure.headers([kernel]))
+    assert read <= headers and len(headers - read) < 10
 
 
 # ---- all of it ----------------------------------------------------------------------------------
@@ -156,19 +156,19 @@ def test_manifest_json_says_what_a_folder_is_made_of():
     assert [kernel["slug"] for kernel in record["kernels"]] == KERNELS
     first = record["kernels"][0]
     assert first["evidence"]["card"] == "NVIDIA H200" and first["kind"] == "forward"
-    made = registry.kind("forward").schedule.make(**first["schedule"])
-    assert made.slug == KERNELS[0]
+    schedule = registry.kind("forward").schedule.make(**first["schedule"])
+    assert schedule.slug == KERNELS[0]
     assert first["source_hash"] in texts(*KERNELS)[f"src/{KERNELS[0]}.cu"]
 
 
 def test_the_readme_has_every_argument_and_flag():
-    found = texts(*KERNELS)["README.md"]
+    readme = texts(*KERNELS)["README.md"]
     for slug in KERNELS:
         signature = registry.plan_of(slug).signature
-        section = found.partition(f"### `fagen_{slug}`")[2].partition("\n### ")[0]
+        section = readme.partition(f"### `fagen_{slug}`")[2].partition("\n### ")[0]
         for name in [t.name for t in signature.tensors if t.present] + [*signature.most]:
             assert f"| `{name}` |" in section
-    assert "--expt-relaxed-constexpr" in found and "-lineinfo" not in found
+    assert "--expt-relaxed-constexpr" in readme and "-lineinfo" not in readme
     assert "--expt-relaxed-constexpr" in texts(*KERNELS)["CMakeLists.txt"]
 
 

@@ -28,13 +28,13 @@ from tests.vendor_helpers import asked
 FORWARD = "fwd_fp16_d32_causal_m64n64"
 
 
-def attention_decode(of: ModuleType) -> Call:
-    return lambda q, k, v, **how: of.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
+def attention_decode(package: ModuleType) -> Call:
+    return lambda q, k, v, **how: package.attention_decode(q, k, v, seqused_k=LENGTHS, **how)
 
 
 CALLS = {
-    "attention": lambda of: of.attention,
-    "attention_varlen": lambda of: packed(of.attention_varlen),
+    "attention": lambda package: package.attention,
+    "attention_varlen": lambda package: packed(package.attention_varlen),
     "attention_decode": attention_decode,
 }
 
@@ -49,16 +49,16 @@ def call(request: pytest.FixtureRequest, demo: ModuleType) -> Call:
 
 def test_a_folder_without_gradients_casts_too(tmp_path: Any) -> None:
     tensors = qkv(FP32, FP32, FP16)
-    with package(tmp_path, FORWARD) as made:
+    with package(tmp_path, FORWARD) as demo:
         with torch.autocast("cpu", FP16):
-            out = made.attention(*tensors, causal=True)
-        assert torch.equal(out, made.attention(*(x.half() for x in tensors), causal=True))
+            out = demo.attention(*tensors, causal=True)
+        assert torch.equal(out, demo.attention(*(x.half() for x in tensors), causal=True))
         no_kernel = r"has no kernel for torch\.bfloat16, 32, 32, causal, torch\.bfloat16; it has"
         with torch.autocast("cpu", BF16), pytest.raises(ValueError, match=no_kernel):
-            made.attention(*tensors, causal=True)
-        said = r"^q is torch\.float32; kernels here take torch\.float16: q\.to\(torch\.float16\) co"
-        with pytest.raises(ValueError, match=said):
-            made.attention(*tensors, causal=True)
+            demo.attention(*tensors, causal=True)
+        why = r"^q is torch\.float32; kernels here take torch\.float16: q\.to\(torch\.float16\) co"
+        with pytest.raises(ValueError, match=why):
+            demo.attention(*tensors, causal=True)
 
 
 def test_a_folder_of_e4m3_alone_has_nothing_to_cast() -> None:
@@ -90,14 +90,14 @@ def test_outside_of_it_fp32_is_refused_and_it_is_named(call: Call) -> None:
         ((BF16, FP32, BF16), "k", BF16),
         ((FP16, FP16, FP32), "v", FP16),
     ):
-        said = (
+        message = (
             f"{name} is torch.float32; kernels here take torch.bfloat16 or torch.float16: "
             f"{name}.to({to}) converts it, and so does torch.autocast around the call"
         )
         for elsewhere in (torch.autocast("cpu", BF16, enabled=False), of_a_gpu(BF16)):
             with elsewhere, pytest.raises(ValueError, match=r"float32") as refusal:
                 call(*qkv(*dtypes), causal=True)
-            assert str(refusal.value) == said
+            assert str(refusal.value) == message
 
 
 def test_what_it_does_not_cast_is_refused_as_ever(call: Call) -> None:
@@ -113,12 +113,12 @@ def test_what_it_does_not_cast_is_refused_as_ever(call: Call) -> None:
 def test_what_else_is_wrong_is_refused_in_its_own_words(demo: ModuleType) -> None:
     q, k, v = qkv(FP32, FP32, FP32)
     with torch.autocast("cpu", BF16):
-        for wrong, said in (
+        for wrong, message in (
             ({"v": v[:, :3]}, r"v has shape \(2, 3, 2, 32\); it must be"),
             ({"q": q.flatten(0, 1)}, "q has 3 dimensions"),
             ({"causal": False}, r"has no kernel for torch\.bfloat16, 32, 32, full"),
         ):
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 demo.attention(**{"q": q, "k": k, "v": v, "causal": True} | wrong)
 
 

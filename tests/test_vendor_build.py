@@ -58,24 +58,24 @@ def built(folder: Path, *options: str) -> Path:
 
 def folder(name: str, place: Path, *slugs: str, with_cutlass: bool = False) -> Path:
     schedules = [registry.from_slug(slug) for slug in slugs]
-    asked = vendor.asked(name, schedules, with_cutlass=with_cutlass)
-    vendor.vendor(asked, place / name)
+    request = vendor.asked(name, schedules, with_cutlass=with_cutlass)
+    vendor.vendor(request, place / name)
     return place / name
 
 
 def test_a_folder_builds_installs_and_is_found_beside_another(tmp_path):
-    one = folder("one", tmp_path, KERNEL, with_cutlass=True)
-    size = sum(path.stat().st_size for path in one.rglob("*") if path.is_file())
+    first = folder("one", tmp_path, KERNEL, with_cutlass=True)
+    size = sum(path.stat().st_size for path in first.rglob("*") if path.is_file())
     assert size < 6e6
-    place = built(one)
+    place = built(first)
     library = place / "libone.so"
     assert library.stat().st_size < 1.2e6
     symbols = ran("nm", "-D", "--defined-only", library, cwd=place)
     shown = set(re.findall(r"\bT (\w+)$", symbols, re.M))
-    declared = set(re.findall(r"^    (\w+);$", (one / "src/one.map").read_text(), re.M))
+    declared = set(re.findall(r"^    (\w+);$", (first / "src/one.map").read_text(), re.M))
     assert shown == declared and symbols.count("\n") == len(declared)
-    told = ran("ctest", "--output-on-failure", cwd=place)
-    assert "100% tests passed" in told
+    output = ran("ctest", "--output-on-failure", cwd=place)
+    assert "100% tests passed" in output
     ran("cmake", "--install", place, "--prefix", tmp_path / "installed", cwd=place)
 
     user = tmp_path / "user"
@@ -85,10 +85,10 @@ def test_a_folder_builds_installs_and_is_found_beside_another(tmp_path):
     folder("two", user, OTHER)
     include, _ = find_cutlass()
     prefix = f"-DCMAKE_PREFIX_PATH={tmp_path / 'installed'}"
-    made = built(user, prefix, f"-DCUTLASS_DIR={include}")
-    said = ran(made / "program", cwd=made).splitlines()
-    assert said[:2] == [KERNEL, OTHER] and "struct_bytes" in said[2]
-    assert not list(made.rglob("two_test*"))  # tests are the top-level project's
+    program = built(user, prefix, f"-DCUTLASS_DIR={include}")
+    lines = ran(program / "program", cwd=program).splitlines()
+    assert lines[:2] == [KERNEL, OTHER] and "struct_bytes" in lines[2]
+    assert not list(program.rglob("two_test*"))  # tests are the top-level project's
 
 
 PACKAGE = """\
@@ -106,18 +106,18 @@ def test_with_a_shared_runtime_a_library_is_small_and_cutlass_may_be_a_package(t
 
 
 def test_the_readmes_command_without_cmake_builds_a_library(tmp_path):
-    one = folder("one", tmp_path, KERNEL, with_cutlass=True)
-    readme = (one / "README.md").read_text()
+    first = folder("one", tmp_path, KERNEL, with_cutlass=True)
+    readme = (first / "README.md").read_text()
     command = re.search(r"^    (nvcc (?:.*\\\n)*.*)$", readme, re.M)[1]
-    ran("sh", "-c", command, cwd=one)
-    shown = ran("nm", "-D", "--defined-only", one / "libone.so", cwd=one)
+    ran("sh", "-c", command, cwd=first)
+    shown = ran("nm", "-D", "--defined-only", first / "libone.so", cwd=first)
     assert all(re.fullmatch(r"\w+ T (one|fagen)_\w+", line) for line in shown.splitlines())
 
 
 def test_a_missing_cutlass_is_said_in_words(tmp_path):
-    one = folder("one", tmp_path, KERNEL)
+    first = folder("one", tmp_path, KERNEL)
     for option in ("-DCUTLASS_DIR=/nowhere", "-DNvidiaCutlass_DIR=/nowhere"):
-        words = ["cmake", "-S", str(one), "-B", str(tmp_path / "b" / option[-9:]), option]
+        words = ["cmake", "-S", str(first), "-B", str(tmp_path / "b" / option[-9:]), option]
         answer = run(words, cwd=tmp_path)
         assert answer.returncode and "CUTLASS_DIR" in answer.stderr
 
@@ -127,8 +127,8 @@ def test_every_kind_and_dtype_builds_as_one_library(tmp_path):
     slugs += ["fwd_e4m3_d64_full_m256n64_s3", "fwd_e4m3_d128_full_m128n128_vrows_sblock"]
     all_ = folder("every", tmp_path, *slugs, with_cutlass=True)
     place = built(all_)
-    told = ran(place / "every_test", cwd=place)
-    assert "skipped" in told or told.count(": right") == len(slugs)
+    output = ran(place / "every_test", cwd=place)
+    assert "skipped" in output or output.count(": right") == len(slugs)
     record = json.loads((all_ / "manifest.json").read_text())
     assert [kernel["slug"] for kernel in record["kernels"]] == slugs
 
@@ -138,8 +138,8 @@ def test_the_example_links_two_kernels_into_one_program(tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     vendor.vendor(vendor.read(tmp_path / "vendor.toml"), tmp_path / "attention")
     place = built(tmp_path)
-    told = ran(place / "two_kernels", cwd=place)
-    assert "there is no GPU" in told or told.count("  0 of ") == 2
+    output = ran(place / "two_kernels", cwd=place)
+    assert "there is no GPU" in output or output.count("  0 of ") == 2
 
 
 def test_what_the_page_shows_builds_a_folder(tmp_path):
@@ -147,11 +147,11 @@ def test_what_the_page_shows_builds_a_folder(tmp_path):
     block = page.partition("```\nfagen vendor ")[2].partition("\n```")[0]
     vendored, *commands = block.splitlines()
     *slugs, _, place, _, name = vendored.split()
-    asked = vendor.asked(name, [registry.from_slug(slug) for slug in slugs])
-    vendor.vendor(asked, tmp_path / place)
+    request = vendor.asked(name, [registry.from_slug(slug) for slug in slugs])
+    vendor.vendor(request, tmp_path / place)
     include, _ = find_cutlass()
     assert len(commands) == 2 and "/path/to/cutlass" in commands[0]
-    told = ""
+    output = ""
     for command in commands:
-        told += ran("sh", "-c", command.replace("/path/to/cutlass", str(include)), cwd=tmp_path)
-    assert "100% tests passed" in told
+        output += ran("sh", "-c", command.replace("/path/to/cutlass", str(include)), cwd=tmp_path)
+    assert "100% tests passed" in output

@@ -72,47 +72,51 @@ def of_several(
     return [*leaves(q, k, v), *at]
 
 
-def formula(given: list[Tensor], causal: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+def formula(qkv: list[Tensor], causal: bool) -> tuple[list[Tensor], Tensor, Tensor]:
     """The same tensors in fp64, and what attention is of them by torch's own means."""
-    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    exact = [tensor.detach().double().requires_grad_() for tensor in qkv]
     q, k, v = (tensor.transpose(1, 2) for tensor in exact)
     k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
     scores = q @ k.mT * SCALE
     if causal:
-        seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-        scores = scores.masked_fill(~seen, -torch.inf)
+        visible = torch.ones(scores.shape[2:], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~visible, -torch.inf)
     return exact, (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1)
 
 
-def near(found: Tensor | None, right: Tensor | None, rounding: float = 2.0**-11) -> bool:
-    assert found is not None
-    right = torch.zeros_like(found).double() if right is None else right  # of what was not used
-    assert found.shape == right.shape
-    off = (found.double() - right).abs().max()
-    return bool(off <= 6 * rounding * (1 + right.abs().max()))
+def near(ours: Tensor | None, exact: Tensor | None, rounding: float = 2.0**-11) -> bool:
+    assert ours is not None
+    exact = torch.zeros_like(ours).double() if exact is None else exact  # of what was not used
+    assert ours.shape == exact.shape
+    off = (ours.double() - exact).abs().max()
+    return bool(off <= 6 * rounding * (1 + exact.abs().max()))
 
 
 # A call of each kind of some tensors, the kernel of its gradients, and those that it may have.
 Call = Callable[..., Tensor]
 CALLS: dict[str, tuple[Call, str, Callable[..., list[Tensor]]]] = {
     "attention": (
-        lambda of, *x, **how: of.attention(*x, causal=True, **how),
+        lambda demo, *x, **how: demo.attention(*x, causal=True, **how),
         BY,
         of_one_length,
     ),
-    "kernel": (lambda of, *x, **how: getattr(of, DENSE)(*x, SCALE, **how)[0], BY, of_one_length),
+    "kernel": (
+        lambda demo, *x, **how: getattr(demo, DENSE)(*x, SCALE, **how)[0],
+        BY,
+        of_one_length,
+    ),
     "attention_varlen": (
-        lambda of, *x, **how: of.attention_varlen(*x, causal=True, **how),
+        lambda demo, *x, **how: demo.attention_varlen(*x, causal=True, **how),
         PACKED_BY,
         of_several,
     ),
     "kernel of varlen sequences": (
-        lambda of, *x, **how: getattr(of, VARLEN)(*x, SCALE, **how)[0],
+        lambda demo, *x, **how: getattr(demo, VARLEN)(*x, SCALE, **how)[0],
         PACKED_BY,
         of_several,
     ),
 }
-every_call = pytest.mark.parametrize(("call", "by", "given"), CALLS.values(), ids=CALLS)
+every_call = pytest.mark.parametrize(("call", "by", "make"), CALLS.values(), ids=CALLS)
 Called = Callable[[], list[str]]
 
 
@@ -135,8 +139,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Called:
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
 def test_decoded_its_bits_are_fagens_also_compiled(fresh_dynamo: None, demo: ModuleType) -> None:
 
-    def compiled_call(*given: Any, **named: Any) -> Any:
-        return demo.attention_decode(*given, **named)
+    def compiled_call(*args: Any, **named: Any) -> Any:
+        return demo.attention_decode(*args, **named)
 
     compiled = torch.compile(compiled_call, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch, queries, heads in ((2, 1, 4), (2, 3, 4), (3, 7, 4), (1, 9, 8)):
@@ -144,11 +148,11 @@ def test_decoded_its_bits_are_fagens_also_compiled(fresh_dynamo: None, demo: Mod
         k, v = (normal(batch, 300, 2, 64, seed=s, dtype=torch.float16) for s in (2, 3))
         used = torch.tensor([300, 170, 0][:batch], dtype=torch.int32)
         named: dict[str, Any] = {"seqused_k": used, "leftpad_k": used // 4, "scale": 0.2}
-        right = fagen.attention_decode(q, k, v, **named, return_lse=True)
+        expected = fagen.attention_decode(q, k, v, **named, return_lse=True)
         for call in (demo.attention_decode, compiled):
-            for found, own in zip(call(q, k, v, **named, return_lse=True), right, strict=True):
-                assert torch.equal(found, own)
-            assert torch.equal(call(q, k, v, **named), right[0])
+            for result, own in zip(call(q, k, v, **named, return_lse=True), expected, strict=True):
+                assert torch.equal(result, own)
+            assert torch.equal(call(q, k, v, **named), expected[0])
     leaf = q.clone().requires_grad_()
     with pytest.raises(ValueError, match="requires a gradient, and decoding has none"):
         demo.attention_decode(leaf, k, v)
@@ -162,27 +166,29 @@ def test_of_varlen_sequences_its_bits_are_the_kernels_also_compiled(
     fresh_dynamo: None, demo: ModuleType
 ) -> None:
 
-    def compiled_call(*given: Any, **named: Any) -> Any:
-        return demo.attention_varlen(*given, **named)
+    def compiled_call(*args: Any, **named: Any) -> Any:
+        return demo.attention_varlen(*args, **named)
 
     compiled = torch.compile(compiled_call, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in (LENGTHS, LENGTHS[:3]):
-        given, used = packed(lengths), torch.tensor([2] * len(lengths), dtype=torch.int32)
+        arguments, used = packed(lengths), torch.tensor([2] * len(lengths), dtype=torch.int32)
         named: dict[str, Any] = {"seqused_k": used, "causal": True, "scale": 0.2}
-        right = fagen.attention_varlen(*given, **named, schedule=VARLEN, return_lse=True)
+        expected = fagen.attention_varlen(*arguments, **named, schedule=VARLEN, return_lse=True)
         for call in (demo.attention_varlen, compiled):
-            for mine, own in zip(call(*given, **named, return_lse=True), right, strict=True):
+            for mine, own in zip(call(*arguments, **named, return_lse=True), expected, strict=True):
                 assert torch.equal(mine, own)
-            assert torch.equal(call(*given, **named), right[0])
+            assert torch.equal(call(*arguments, **named), expected[0])
 
 
 def test_in_e4m3_its_bits_are_the_kernels_too(demo: ModuleType) -> None:
-    of = packed8(by_column=True)
-    out = demo.attention_varlen(*of.tensors, **of.named)
-    assert torch.equal(out, fagen.attention_varlen(*of.tensors, **of.named, schedule=EIGHT_VARLEN))
-    right, _ = of.exact()
-    seen = ~right.isnan().any(-1)
-    assert (out.double() - right)[seen].norm() < 0.1 * right[seen].norm()
+    case = packed8(by_column=True)
+    out = demo.attention_varlen(*case.tensors, **case.named)
+    assert torch.equal(
+        out, fagen.attention_varlen(*case.tensors, **case.named, schedule=EIGHT_VARLEN)
+    )
+    expected, _ = case.exact()
+    visible = ~expected.isnan().any(-1)
+    assert (out.double() - expected)[visible].norm() < 0.1 * expected[visible].norm()
 
 
 def test_what_is_chosen_does_not_depend_on_lengths(demo: ModuleType) -> None:
@@ -192,8 +198,8 @@ def test_what_is_chosen_does_not_depend_on_lengths(demo: ModuleType) -> None:
     out = demo.attention_varlen(q, k, v, at, causal=True)
     for begin, end in zip(at[:-1].tolist(), at[1:].tolist(), strict=True):
         ends = torch.tensor([0, end - begin], dtype=torch.int32)
-        alone = (x[begin:end] for x in (q, k, v))
-        assert torch.equal(demo.attention_varlen(*alone, ends, causal=True), out[begin:end])
+        sequence = (x[begin:end] for x in (q, k, v))
+        assert torch.equal(demo.attention_varlen(*sequence, ends, causal=True), out[begin:end])
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -210,30 +216,30 @@ KINDS = pytest.mark.parametrize(
 @pytest.mark.parametrize("sizes", [(70, 90), (1, 1), (33, 200)], ids=str)
 @pytest.mark.parametrize("picked", [True, False], ids=["attention", "kernel"])
 def test_they_are_those_of_the_formula(demo, slug, dtype, head_dims, causal, sizes, picked):
-    given = tensors(dtype, *sizes, head_dims=head_dims)
+    qkv = tensors(dtype, *sizes, head_dims=head_dims)
     if picked:
-        out, lse = demo.attention(*given, causal=causal, scale=SCALE, return_lse=True)
+        out, lse = demo.attention(*qkv, causal=causal, scale=SCALE, return_lse=True)
     else:
-        out, lse = getattr(demo, slug)(*given, SCALE)
-    exact, right, right_lse = formula(given, causal)
+        out, lse = getattr(demo, slug)(*qkv, SCALE)
+    exact, expected, expected_lse = formula(qkv, causal)
     rounding = 2.0**-11 if dtype == torch.float16 else 2.0**-8
-    assert near(out, right, rounding) and near(lse, right_lse, rounding)
+    assert near(out, expected, rounding) and near(lse, expected_lse, rounding)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     torch.autograd.backward((out, lse), (dout, dlse))
-    torch.autograd.backward((right, right_lse), (dout.double(), dlse.double()))
-    for tensor, fine in zip(given, exact, strict=True):
-        assert near(tensor.grad, fine.grad, rounding)
+    torch.autograd.backward((expected, expected_lse), (dout.double(), dlse.double()))
+    for tensor, reference in zip(qkv, exact, strict=True):
+        assert near(tensor.grad, reference.grad, rounding)
 
 
 @pytest.mark.parametrize("which", range(3))
 def test_only_what_is_asked_for_has_one(demo, which):
-    given = [tensor.detach() for tensor in halves()]
-    given[which].requires_grad_()
-    demo.attention(*given, causal=True, scale=SCALE).sum().backward()
-    exact, right, _ = formula(given, True)
-    right.sum().backward()
-    assert near(given[which].grad, exact[which].grad)
-    assert [tensor.grad is None for tensor in given] == [place != which for place in range(3)]
+    qkv = [tensor.detach() for tensor in halves()]
+    qkv[which].requires_grad_()
+    demo.attention(*qkv, causal=True, scale=SCALE).sum().backward()
+    exact, expected, _ = formula(qkv, True)
+    expected.sum().backward()
+    assert near(qkv[which].grad, exact[which].grad)
+    assert [tensor.grad is None for tensor in qkv] == [place != which for place in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -250,19 +256,19 @@ def test_only_what_is_asked_for_has_one(demo, which):
     ],
 )
 def test_a_gradient_of_either_result_may_lie_anyhow(demo, used: Callable[..., Tensor]):
-    given = halves()
-    used(*demo.attention(*given, causal=True, scale=SCALE, return_lse=True)).backward()
-    exact, right, right_lse = formula(given, True)
-    used(right, right_lse).backward()
-    for tensor, fine in zip(given, exact, strict=True):
-        assert near(tensor.grad, fine.grad)
+    qkv = halves()
+    used(*demo.attention(*qkv, causal=True, scale=SCALE, return_lse=True)).backward()
+    exact, expected, expected_lse = formula(qkv, True)
+    used(expected, expected_lse).backward()
+    for tensor, reference in zip(qkv, exact, strict=True):
+        assert near(tensor.grad, reference.grad)
 
 
 def test_no_keys_and_no_queries_give_zeros(demo):
     for sizes in ((5, 0), (0, 5)):
-        given = halves(*sizes)
-        demo.attention(*given, causal=True).sum().backward()
-        assert all(tensor.grad is not None and not tensor.grad.any() for tensor in given)
+        qkv = halves(*sizes)
+        demo.attention(*qkv, causal=True).sum().backward()
+        assert all(tensor.grad is not None and not tensor.grad.any() for tensor in qkv)
 
 
 @every_call
@@ -271,23 +277,23 @@ def test_a_call_that_needs_none_calls_the_kernel_as_ever(
     monkeypatch: pytest.MonkeyPatch,
     call: Call,
     by: str,
-    given: Callable[..., list[Tensor]],
+    make: Callable[..., list[Tensor]],
 ) -> None:
     def asked_for(*_: Any, **__: Any) -> Any:
         raise AssertionError("no gradient is needed")
 
     for module in (demo, demo._attention, demo._varlen):
         monkeypatch.setattr(module, "differentiated", asked_for)
-    plain = call(demo, *(x.detach() for x in given()))
+    plain = call(demo, *(x.detach() for x in make()))
     assert not plain.requires_grad
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             for how in ({}, {"deterministic": True}):
-                out = call(demo, *given(), **how)
+                out = call(demo, *make(), **how)
                 assert not out.requires_grad and torch.equal(out, plain)
     for how in ({}, {"deterministic": True}):
         with pytest.raises(AssertionError, match="no gradient"):
-            call(demo, *given(), **how)
+            call(demo, *make(), **how)
 
 
 def test_those_of_varlen_sequences_are_those_of_the_formula(
@@ -305,15 +311,15 @@ def test_those_of_varlen_sequences_are_those_of_the_formula(
 
     compiled = torch.compile(picked, fullgraph=True, dynamic=True, backend="aot_eager")
     q, k, v, *at = of_several(lengths=LENGTHS)
-    fine = leaves(*(x.detach().double() for x in (q, k, v)))
-    loss(*exact(*fine, *at, causal=True)).backward()
+    doubles = leaves(*(x.detach().double() for x in (q, k, v)))
+    loss(*exact(*doubles, *at, causal=True)).backward()
     for call in (picked, compiled, kernel):
-        given = of_several(lengths=LENGTHS)
-        call(*given).backward()
-        for mine, right in zip(given, fine, strict=False):
-            assert mine.grad is not None and right.grad is not None
-            off = (mine.grad.double() - right.grad).abs().max()
-            assert off <= 8 * 2.0**-11 * (1 + right.grad.abs().max())
+        arguments = of_several(lengths=LENGTHS)
+        call(*arguments).backward()
+        for mine, double in zip(arguments, doubles, strict=False):
+            assert mine.grad is not None and double.grad is not None
+            off = (mine.grad.double() - double.grad).abs().max()
+            assert off <= 8 * 2.0**-11 * (1 + double.grad.abs().max())
 
 
 # ---- torch's own ways ---------------------------------------------------------------------------
@@ -326,16 +332,16 @@ def test_compiled_with_open_sizes_it_is_one_graph(demo):
         return out.float().sum() + (lse.transpose(1, 2) * 2).sum()
 
     for sizes in ((70, 90), (40, 130)):
-        given = halves(*sizes)
-        loss(*given).backward()
-        exact, right, right_lse = formula(given, True)
-        (right.sum() + 2 * right_lse.sum()).backward()
-        for tensor, fine in zip(given, exact, strict=True):
-            assert near(tensor.grad, fine.grad)
+        qkv = halves(*sizes)
+        loss(*qkv).backward()
+        exact, expected, expected_lse = formula(qkv, True)
+        (expected.sum() + 2 * expected_lse.sum()).backward()
+        for tensor, reference in zip(qkv, exact, strict=True):
+            assert near(tensor.grad, reference.grad)
 
 
 @pytest.mark.parametrize(
-    ("slug", "by", "given", "how"),
+    ("slug", "by", "make", "how"),
     [
         (DENSE, BY, halves, {}),
         (
@@ -349,40 +355,40 @@ def test_compiled_with_open_sizes_it_is_one_graph(demo):
     ],
 )
 def test_opcheck(
-    demo: ModuleType, called: Called, slug: str, by: str, given: Any, how: dict[str, bool]
+    demo: ModuleType, called: Called, slug: str, by: str, make: Any, how: dict[str, bool]
 ) -> None:
     op = getattr(getattr(torch.ops, demo.__name__), f"{slug}_with_grad").default
-    outcomes = torch.library.opcheck(op, (*given(), SCALE), how)
+    outcomes = torch.library.opcheck(op, (*make(), SCALE), how)
     assert set(outcomes.values()) == {"SUCCESS"} and set(called()) == {by}
 
 
-@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_an_activation_may_be_computed_again(
-    demo: ModuleType, called: Called, wanted: bool
+    demo: ModuleType, called: Called, deterministic: bool
 ) -> None:
     once, again = halves(), halves()
-    how: dict[str, Any] = dict(causal=True, deterministic=wanted)
+    how: dict[str, Any] = dict(causal=True, deterministic=deterministic)
     demo.attention(*once, **how).sum().backward()
     checkpoint(demo.attention, *again, **how, use_reentrant=False).sum().backward()
-    assert called() == [f"{BY}_det" if wanted else BY] * 2
+    assert called() == [f"{BY}_det" if deterministic else BY] * 2
     for a, b in zip(once, again, strict=True):
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_compiled_it_is_a_constant_of_one_graph(
     fresh_dynamo: None,
     demo: ModuleType,
     called: Called,
     dynamic: bool,
-    wanted: bool,
+    deterministic: bool,
 ) -> None:
-    def loss(*given: Tensor) -> Tensor:
-        q, k, v, *at = given
-        dense = demo.attention(q, k, v, causal=True, deterministic=wanted)
+    def loss(*args: Tensor) -> Tensor:
+        q, k, v, *at = args
+        dense = demo.attention(q, k, v, causal=True, deterministic=deterministic)
         flat = (x.flatten(0, 1) for x in (q, k, v))
-        apart = demo.attention_varlen(*flat, *at, causal=True, deterministic=wanted)
+        apart = demo.attention_varlen(*flat, *at, causal=True, deterministic=deterministic)
         total: Tensor = dense.float().sum() + apart.float().sum()
         return total
 
@@ -392,7 +398,7 @@ def test_compiled_it_is_a_constant_of_one_graph(
         at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
         ours, theirs = leaves(q, k, v), leaves(q, k, v)
         compiled(*ours, *at).backward()
-        assert sorted(called()) == [f"{by}_det" if wanted else by for by in (BY, PACKED_BY)]
+        assert sorted(called()) == [f"{by}_det" if deterministic else by for by in (BY, PACKED_BY)]
         loss(*theirs, *at).backward()
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
         called()
@@ -407,11 +413,11 @@ def test_exported_it_stands_in_the_program(
             out: Tensor = demo.attention(q, k, v, causal=True, deterministic=True)
             return out
 
-    given = of_one_length()
-    exported = torch.export.export(Attention(), tuple(given), strict=strict)
+    arguments = of_one_length()
+    exported = torch.export.export(Attention(), tuple(arguments), strict=strict)
     (call,) = (node for node in exported.graph.nodes if "with_grad" in str(node.target))
     assert call.kwargs == {"deterministic": True}
-    exported.module()(*given).sum().backward()
+    exported.module()(*arguments).sum().backward()
     assert called() == [f"{BY}_det"]
 
 
@@ -424,28 +430,28 @@ def test_a_call_asks_for_itself_and_torch_for_all_calls(
     called: Called,
     call: Call,
     by: str,
-    given: Callable[..., list[Tensor]],
+    make: Callable[..., list[Tensor]],
 ) -> None:
-    for how in ({"deterministic": wanted} for wanted in (False, True, False)):
-        call(demo, *given(), **how).sum().backward()
-    call(demo, *given()).sum().backward()
+    for how in ({"deterministic": deterministic} for deterministic in (False, True, False)):
+        call(demo, *make(), **how).sum().backward()
+    call(demo, *make()).sum().backward()
     assert called() == [by, f"{by}_det", by, by]
-    x = given()  # in one backward pass each has what it asked for
+    x = make()  # in one backward pass each has what it asked for
     (call(demo, *x, deterministic=True).sum() + call(demo, *x).sum()).backward()
     assert sorted(called()) == [by, f"{by}_det"]
-    outs = [call(demo, *given(), **how) for how in ({}, {"deterministic": False})]
+    outs = [call(demo, *make(), **how) for how in ({}, {"deterministic": False})]
     with torch_asks():
-        for out in (*outs, call(demo, *given(), deterministic=True)):
+        for out in (*outs, call(demo, *make(), deterministic=True)):
             out.sum().backward()
     assert called() == [f"{by}_det"] * 3
 
 
 def test_without_a_kernel_that_has_an_order_the_call_is_refused(demo: ModuleType) -> None:
-    given, several = of_one_length(torch.bfloat16), of_several(torch.bfloat16)
+    arguments, several = of_one_length(torch.bfloat16), of_several(torch.bfloat16)
     dense, of_packed = (getattr(demo, slug) for slug in VARYING)
-    for call, slug, wanted in (
-        (lambda **how: demo.attention(*given, causal=True, **how), VARYING[0], VARYING_BY[0]),
-        (lambda **how: dense(*given, SCALE, **how)[0], VARYING[0], VARYING_BY[0]),
+    for call, slug, backward in (
+        (lambda **how: demo.attention(*arguments, causal=True, **how), VARYING[0], VARYING_BY[0]),
+        (lambda **how: dense(*arguments, SCALE, **how)[0], VARYING[0], VARYING_BY[0]),
         (
             lambda **how: demo.attention_varlen(*several, causal=True, **how),
             VARYING[1],
@@ -455,35 +461,35 @@ def test_without_a_kernel_that_has_an_order_the_call_is_refused(demo: ModuleType
     ):
         with pytest.raises(ValueError, match="and deterministic=True forbids that") as refusal:
             call(deterministic=True)
-        said = str(refusal.value)
-        assert said == (
+        message = str(refusal.value)
+        assert message == (
             f"{demo.__name__}::{slug}: its gradient of q is added up in any order, so that its "
             "last bits differ from call to call, and deterministic=True forbids that: add "
-            f"{wanted}_det to the kernels that fagen vendor writes"
+            f"{backward}_det to the kernels that fagen vendor writes"
         )
         out = call()
         with torch_asks(), pytest.raises(RuntimeError) as refusal:
             out.sum().backward()
         asks = "torch.use_deterministic_algorithms(True)"
-        theirs = said.replace("deterministic=True", asks)
+        theirs = message.replace("deterministic=True", asks)
         assert str(refusal.value) == f"{theirs}; with warn_only=True this is a warning"
         with torch.no_grad():
             assert torch.equal(call(deterministic=True), out)
 
 
 def test_a_warning_is_enough_for_torch_and_not_for_the_call(demo: ModuleType) -> None:
-    given = of_one_length(torch.bfloat16)
+    arguments = of_one_length(torch.bfloat16)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with pytest.warns(UserWarning, match=r"use_deterministic_algorithms\(True\) forbids"):
-            demo.attention(*given, causal=True).sum().backward()
+            demo.attention(*arguments, causal=True).sum().backward()
         with pytest.raises(ValueError, match="deterministic=True forbids"):
-            demo.attention(*given, causal=True, deterministic=True)
+            demo.attention(*arguments, causal=True, deterministic=True)
     finally:
         torch.use_deterministic_algorithms(False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        demo.attention(*given, causal=True).sum().backward()
+        demo.attention(*arguments, causal=True).sum().backward()
 
 
 def test_an_op_itself_is_refused_by_its_backward_pass(demo: ModuleType) -> None:
@@ -494,13 +500,13 @@ def test_an_op_itself_is_refused_by_its_backward_pass(demo: ModuleType) -> None:
 
 
 def test_one_kernel_that_has_an_order_serves_all_calls(tmp_path: Any) -> None:
-    with package(tmp_path, DENSE, WITHOUT, f"{BY}_det") as made:
-        for wanted in (False, True):
-            given = of_one_length()
-            made.attention(*given, causal=True, deterministic=wanted).sum().backward()
-            assert all(x.grad is not None for x in given)
+    with package(tmp_path, DENSE, WITHOUT, f"{BY}_det") as demo:
+        for deterministic in (False, True):
+            arguments = of_one_length()
+            demo.attention(*arguments, causal=True, deterministic=deterministic).sum().backward()
+            assert all(x.grad is not None for x in arguments)
         with pytest.raises(ValueError, match="add bwd_fp16_d64_full_m128n128_det to"):
-            made.attention(*given, deterministic=True)
+            demo.attention(*arguments, deterministic=True)
 
 
 def test_a_folder_without_gradients_knows_no_order() -> None:
@@ -518,14 +524,14 @@ def test_where_no_kernel_computes_them_the_refusal_names_one(demo: ModuleType) -
     by, by_packed = (
         slug.replace("fwd", "bwd") for slug in (WITHOUT, "fwd_bf16_d64_full_m128n128_varlen")
     )
-    for call, wanted in (
+    for call, slug in (
         (lambda: demo.attention(q, q, q), by),
         (lambda: demo.attention(q, q, q, deterministic=True), f"{by}_det"),
         (lambda: getattr(demo, WITHOUT)(q, q, q, SCALE), by),
         (lambda: demo.attention_varlen(*packed_q), by_packed),
         (lambda: getattr(demo, WITHOUT_VARLEN)(*packed_q, SCALE), by_packed),
     ):
-        lacking = f"requires a gradient, and no kernel here computes it: add {wanted} to the kern"
+        lacking = f"requires a gradient, and no kernel here computes it: add {slug} to the kern"
         with pytest.raises(ValueError, match=lacking):
             call()
     with torch.no_grad():
@@ -584,9 +590,9 @@ def test_a_kernel_serves_its_dtype_head_dims_and_mask_alone():
         assert not gradients.differentiates(registry.from_slug(other), forward)
     for other in ("bwd_fp16_d64v32_causal_m64n64", "bwd_fp16_d72_causal_m64n64"):
         assert not gradients.differentiates(registry.from_slug(other), forward)
-    for one, other in ((forward, forward), (registry.from_slug(COMBINE), forward)):
-        assert not gradients.differentiates(one, other)
-        assert not gradients.differentiates(other, one)
+    for kernel, other in ((forward, forward), (registry.from_slug(COMBINE), forward)):
+        assert not gradients.differentiates(kernel, other)
+        assert not gradients.differentiates(other, kernel)
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
@@ -595,11 +601,11 @@ def test_a_kernel_is_wanted_wherever_attention_has_gradients(head_dims):
     head_dim, head_dim_v = head_dims
     keys = {"head_dim": head_dim, "head_dim_v": head_dim_v, "block_m": 128, "block_n": 64}
     forward = registry.kind("forward").schedule.make(dtype="bf16", mask="causal", **keys)
-    wanted = gradients.gradients_slug(forward)
-    assert not wanted or gradients.differentiates(registry.from_slug(wanted), forward)
-    of = dict(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, causal=True, device="cpu")
-    with nullcontext() if wanted else pytest.raises(ValueError, match="no kernel computes those"):
-        fagen.prepare(**of, schedule=forward, gradient=True)
+    backward = gradients.gradients_slug(forward)
+    assert not backward or gradients.differentiates(registry.from_slug(backward), forward)
+    how = dict(dtype="bf16", head_dim=head_dim, head_dim_v=head_dim_v, causal=True, device="cpu")
+    with nullcontext() if backward else pytest.raises(ValueError, match="no kernel computes those"):
+        fagen.prepare(**how, schedule=forward, gradient=True)
 
 
 def folder(*slugs: str) -> Folder:
@@ -622,13 +628,13 @@ def test_what_a_kernel_takes_is_told_by_its_signature():
     (gradient,) = folder(DENSE, BY).differentiable
     assert gradient.passed == ("dout", "q", "k", "v", "out", "lse", "scale", "dlse")
     assert gradient.differentiated == ("q", "k", "v") and gradient.optional == ("dlse",)
-    by, of = (kernel.signature for kernel in (gradient.backward, gradient.forward))
+    by, forward = (kernel.signature for kernel in (gradient.backward, gradient.forward))
     more = Scalar("deterministic", "int", "the same bits from call to call", default=0)
     other = replace(by, scalars=(*by.scalars, more), order=(*by.order, more.name))
-    assert gradients.passed(other, of) == gradient.passed
+    assert gradients.passed(other, forward) == gradient.passed
     needed = replace(other, scalars=(*by.scalars, replace(more, default=None)))
     with pytest.raises(AssertionError, match="deterministic is of no call"):
-        gradients.passed(needed, of)
+        gradients.passed(needed, forward)
 
 
 # ---- the page -----------------------------------------------------------------------------------
@@ -639,9 +645,9 @@ def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
     others = manifest.partition("# or ")[2].partition("\n")[0]
     for form in ("torch", *re.findall(r'"([\w-]+)"', others)):
         (tmp_path / "vendor.toml").write_text(manifest.replace('"torch"', f'"{form}"'))
-        found = vendor.folder_of(vendor.read(tmp_path / "vendor.toml"))
-        assert found.format == form and len(found.differentiable) == 1 and not found.lacking
-    slugs = [kernel.slug for kernel in found.kernels]
+        folder = vendor.folder_of(vendor.read(tmp_path / "vendor.toml"))
+        assert folder.format == form and len(folder.differentiable) == 1 and not folder.lacking
+    slugs = [kernel.slug for kernel in folder.kernels]
     vendored("my_attention", "source", tmp_path / "c", *slugs)
     body = of_page("Gradients", "cpp")
     head = "#include <my_attention.h>\nint64_t called(void* stream) {"
@@ -652,8 +658,8 @@ def test_what_the_page_shows_differentiates(tmp_path, monkeypatch):
     assert answer.returncode == 0, answer.stderr
     q = torch.randn(1, 20, 4, 128).half().requires_grad_()
     k, v = (torch.randn(1, 20, 2, 128).half().requires_grad_() for _ in range(2))
-    with package(tmp_path / "made", *slugs) as made:
-        monkeypatch.setitem(sys.modules, "my_attention", made)
+    with package(tmp_path / "made", *slugs) as demo:
+        monkeypatch.setitem(sys.modules, "my_attention", demo)
         exec(of_page("Gradients", "py"), {"q": q, "k": k, "v": v})
     assert all(tensor.grad is not None and tensor.grad.any() for tensor in (q, k, v))
 

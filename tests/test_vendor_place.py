@@ -75,9 +75,9 @@ def test_what_a_person_edited_stays_and_is_named(tmp_path):
     same = bring(some(a="1", b="2", c="3"), tmp_path)
     assert same.edited == ("a", "b", "c") and not same.fault
     for _ in range(2):  # and it stays an edited one
-        found = bring(some(a="9", b="2"), tmp_path)
-        assert found.kept == ("a", "c") and found.edited == ("b",)
-        assert "a, c" in found.fault and "--force" in found.fault
+        brought = bring(some(a="9", b="2"), tmp_path)
+        assert brought.kept == ("a", "c") and brought.edited == ("b",)
+        assert "a, c" in brought.fault and "--force" in brought.fault
     assert tree(tmp_path) == dict.fromkeys("abc", "mine")
     forced = bring(some(a="9", b="2"), tmp_path, force=True)
     assert forced.updated == ("a", "b") and forced.removed == ("c",)
@@ -87,8 +87,8 @@ def test_what_a_person_edited_stays_and_is_named(tmp_path):
 def test_files_of_others_are_neither_overwritten_nor_removed(tmp_path):
     (tmp_path / "a").write_text("theirs")
     (tmp_path / "z").write_text("theirs")
-    found = bring(some(a="1", b="2"), tmp_path)
-    assert found.foreign == ("a",) and "not written by fagen" in found.fault
+    brought = bring(some(a="1", b="2"), tmp_path)
+    assert brought.foreign == ("a",) and "not written by fagen" in brought.fault
     assert bring(some(a="1", b="2"), tmp_path, force=True).foreign == ("a",)
     assert bring(some(b="2"), tmp_path).unchanged == ("b",)
     assert tree(tmp_path) == {"a": "theirs", "b": "2", "z": "theirs"}
@@ -97,8 +97,8 @@ def test_files_of_others_are_neither_overwritten_nor_removed(tmp_path):
 def test_a_run_that_was_cut_off_is_taken_up(tmp_path):
     bring(some(a="1", b="2"), tmp_path)
     (tmp_path / "a").write_text("3")  # the next run's, which did not come to the manifest
-    found = bring(some(a="3", b="4"), tmp_path)
-    assert found.unchanged == ("a",) and found.updated == ("b",) and not found.fault
+    brought = bring(some(a="3", b="4"), tmp_path)
+    assert brought.unchanged == ("a",) and brought.updated == ("b",) and not brought.fault
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_the_command_tells_what_became_of_each_file(tmp_path):
     answer = fagen(*words)
     assert answer.exit_code == 0 and "edited README.md, left as it is" in answer.output
     answer = fagen("vendor", QUANTIZER.replace("128", "64"), *words[2:], "--json")
-    told = json.loads(answer.stdout)
-    assert answer.exit_code == 1 and "README.md; --force overwrites" in told["message"]
-    assert told["answer"]["kept"] == ["README.md"] and path.read_text() == "mine"
+    record = json.loads(answer.stdout)
+    assert answer.exit_code == 1 and "README.md; --force overwrites" in record["message"]
+    assert record["answer"]["kept"] == ["README.md"] and path.read_text() == "mine"
     answer = fagen("vendor", QUANTIZER.replace("128", "64"), *words[2:], "--force")
     assert answer.exit_code == 0 and "updated README.md" in answer.output
     (tmp_path / "y").write_text("a file")
@@ -167,8 +167,8 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def test_a_manifest_pins_names_to_schedules(manifest, tmp_path):
-    found = vendor.read(manifest)
-    assert [(name, one.slug) for name, one in found.kernels] == [
+    request = vendor.read(manifest)
+    assert [(name, schedule.slug) for name, schedule in request.kernels] == [
         ("causal", SLUG),
         ("wide", "fwd_fp16_d64_full_m128n128"),
     ]
@@ -180,9 +180,9 @@ def test_a_manifest_pins_names_to_schedules(manifest, tmp_path):
     # another kernel under the same name: callers need not know
     manifest.write_text(MANIFEST_TOML.replace(f'"{SLUG}"', f'"{OTHER}"'))
     answer = fagen("vendor", "--manifest", manifest, "-o", tmp_path / "out", "--json")
-    told = json.loads(answer.output)
-    assert told["new"] == [f"src/{OTHER}.cu"] and told["removed"] == [f"src/{SLUG}.cu"]
-    assert "cmake/demo-config.cmake.in" in told["unchanged"] and not told["kept"]
+    record = json.loads(answer.output)
+    assert record["new"] == [f"src/{OTHER}.cu"] and record["removed"] == [f"src/{SLUG}.cu"]
+    assert "cmake/demo-config.cmake.in" in record["unchanged"] and not record["kept"]
 
 
 def test_what_the_page_shows_is_what_is_written(tmp_path, monkeypatch):
@@ -299,33 +299,33 @@ def test_all_faults_of_a_manifest_are_said_at_once(manifest):
     )
     with pytest.raises(ScheduleError) as refused:
         vendor.read(manifest)
-    said = str(refused.value).splitlines()
+    lines = str(refused.value).splitlines()
     keys = ("name", "version", "format", "with_cutlass", "wonder")
-    wanted = (*keys, "lambda", "gone", "a b", "fwd_x")
-    assert len(said) == len(wanted) and all(w in line for w, line in zip(wanted, said, strict=True))
-    places = zip((1, 2, 3, 4, 5, 8), said, strict=False)
+    words = (*keys, "lambda", "gone", "a b", "fwd_x")
+    assert len(lines) == len(words) and all(w in line for w, line in zip(words, lines, strict=True))
+    places = zip((1, 2, 3, 4, 5, 8), lines, strict=False)
     assert all(f"vendor.toml:{number}:" in line for number, line in places)
     manifest.write_text(f'name = "json"\n[kernels]\n{names}')
     with pytest.raises(ScheduleError) as refused:
         vendor.read(manifest)
-    said = str(refused.value).splitlines()
-    assert len(said) == 21 and said[-1].endswith("vendor.toml: and 11 more")
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 21 and lines[-1].endswith("vendor.toml: and 11 more")
 
 
 def test_a_folder_has_the_version_that_its_manifest_says(manifest, tmp_path):
     manifest.write_text(f'version = "2.10.1"\n{MANIFEST_TOML}')
-    for form, file, said in (
+    for form, file, text in (
         ("source", "CMakeLists.txt", "project(demo VERSION 2.10.1 LANGUAGES"),
         ("source", "README.md", "# demo 2.10.1"),
         ("torch", "pyproject.toml", 'version = "2.10.1"'),
         ("torch", "python/demo/__init__.py", '__version__ = "2.10.1"'),
         ("jax", "pyproject.toml", 'version = "2.10.1"'),
     ):
-        asked = replace(vendor.read(manifest), format=form)
-        texts = vendor.FORMATS[form](vendor.folder_of(asked))
-        assert said in texts[file], file
+        request = replace(vendor.read(manifest), format=form)
+        texts = vendor.FORMATS[form](vendor.folder_of(request))
+        assert text in texts[file], file
         assert json.loads(texts[MANIFEST])["version"] == "2.10.1"
-    without = vendor.FORMATS["source"](vendor.folder_of(replace(asked, version="")))
+    without = vendor.FORMATS["source"](vendor.folder_of(replace(request, version="")))
     assert "VERSION" not in without["CMakeLists.txt"].partition("project(")[2].partition(")")[0]
 
 
@@ -338,8 +338,8 @@ def test_what_was_never_verified_is_said_last_and_loudly(manifest, tmp_path, mon
     assert last.startswith(f"NEVER VERIFIED: {slugs}: it is not on record that exactly this source")
     assert "**Never verified:**" in (out / "README.md").read_text().partition("## Build")[0]
     assert "NEVER VERIFIED" in (out / "include/demo.h").read_text()
-    told = json.loads(fagen("vendor", "--manifest", manifest, "-o", out, "--json").output)
-    assert told["unverified"] == slugs.split(", ")
+    record = json.loads(fagen("vendor", "--manifest", manifest, "-o", out, "--json").output)
+    assert record["unverified"] == slugs.split(", ")
 
 
 def test_no_package_is_called_as_something_that_torch_or_python_has():
@@ -348,17 +348,17 @@ def test_no_package_is_called_as_something_that_torch_or_python_has():
     answer = run([sys.executable, "-c", ask])  # where no test has added any
     names = {name.partition("::")[0] for name in answer.stdout.split()}
     names |= {*sys.stdlib_module_names, "torch", "numpy"}
-    asked = [name for name in names if vendor.names.NAME.fullmatch(name)]
-    assert {"aten", "loaded_libraries", "json"} <= set(asked)
-    for name in asked:
+    valid = [name for name in names if vendor.names.NAME.fullmatch(name)]
+    assert {"aten", "loaded_libraries", "json"} <= set(valid)
+    for name in valid:
         with pytest.raises(ScheduleError, match="name = "):
             vendor.asked(name, [SCHEDULED])
 
 
 def test_names_from_the_command_line_are_as_closed(tmp_path):
     # of macros, of libraries, of what CMake's commands read otherwise, of a kernel's own functions
-    taken = ("f", "ex", "m", "dl", "debug", "edit_cache", f"fagen_{SLUG}", "clean", "cuda_fp16")
-    for name in (*taken, "mma", "../x", "x;y", "", "a__b", "a_", "9", "x" * 41):
+    reserved = ("f", "ex", "m", "dl", "debug", "edit_cache", f"fagen_{SLUG}", "clean", "cuda_fp16")
+    for name in (*reserved, "mma", "../x", "x;y", "", "a__b", "a_", "9", "x" * 41):
         with pytest.raises(ScheduleError, match="name = "):
             vendor.asked(name, [SCHEDULED])
     with pytest.raises(ScheduleError, match="0 schedules"):
@@ -387,8 +387,8 @@ _OKS = ("unistd.h", "sysexits.h", "fmtmsg.h", "complex.h", "stdio.h")
 
 def test_no_header_that_the_folder_includes_can_be_hidden_by_its_name(tmp_path):
     """Nor any that these include: all that a compiler reads for the texts of a folder."""
-    asked = vendor.asked("demo", [SCHEDULED])
-    vendor.vendor(asked, tmp_path)
+    request = vendor.asked("demo", [SCHEDULED])
+    vendor.vendor(request, tmp_path)
     words = ["g++", "-M", "-I", tmp_path / "include"]
     if (cuda := Path("/usr/local/cuda/include")).exists():
         words += ["-isystem", cuda, tmp_path / "tests/demo_test.cpp"]

@@ -277,7 +277,7 @@ def kernel(slug: str) -> str:
     """C++ that computes what a kernel should."""
     plan = registry.plan_of(slug)
     values = plan.schedule.values()
-    said = {
+    texts = {
         "slug": slug,
         "struct": plan.signature.struct,
         "guard": plan.signature.guard,
@@ -290,7 +290,7 @@ def kernel(slug: str) -> str:
         **dict.fromkeys(NUMBERS, ""),
     }
     if plan.kind == "forward" and plan.signature.form != "varlen":  # with descales
-        said |= {name: text % said for name, text in NUMBERS.items()}
+        texts |= {name: text % texts for name, text in NUMBERS.items()}
     out = plan.signature.outputs[0]
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
     head += "#ifndef WRONG\n#define WRONG -1\n#endif\n"
@@ -319,7 +319,7 @@ def kernel(slug: str) -> str:
     head += SEQUENCES["varlen" if plan.signature.form.startswith("varlen") else ""]
     head += SEQUENCES["decode"] if plan.kind == "decode" else ""
     body = bodies[plan.signature.leader.name]
-    return "\n".join(lines) + "\n" + head + body % said + FUNCTIONS % said
+    return "\n".join(lines) + "\n" + head + body % texts + FUNCTIONS % texts
 
 
 @pytest.mark.parametrize(
@@ -349,8 +349,8 @@ def kernel(slug: str) -> str:
 def test_the_program_tells_right_from_wrong(slug, tmp_path):
     if not CUDA.exists():
         pytest.skip("the CUDA headers are not there")
-    found = source.texts(vendor.folder_of(vendor.asked("demo", [registry.from_slug(slug)])))
-    for path, text in found.items():
+    files = source.texts(vendor.folder_of(vendor.asked("demo", [registry.from_slug(slug)])))
+    for path, text in files.items():
         (tmp_path / Path(path).name).write_text(text)
     (tmp_path / "kernel.cpp").write_text(kernel(slug))
     (tmp_path / "runtime.cpp").write_text(RUNTIME)

@@ -92,7 +92,7 @@ def calls_of(group: Group) -> str:
 def kernels_of(schedules: Iterable[Any]) -> tuple[Kernel, ...]:
     """Kernels whose sources are empty."""
     nothing = Source("", "", "", "", "", None)
-    return tuple(Kernel("", one, registry.plan(one), nothing, None) for one in schedules)
+    return tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Dispatcher:
 
     def slug(self, problem: Problem, sizes: Sizes, kind: str = FORWARD, **fields: int) -> str:
         """What it chooses, "" where no kernel is for that; fields of the problem may differ."""
-        asked = (ctypes.c_int32 * 7)(*(in_c(problem) | fields).values())
+        numbers = (ctypes.c_int32 * 7)(*(in_c(problem) | fields).values())
         call = getattr(self.library, f"call_{kind}")
-        return str(call(asked, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode())
+        return str(call(numbers, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode())
 
     def row(self, problem: Problem, sizes: Sizes, kind: str = FORWARD) -> str:
         """The slug of the first row of its table that fits, as Python reads that."""
@@ -145,7 +145,7 @@ def dispatcher(schedules: Iterable[Any], place: Path) -> Dispatcher:
     for name in ("demo_message", "demo_forward_message"):
         if hasattr(library, name):
             getattr(library, name).restype = ctypes.c_char_p
-    return Dispatcher(library, {of.kind: of.table for of in folder.dispatchers})
+    return Dispatcher(library, {part.kind: part.table for part in folder.dispatchers})
 
 
 Modules = Callable[[Iterable[Any]], dict[str, ModuleType]]
@@ -228,8 +228,8 @@ class Attending:
         table = table_at(locate("schedules") / "dispatch.toml")
         schedules = all_of(*dict.fromkeys(row.slug for row in table))
         schedules = [schedule for schedule in schedules if schedule.kind == FORWARD]
-        fp8 = [one for one in schedules if DTYPES[one.values()["dtype"]].fp8]
-        return schedules + [one.but(out_dtype="fp16") for one in fp8]
+        fp8 = [schedule for schedule in schedules if DTYPES[schedule.values()["dtype"]].fp8]
+        return schedules + [schedule.but(out_dtype="fp16") for schedule in fp8]
 
     @staticmethod
     @cache
@@ -274,11 +274,11 @@ class Decoding:
         "dec_bf16_d64v32_full_r8n128",
         "dec_bf16_d64v32_causal_r8n128",
     )
-    found = ("dec_fp16_d128_causal_r8n64_s4", "dec_fp16_d128_causal_r16n128_c64")
+    tabled = ("dec_fp16_d128_causal_r8n64_s4", "dec_fp16_d128_causal_r16n128_c64")
     searched = (
-        Row("NVIDIA H200", found[0], group_rows=8, rows_to=500),
+        Row("NVIDIA H200", tabled[0], group_rows=8, rows_to=500),
         Row("NVIDIA H200", "dec_fp16_d128_causal_r8n64_s3", group_rows=8),  # in no folder
-        Row("NVIDIA H200", found[1], group_rows=16),
+        Row("NVIDIA H200", tabled[1], group_rows=16),
     )
     draws, refused, most = 150, ({"head_dim": 8},), 0.7
     functions = (DECODE,)
@@ -288,8 +288,8 @@ class Decoding:
     @cache
     def schedules(cls) -> list[Any]:
         kind, own = registry.kind(DECODE), all_of(*cls.own)
-        steps = [step.derive() for one in own for step in kind.steps(one)]
-        return [*{one.slug: one for one in steps}.values()]
+        steps = [step.derive() for schedule in own for step in kind.steps(schedule)]
+        return [*{schedule.slug: schedule for schedule in steps}.values()]
 
     @staticmethod
     def sizes(dice: random.Random) -> Sizes:
@@ -321,7 +321,7 @@ class Decoding:
 class Packed:
     """All of varlen sequences that are committed, others beside them, and O of e4m3 in fp16."""
 
-    own = tuple(one.stem for one in registry.schedules("forward") if "_varlen" in one.stem)
+    own = tuple(path.stem for path in registry.schedules("forward") if "_varlen" in path.stem)
     others = (
         "fwd_fp16_d64_causal_m128n64_varlen",
         "fwd_e4m3_d64_full_m64n64_varlen",
@@ -332,9 +332,9 @@ class Packed:
         "bwd_fp16_d64_causal_m128n128_varlen",
         "bwd_bf16_d96v64_full_m64n64_varlen_det",
     )
-    found = others[:2]
+    tabled = others[:2]
     searched = tuple(
-        Row("NVIDIA H200", slug) for slug in (*found, "fwd_bf16_d128_causal_m128n64_varlen")
+        Row("NVIDIA H200", slug) for slug in (*tabled, "fwd_bf16_d128_causal_m128n64_varlen")
     )
     refused = ({"head_dim": 8}, {"mask": 9}, {"dtype": 9}, {"scale_rows": 64})
     draws, most = 3, 0.0
@@ -345,7 +345,7 @@ class Packed:
     @cache
     def schedules(cls) -> list[Any]:
         fp8 = all_of(*(slug for slug in (*cls.own, *cls.others) if "e4m3" in slug))
-        return all_of(*cls.others, *cls.own) + [one.but(out_dtype="fp16") for one in fp8]
+        return all_of(*cls.others, *cls.own) + [schedule.but(out_dtype="fp16") for schedule in fp8]
 
     @staticmethod
     def sizes(dice: random.Random) -> Sizes:
@@ -369,35 +369,35 @@ class Packed:
 
 
 @pytest.mark.parametrize(
-    ("of", "searched"),
+    ("case", "searched"),
     [(Attending, False), (Decoding, False), (Decoding, True), (Packed, False), (Packed, True)],
 )
 def test_c_and_python_choose_as_fagen_does(
-    of: Any, searched: bool, tmp_path: Path, modules_of: Modules, users_table: Callable[..., None]
+    case: Any, searched: bool, tmp_path: Path, modules_of: Modules, users_table: Callable[..., None]
 ) -> None:
-    schedules, found = of.schedules(), ()
+    schedules, tabled = case.schedules(), ()
     if searched:  # of the table's kernels one is not in the folder
-        users_table(of.searched)
-        found, known = of.found, {one.slug for one in schedules}
-        schedules = schedules + all_of(*(slug for slug in found if slug not in known))
+        users_table(case.searched)
+        tabled, own_slugs = case.tabled, {schedule.slug for schedule in schedules}
+        schedules = schedules + all_of(*(slug for slug in tabled if slug not in own_slugs))
     compiled, modules = dispatcher(schedules, tmp_path), modules_of(schedules)
-    assert {*compiled.tables} == {*of.functions}
-    there, dice, chosen = {one.slug for one in schedules}, random.Random(17), set()
-    for problem in dict.fromkeys(map(of.problem_of, schedules)):
-        kind = of.functions[DTYPES[problem.dtype].fp8 if of is Packed else 0]
+    assert {*compiled.tables} == {*case.functions}
+    slugs, dice, chosen = {schedule.slug for schedule in schedules}, random.Random(17), set()
+    for problem in dict.fromkeys(map(case.problem_of, schedules)):
+        kind = case.functions[DTYPES[problem.dtype].fp8 if case is Packed else 0]
         usual = replace(problem, out_dtype=DTYPES[problem.dtype].out)
-        for sizes in (of.sizes(dice) for _ in range(of.draws)):
+        for sizes in (case.sizes(dice) for _ in range(case.draws)):
             slug, expected = compiled.slug(problem, sizes, kind), fagens(problem, sizes)
-            assert slug == expected or (slug and expected not in there), (problem, sizes)
+            assert slug == expected or (slug and expected not in slugs), (problem, sizes)
             assert slug == compiled.row(problem, sizes, kind)
-            assert slug == of.in_python(modules, problem, sizes)
+            assert slug == case.in_python(modules, problem, sizes)
             as_usual = compiled.slug(problem, sizes, kind, out_dtype=0)
             assert as_usual == compiled.slug(usual, sizes, kind)
             chosen.add(slug)
-        for fields in of.refused:
+        for fields in case.refused:
             assert compiled.slug(problem, sizes, kind, **fields) == ""
-    assert {*found} <= chosen <= there and len(chosen) > len(schedules) * of.most
-    assert of is not Attending or len([slug for slug in chosen if "_split" in slug]) > 20
+    assert {*tabled} <= chosen <= slugs and len(chosen) > len(schedules) * case.most
+    assert case is not Attending or len([slug for slug in chosen if "_split" in slug]) > 20
 
 
 # ---- kernels for few queries or tiles -----------------------------------------------------------
@@ -422,7 +422,7 @@ D16 = torch.float16, 128, 128, "causal"
     [
         (
             (PLAIN, SPLIT_4, SPLIT_16),
-            lambda of, q, k: of["_attention"]._picked((*D16, D16[0]), q[0], 4, q[1], k[1]),
+            lambda ours, q, k: ours["_attention"]._picked((*D16, D16[0]), q[0], 4, q[1], k[1]),
             (
                 (4, 500, (), SPLIT_16),
                 (4, 500, (0,), SPLIT_16),  # which is for any number of tiles
@@ -436,7 +436,7 @@ D16 = torch.float16, 128, 128, "causal"
         ),
         (
             (FEW, "dec_fp16_d128_causal_r16n64", "dec_fp16_d128_causal_r64n64", f"{FEW}_streamk"),
-            lambda of, q, k: of["_decode"]._picked(D16, q[0], k[1], 8, q[1]),
+            lambda ours, q, k: ours["_decode"]._picked(D16, q[0], k[1], 8, q[1]),
             (
                 (3, 32, (), "dec_fp16_d128_causal_r16n64"),
                 (2, 32, (), FEW),
@@ -579,10 +579,10 @@ def test_a_call_gets_what_the_folder_has_for_its_problem(
             assert slug == compiled.row(problem, sizes), sizes
     for fields in refused:
         assert compiled.slug(problem, sizes, kind, **fields) == "", fields
-    kinds = {one.kind for one in schedules if not one.slug.endswith("_fixed")}
+    kinds = {schedule.kind for schedule in schedules if not schedule.slug.endswith("_fixed")}
     for name in (FORWARD, "backward", DECODE):
-        there = name in kinds and not all("_varlen" in s for s in slugs)
-        assert hasattr(compiled.library, f"demo_{name}") == there, name
+        exists = name in kinds and not all("_varlen" in s for s in slugs)
+        assert hasattr(compiled.library, f"demo_{name}") == exists, name
     assert not hasattr(compiled.library, "demo_varlen_fp8")
 
 
@@ -606,7 +606,7 @@ def test_what_is_not_in_the_folder_falls_to_what_is_but_never_a_kernel_for_accur
 
 
 def test_a_row_of_varlen_sequences_has_no_bounds() -> None:
-    schedules = [one for one in Packed.schedules() if not DTYPES[one.values()["dtype"]].fp8]
+    schedules = [s for s in Packed.schedules() if not DTYPES[s.values()["dtype"]].fp8]
     table = table_of(schedules, "varlen")
     assert not table.bounds and not table.refused and table.kind == "varlen"
     assert len(table.rows) == len({*map(Problem.of, schedules)})
@@ -617,11 +617,11 @@ def test_a_row_of_varlen_sequences_has_no_bounds() -> None:
 def test_steps_are_what_calls_without_a_table_derive() -> None:
     dice = random.Random(7)
     for schedule in all_of(*Decoding.own, "dec_fp16_d192v128_full_r8n64"):
-        asked = {key: schedule.values()[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+        named = {key: schedule.values()[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
         for sizes in (Decoding.sizes(dice) for _ in range(40)):
             rows, kv_heads = sizes.seqlen_q * sizes.heads // sizes.kv_heads, sizes.kv_heads
-            deal = deal_for(asked["head_dim"], rows, kv_heads, sizes.batch)
-            first, *_ = derived(**asked, rows=rows, num_splits=num_splits_for(kv_heads), by=deal)
+            deal = deal_for(named["head_dim"], rows, kv_heads, sizes.batch)
+            first, *_ = derived(**named, rows=rows, num_splits=num_splits_for(kv_heads), by=deal)
             assert sized(schedule.slug, sizes) == first, sizes
 
 
@@ -658,8 +658,8 @@ def test_a_call_in_16_bits(modules_of: Modules) -> None:
     ):
         with pytest.raises(error, match=words):
             wrong()
-    for one in (1, numpy.True_):
-        assert called(1, causal=one, return_lse=one)[0] == PLAIN
+    for true in (1, numpy.True_):
+        assert called(1, causal=true, return_lse=true)[0] == PLAIN
 
 
 def test_a_call_in_e4m3(modules_of: Modules) -> None:
@@ -699,12 +699,12 @@ def test_a_call_that_decodes(modules_of: Modules) -> None:
     slug, args, named = called(module, problem, sizes, leftpad_k=lengths, scale=2.0)
     assert args[3] == 2.0 and named["leftpad_k"] is lengths
     full = replace(problem, mask="full")
-    for asked, queries in ((problem, 3), (full, 1)):
-        one = replace(sizes, seqlen_q=queries)
-        assert called(module, asked, one, return_lse=True)[0] == ONE
-    there = "torch.float16, 128, 128, full of one query; torch.float16, 128, 128, causal"
+    for target, queries in ((problem, 3), (full, 1)):
+        size = replace(sizes, seqlen_q=queries)
+        assert called(module, target, size, return_lse=True)[0] == ONE
+    kernels = "torch.float16, 128, 128, full of one query; torch.float16, 128, 128, causal"
     lacking = (
-        f"demo has no kernel that decodes torch.float16, 128, 128, full; it has those for {there}"
+        f"demo has no kernel that decodes torch.float16, 128, 128, full; it has those for {kernels}"
     )
     for wrong, words in (
         (lambda: called(module, full, sizes), f"^{lacking}$"),
@@ -720,7 +720,7 @@ def test_a_call_that_decodes(modules_of: Modules) -> None:
 
 
 def test_a_call_of_varlen_sequences(modules_of: Modules) -> None:
-    (half,) = all_of(Packed.found[0])
+    (half,) = all_of(Packed.tabled[0])
     module, problem = modules_of([half])["_varlen"], Problem.of(half)
     called, used = Packed.call, torch.empty(2, dtype=torch.int32)
     slug, args, named = called(module, problem, seqused_k=used, max_seqlen_q=9)
@@ -728,9 +728,9 @@ def test_a_call_of_varlen_sequences(modules_of: Modules) -> None:
     assert args[3] is args[4] and not named
     slug, args, named = called(module, problem, return_lse=True, scale=2.0)
     assert slug == half.slug and args[5] == 2.0 and args[6] is None
-    there = "it has those for torch.float16, 64, 64, causal, torch.float16"
+    kernels = "it has those for torch.float16, 64, 64, causal, torch.float16"
     for wrong, words in (
-        ({"mask": "full"}, f"demo has no kernel of varlen sequences for .*64, full.*{there}"),
+        ({"mask": "full"}, f"demo has no kernel of varlen sequences for .*64, full.*{kernels}"),
         ({"dtype": "bf16"}, "for torch.bfloat16, 64, 64, causal, torch.bfloat16"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -743,7 +743,7 @@ def test_a_call_of_varlen_sequences(modules_of: Modules) -> None:
 
 
 def test_a_call_of_varlen_sequences_in_e4m3(modules_of: Modules) -> None:
-    half, fp8 = all_of(*Packed.found)
+    half, fp8 = all_of(*Packed.tabled)
     module, problem = modules_of([fp8, half])["_varlen"], Problem.of(fp8)
     by_head, fp16 = torch.ones(2, 4), torch.float16
     slug, _, named = Packed.call(module, problem, q_descale=by_head, v_descale=torch.ones(()))

@@ -29,16 +29,16 @@ from tests.vendor_helpers import (
 
 def test_the_folder_is_that_of_plain_source_and_a_package():
     plain = vendor.FORMATS["source"](vendor.folder_of(asked("demo", "source", *KERNELS)))
-    found = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", *KERNELS)))
-    assert {path for path in plain if plain[path] != found.get(path)} == {
+    files = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", *KERNELS)))
+    assert {path for path in plain if plain[path] != files.get(path)} == {
         "README.md",  # which is README.c.md there
         "manifest.json",
     }
-    assert found["README.c.md"] == plain["README.md"]
+    assert files["README.c.md"] == plain["README.md"]
     for slug in KERNELS:
-        assert found[f"src/{slug}_torch.cpp"] == render(registry.plan_of(slug)).binding
-        assert f"def {slug}(" in found["python/demo/__init__.py"]
-        assert f"`{slug}`" in found["README.md"]
+        assert files[f"src/{slug}_torch.cpp"] == render(registry.plan_of(slug)).binding
+        assert f"def {slug}(" in files["python/demo/__init__.py"]
+        assert f"`{slug}`" in files["README.md"]
     without = vendor.FORMATS["torch"](vendor.folder_of(asked("demo", "torch", COMBINE)))
     assert "python/demo/_attention.py" not in without
     assert "attention(" not in without["README.md"] and "cutlass" not in without["README.md"]
@@ -47,22 +47,22 @@ def test_the_folder_is_that_of_plain_source_and_a_package():
 def test_both_formats_have_the_same_python():
     """Of calls of all kinds, or of varlen sequences alone."""
     varlen = ("fwd_fp16_d64_causal_m64n64_varlen", "bwd_fp16_d64_causal_m64n64_varlen")
-    alone = (*varlen, "fwd_e4m3_d64_full_m64n64_varlen")
+    these = (*varlen, "fwd_e4m3_d64_full_m64n64_varlen")
     dense = ("fwd_fp16_d64_causal_m128n128", "bwd_fp16_d64_causal_m128n128")
-    for slugs in (alone, (*dense, *varlen, "dec_fp16_d32_causal_r8n64", COMBINE)):
+    for slugs in (these, (*dense, *varlen, "dec_fp16_d32_causal_r8n64", COMBINE)):
         manifests = (asked("demo", form, *slugs) for form in ("torch", "hf-kernel"))
-        torchs, hub = (vendor.FORMATS[one.format](vendor.folder_of(one)) for one in manifests)
+        torchs, hub = (vendor.FORMATS[m.format](vendor.folder_of(m)) for m in manifests)
         own = {path.rpartition("/")[2] for path in torchs if path.startswith("python/demo/")}
         own.remove("_ops.py")
         public = torchs["python/demo/__init__.py"].partition("__all__ = ")[2].partition("]")[0]
         assert '"attention_varlen"' in public
-        assert ('"attention"' in public and '"attention_decode"' in public) == (slugs != alone)
+        assert ('"attention"' in public and '"attention_decode"' in public) == (slugs != these)
         assert torchs["python/demo/_ops.py"] == hub["_ops.py"]
         for name in own:
             assert torchs[f"python/demo/{name}"] == hub[f"torch-ext/demo/{name}"]
         some = {"__init__.py", "_varlen.py", "_gradients.py", "_autocast.py", "_fakes.py"}
         every = some | {"_attention.py", "_decode.py", "_rows.py"}
-        assert own == (some if slugs == alone else every)
+        assert own == (some if slugs == these else every)
         for readme in (torchs["README.md"], torchs["README.c.md"], hub["README.md"]):
             assert "_varlen" in readme.partition("## ")[2]
         assert "torch.autocast" in torchs["README.md"] and "torch.autocast" in hub["README.md"]
@@ -84,8 +84,8 @@ def test_a_manifest_gives_kernels_names_in_python(tmp_path):
 
 
 def test_build_toml_names_every_source():
-    found = vendor.FORMATS["hf-kernel"](vendor.folder_of(asked("my_demo", "hf-kernel", *KERNELS)))
-    build = tomllib.loads(found["build.toml"])
+    files = vendor.FORMATS["hf-kernel"](vendor.folder_of(asked("my_demo", "hf-kernel", *KERNELS)))
+    build = tomllib.loads(files["build.toml"])
     assert build["general"]["name"] == "my-demo" and build["torch"]["stable-abi"]["cuda"] == "2.10"
     kernel = build["kernel"]["my_demo"]
     assert kernel["depends"] == ["torch", "cutlass_4_0"]
@@ -93,12 +93,12 @@ def test_build_toml_names_every_source():
     assert "--expt-relaxed-constexpr" in kernel["cuda-flags"]
     bindings = [f"src/{slug}_torch.cpp" for slug in KERNELS]
     assert build["torch"]["src"] == ["torch-ext/torch_binding.cpp", *bindings]
-    assert {*kernel["src"], *build["torch"]["src"]} <= set(found)
+    assert {*kernel["src"], *build["torch"]["src"]} <= set(files)
     with_headers = asked("my_demo", "hf-kernel", *KERNELS, with_cutlass=True)
-    found = vendor.FORMATS["hf-kernel"](vendor.folder_of(with_headers))
-    kernel = tomllib.loads(found["build.toml"])["kernel"]["my_demo"]
+    files = vendor.FORMATS["hf-kernel"](vendor.folder_of(with_headers))
+    kernel = tomllib.loads(files["build.toml"])["kernel"]["my_demo"]
     assert kernel["depends"] == ["torch"] and kernel["include"] == ["third_party/cutlass/include"]
-    assert "third_party/cutlass/LICENSE.txt" in found
+    assert "third_party/cutlass/LICENSE.txt" in files
 
 
 # ---- what a build finds -------------------------------------------------------------------------
@@ -111,10 +111,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    found = import_module("compile_kernels")
-    monkeypatch.setattr(found, "packages", lambda: [tmp_path / "site"])
-    monkeypatch.setattr(found, "SYSTEM_CUDA", tmp_path / "nowhere")
-    yield found
+    module = import_module("compile_kernels")
+    monkeypatch.setattr(module, "packages", lambda: [tmp_path / "site"])
+    monkeypatch.setattr(module, "SYSTEM_CUDA", tmp_path / "nowhere")
+    yield module
     del sys.modules["compile_kernels"]
 
 
@@ -122,10 +122,10 @@ def compiler(path: Path, version: str) -> Path:
     """Something that says of itself what nvcc says, in a toolkit."""
     path.parent.mkdir(parents=True)
     top = path.parent.parent
-    said = (
+    body = (
         f'[ "$1" = --version ] && echo "release {version}, V{version}.1" || echo "#$ TOP={top}" >&2'
     )
-    path.write_text(f"#!/bin/sh\n{said}\n")
+    path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
 
@@ -214,8 +214,8 @@ def test_pip_builds_a_package_that_works_without_fagen(tmp_path):
     words = [sys.executable, "-m", "pip", "install", "--no-build-isolation", folder]
     answer = run([*map(str, words)], env={"CUDA_HOME": "/nowhere", "PYTHONPATH": path})
     lines = (answer.stdout + answer.stderr).splitlines()
-    (said,) = [line for line in lines if "CUDA_HOME" in line]
-    assert answer.returncode and "quick: CUDA_HOME is /nowhere: unset it" in said
+    (message,) = [line for line in lines if "CUDA_HOME" in line]
+    assert answer.returncode and "quick: CUDA_HOME is /nowhere: unset it" in message
     (folder / f"src/{COMBINE}_torch.cpp").write_text("nonsense")
     build = "from compile_kernels import *; compile_library(Path('made.so'), 'quick')"
     answer = run([sys.executable, "-c", build], cwd=folder)

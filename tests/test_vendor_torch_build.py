@@ -99,20 +99,20 @@ def test_packages_live_beside_each_other_and_beside_fagen(tmp_path):
     for name in ("one", "two"):
         installed(tmp_path / name, site)  # by a build apart, with what pip fetches for it
     path = walled(tmp_path / "wall", site)
-    said = python("-c", ALONE, *KERNELS, cwd=tmp_path, PYTHONPATH=path).splitlines()
+    lines = python("-c", ALONE, *KERNELS, cwd=tmp_path, PYTHONPATH=path).splitlines()
     ops = [f"{name}.{first}_without_lse.default" for name in ("one", "two")]
     refusal = "q is on the CPU; the kernel runs on a Hopper GPU (compute capability 9.0)"
-    assert said == [
+    assert lines == [
         "fagen is out of reach",
         f"True ['attention', '{first}']",
         *[str(ops)] * 2,
         *(f"one::{slug}: {refusal}" for slug in (first, KERNELS[2])),
     ]
     path = f"{site}:{ROOT}"
-    said = python("-c", BESIDE, *KERNELS, cwd=tmp_path, PYTHONPATH=path).splitlines()
+    lines = python("-c", BESIDE, *KERNELS, cwd=tmp_path, PYTHONPATH=path).splitlines()
     names = ["one", "two"]
-    assert said[:-1] == [*KERNELS, "True torch.float32"]
-    assert all(f"'{name}::{first}'" in said[-1] for name in names)
+    assert lines[:-1] == [*KERNELS, "True torch.float32"]
+    assert all(f"'{name}::{first}'" in lines[-1] for name in names)
     for name in names:  # and no library shows a kernel's functions
         (library,) = (site / name).glob("*.so")
         shown = run(["nm", "-D", "--defined-only", str(library)]).stdout.split()[2::3]
@@ -137,19 +137,19 @@ print(getattr(torch.ops.fagen, sys.argv[2]).default._schema)
 """
 
 
-@pytest.mark.parametrize("asked", ["torch==2.10.*", "torch==2.11.*", "torch"])
-def test_what_one_torch_builds_loads_in_others(asked, package, built, tmp_path, pytestconfig):
+@pytest.mark.parametrize("requirement", ["torch==2.10.*", "torch==2.11.*", "torch"])
+def test_what_one_torch_builds_loads_in_others(requirement, package, built, tmp_path, pytestconfig):
     folder = pytestconfig.rootpath / ".pytest_cache" / "torches"
     folder.mkdir(parents=True, exist_ok=True)
-    named = torches.environment(asked, folder)
+    named = torches.environment(requirement, folder)
     named["PYTHONPATH"] = walled(tmp_path / "wall", package, named["PYTHONPATH"])
     assert python("-c", USED, "demo", cwd=tmp_path, **named).splitlines() == seen("demo")
     words = ["-c", GRADIENTS, "demo", *DIFFERENTIABLE]
     assert python(*words, cwd=tmp_path, **named).splitlines() == differentiated("demo")
     binary = built(KERNELS[0]).binary
-    said = python("-c", LOADED, binary.binding, binary.slug, cwd=tmp_path, **named)
-    version, schema = said.splitlines()
-    assert version.startswith(asked.partition("==")[2].rstrip("*"))
+    output = python("-c", LOADED, binary.binding, binary.slug, cwd=tmp_path, **named)
+    version, schema = output.splitlines()
+    assert version.startswith(requirement.partition("==")[2].rstrip("*"))
     assert schema.startswith(f"fagen::{binary.slug}(Tensor q, Tensor k, Tensor v, float scale)")
 
 
@@ -165,11 +165,11 @@ def test_the_commands_of_the_page_build_what_its_programs_use(tmp_path, monkeypa
         (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## )", page, re.M | re.S)
         (commands,) = re.findall(r"^```\n(.*?)^```$", section, re.M | re.S)
         (program,) = re.findall(r"^```py\n(.*?)^```$", section, re.M | re.S)
-        asked, build = commands.splitlines()
-        assert asked.startswith("fagen vendor ") and f"--format {form}" in asked
-        answer = fagen(*asked.split()[1:])
+        request, build = commands.splitlines()
+        assert request.startswith("fagen vendor ") and f"--format {form}" in request
+        answer = fagen(*request.split()[1:])
         assert answer.exit_code == 0, answer.output
-        assert len(there(asked.split("-o ")[1].split()[0], section)) > 5
+        assert len(there(request.split("-o ")[1].split()[0], section)) > 5
         path = walled(tmp_path / "wall", site, packages)
         if build.startswith("pip install "):
             python("-m", "pip", *build.split()[1:], "--no-deps", "--target", site, cwd=tmp_path)
@@ -210,20 +210,20 @@ def test_get_local_kernel_loads_what_the_command_builds(tmp_path, pytestconfig):
     vendored("my_demo", "hf-kernel", first, COMBINE)
     vendored("my_demo", "hf-kernel", second, COMBINE, "comb_fp16_d64")
     for folder in (first, second, second):
-        said = python("build_variant.py", cwd=folder, PYTHONPATH=path)
-        assert said.startswith("build/torch-stable-abi210-") and said.endswith("-linux\n")
+        output = python("build_variant.py", cwd=folder, PYTHONPATH=path)
+        assert output.startswith("build/torch-stable-abi210-") and output.endswith("-linux\n")
     script = OF_KERNELS + USED.replace("sys.argv[1]", '"demo"').replace(
         "import sys, torch", "import torch"
     )
-    told = python("-c", script, first, second, cwd=tmp_path, PYTHONPATH=path).splitlines()
-    assert told[:3] == [
+    lines = python("-c", script, first, second, cwd=tmp_path, PYTHONPATH=path).splitlines()
+    assert lines[:3] == [
         f"True my-demo ['{COMBINE}']",
         f"True my-demo ['{COMBINE}', 'comb_fp16_d64']",
         "True",
     ]
     (variant,) = (first / "build").iterdir()
     (library,) = variant.glob("*.so")
-    assert told[3:] == seen(library.name.partition(".")[0])
+    assert lines[3:] == seen(library.name.partition(".")[0])
     # what was built is no file of the folder's: the same command again leaves it alone
     again = vendored("my_demo", "hf-kernel", first, COMBINE)
     assert not (again.new or again.updated or again.removed or again.kept) and library.exists()
@@ -236,5 +236,5 @@ def test_a_kernel_with_one_of_its_gradients_loads_and_has_them(tmp_path, pytestc
     (library,) = (tmp_path / "demo/build").glob("*/*.so")
     load = "import sys, pathlib, kernels\n"
     load += 'sys.modules["demo"] = kernels.get_local_kernel(pathlib.Path("demo"))\n'
-    told = python("-c", load + GRADIENTS, "demo", *DIFFERENTIABLE, cwd=tmp_path, PYTHONPATH=path)
-    assert told.splitlines() == differentiated(library.name.partition(".")[0])
+    output = python("-c", load + GRADIENTS, "demo", *DIFFERENTIABLE, cwd=tmp_path, PYTHONPATH=path)
+    assert output.splitlines() == differentiated(library.name.partition(".")[0])

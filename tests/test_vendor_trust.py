@@ -53,16 +53,16 @@ gradient = "{GRADIENT}"
 )
 
 
-def closed(found: vendor.Manifest) -> None:
+def closed(manifest: vendor.Manifest) -> None:
     """Nothing that a format writes is anybody's own words."""
-    assert NAME.fullmatch(found.name) and found.format in FORMATS
-    assert found.with_cutlass in (True, False)
-    for alias, schedule in found.kernels:
+    assert NAME.fullmatch(manifest.name) and manifest.format in FORMATS
+    assert manifest.with_cutlass in (True, False)
+    for alias, schedule in manifest.kernels:
         assert alias == "" or NAME.fullmatch(alias)
         assert SLUGS.fullmatch(schedule.slug)
-        for said in schedule.values().values():
-            numbers = isinstance(said, bool | int | float) and math.isfinite(said)
-            assert said in (None, "") or numbers or NAME.fullmatch(str(said)), said
+        for value in schedule.values().values():
+            numbers = isinstance(value, bool | int | float) and math.isfinite(value)
+            assert value in (None, "") or numbers or NAME.fullmatch(str(value)), value
 
 
 def as_a_manifest(path: Path) -> None:

@@ -91,11 +91,11 @@ def test_every_field_lies_in_ctypes_where_the_compiler_puts_it(
 def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committed) -> None:
     structs: dict[str, Any] = {}
     kinds = set()
-    for one in committed.plans.values():
-        fields = struct_of(one.signature)._fields_  # type: ignore[misc]
-        message = [(name, getattr(of, "_length_", of)) for name, of in fields]
-        assert message == structs.setdefault(one.signature.struct, message), one.slug
-        kinds.add(one.kind)
+    for plan in committed.plans.values():
+        fields = struct_of(plan.signature)._fields_  # type: ignore[misc]
+        message = [(name, getattr(ctype, "_length_", ctype)) for name, ctype in fields]
+        assert message == structs.setdefault(plan.signature.struct, message), plan.slug
+        kinds.add(plan.kind)
     assert kinds == registry.ENTRIES.keys() - {"toy"}
     assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), *VARLEN}
 
@@ -103,18 +103,18 @@ def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committe
 def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it(
     committed: Committed,
 ) -> None:
-    signatures = [one.signature for one in committed.plans.values()] + [*toy.SIGNATURES.values()]
+    signatures = [plan.signature for plan in committed.plans.values()] + [*toy.SIGNATURES.values()]
     for signature in signatures:
-        known: set[str] = set()
+        sizes: set[str] = set()
         for tensor in signature.inputs:
             if not tensor.may_be_none or tensor.missing:
-                known |= {dim.extent.name for dim in tensor.dims if dim.extent.plain}
+                sizes |= {dim.extent.name for dim in tensor.dims if dim.extent.plain}
             named = {dim.extent.name for dim in tensor.dims if dim.extent.name}
-            assert named <= known, (signature.kind, tensor.name)
+            assert named <= sizes, (signature.kind, tensor.name)
         for tensor in signature.outputs:
-            assert {dim.extent.name for dim in tensor.dims if dim.extent.name} <= known
-        assert {name for rule in signature.rules for name in (rule.size, rule.by)} <= known
-        assert known <= set(signature.most)
+            assert {dim.extent.name for dim in tensor.dims if dim.extent.name} <= sizes
+        assert {name for rule in signature.rules for name in (rule.size, rule.by)} <= sizes
+        assert sizes <= set(signature.most)
 
 
 # ---- the docs -----------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_
     (tmp_path / "all.cu").write_text("#include <cstdio>\n" + "\n".join(lines))
     tools = find_toolchain()
     command = [tools.nvcc, *FLAGS, "-I", tools.cutlass, "-c", "all.cu", "-o", "all.o"]
-    made = process.run(command, cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert "warning" not in made.stdout + made.stderr
+    compiled = process.run(command, cwd=tmp_path)
+    assert compiled.returncode == 0, compiled.stderr
+    assert "warning" not in compiled.stdout + compiled.stderr
     libraries = [f"-L{folder}" for folder in tools.library_dirs]
     link = [flag for flag in LINK_FLAGS if flag != "-shared"]
     compile_cpp("all.o", *libraries, *link, "-o", "all", folder=tmp_path)

@@ -47,53 +47,53 @@ def test_an_argument_more_is_in_the_struct_and_its_twin() -> None:
 def test_an_argument_more_is_in_the_schemas_of_its_ops(
     stub: StubOp, biased: StubOp, shifted: StubOp
 ) -> None:
-    asked = (
+    tensors = (
         "Tensor x, Tensor ends, float gain, Tensor? weights=None, Tensor? factor=None, *, "
         "Tensor? cos=None, Tensor? sin=None, "
     )
     numbers = "int count=3, int seed=0, int salt=1"
     every, fewer = "Tensor found_factor, Tensor out, Tensor sums", "Tensor found_factor, Tensor out"
-    for one, arguments in (
-        (stub, asked + numbers),
-        (biased, f"{asked}Tensor bias, {numbers}"),
-        (shifted, f"{asked}{numbers}, float shift=0.25"),
+    for kernel, arguments in (
+        (stub, tensors + numbers),
+        (biased, f"{tensors}Tensor bias, {numbers}"),
+        (shifted, f"{tensors}{numbers}, float shift=0.25"),
     ):
         # torch has no argument without a default behind one that has it, but by its name
-        by_place = arguments if one is biased else arguments.replace("*, ", "")
-        for end, taken, results in (
+        by_place = arguments if kernel is biased else arguments.replace("*, ", "")
+        for end, inputs, results in (
             ("", arguments, every),
             ("_no_grad", by_place, every),
             ("_emulated", by_place, every),
             ("_without_sums", arguments, fewer),
             ("_without_sums_no_grad", by_place, fewer),
         ):
-            name = f"{one.slug}{end}"
+            name = f"{kernel.slug}{end}"
             schema = getattr(torch.ops.fagen, name).default._schema
-            assert str(schema) == f"fagen::{name}({taken}) -> ({results})"
+            assert str(schema) == f"fagen::{name}({inputs}) -> ({results})"
 
 
 def test_an_argument_more_reaches_the_kernel_and_the_emulation(
     biased: StubOp, shifted: StubOp
 ) -> None:
-    for one, name in ((biased, "bias"), (shifted, "shift")):
-        named = toy.arguments(one.plan)
-        noted = one.noted(**toy.completed(one.plan, named))
+    for kernel, name in ((biased, "bias"), (shifted, "shift")):
+        named = toy.arguments(kernel.plan)
+        noted = kernel.noted(**toy.completed(kernel.plan, named))
         value = named[name]
         assert getattr(noted, name) == (value.data_ptr() if name == "bias" else value)
         if name == "bias":
             assert noted.bias_stride_head == toy.COLUMNS
-        out = one.op(**named)[1]
-        assert not torch.equal(out, one.op(**{**named, name: value * 2})[1])
+        out = kernel.op(**named)[1]
+        assert not torch.equal(out, kernel.op(**{**named, name: value * 2})[1])
     without = {name: value for name, value in named.items() if name != "shift"}
-    assert torch.equal(one.op(**without)[1], one.op(**without, shift=0.25)[1])
+    assert torch.equal(kernel.op(**without)[1], kernel.op(**without, shift=0.25)[1])
 
 
 # ---- what the kernel is passed ------------------------------------------------------------------
 
 
 def test_the_binding_and_ctypes_pass_the_same(any_toy: StubOp) -> None:
-    of = any_toy.plan
-    whole = toy.arguments(of)
+    plan = any_toy.plan
+    whole = toy.arguments(plan)
     factor = torch.full((2, 3), 0.5)
     calls: list[dict[str, Any]] = [{}, {"factor": factor}]
     if any_toy.slug != "toy_found":
@@ -104,17 +104,17 @@ def test_the_binding_and_ctypes_pass_the_same(any_toy: StubOp) -> None:
             {"x": whole["x"].transpose(1, 2).contiguous().transpose(1, 2)},
         ]
     for change in calls:
-        named = toy.completed(of, whole | change)
+        named = toy.completed(plan, whole | change)
         noted = any_toy.noted(**named)
-        own = c_interface.arguments(of, named, checked(of, named))
+        own = c_interface.arguments(plan, named, checked(plan, named))
         assert fields_of(noted) == fields_of(own)
         assert noted.struct_bytes == ctypes.sizeof(noted)
         assert (noted.version, noted.batch, noted.rows, noted.heads) == (7, 2, 36, 3)
-        made = named["found_factor"]
-        given = named.get("factor")
-        assert noted.factor == (made if given is None else given).data_ptr()
-        assert noted.factor_given == int(given is not None)
-        assert made.shape == ((2, 3) if given is None else (0,))
+        default = named["found_factor"]
+        passed = named.get("factor")
+        assert noted.factor == (default if passed is None else passed).data_ptr()
+        assert noted.factor_given == int(passed is not None)
+        assert default.shape == ((2, 3) if passed is None else (0,))
 
 
 # of kinds that there are; no other test loads ops of these names
@@ -133,11 +133,11 @@ OF_KINDS = (
 
 @pytest.mark.parametrize("slug", OF_KINDS)
 def test_so_they_do_for_every_kind(stub_op: Callable[[str], StubOp], slug: str) -> None:
-    assert {registry.kind_of_slug(one).name for one in OF_KINDS} == registry.ENTRIES.keys() - {
+    assert {registry.kind_of_slug(slug).name for slug in OF_KINDS} == registry.ENTRIES.keys() - {
         "toy"
     }
-    one = stub_op(slug)
-    signature = one.plan.signature
+    kernel = stub_op(slug)
+    signature = kernel.plan.signature
     sizes = {size.name: 2 + 2 * number for number, size in enumerate(signature.sizes)}
     for rule in signature.rules:
         sizes[rule.size] = 3 * sizes[rule.by]
@@ -146,10 +146,10 @@ def test_so_they_do_for_every_kind(stub_op: Callable[[str], StubOp], slug: str) 
         if not tensor.made:
             shape = [dim.extent.at(sizes) for dim in tensor.dims]
             named[tensor.name] = torch.zeros(shape).to(getattr(torch, tensor.dtype.torch))
-    named = toy.completed(one.plan, named)
-    assert checked(one.plan, named) == sizes
-    noted = fields_of(one.noted(**named))
-    assert noted == fields_of(c_interface.arguments(one.plan, named, sizes))
+    named = toy.completed(kernel.plan, named)
+    assert checked(kernel.plan, named) == sizes
+    noted = fields_of(kernel.noted(**named))
+    assert noted == fields_of(c_interface.arguments(kernel.plan, named, sizes))
     assert {name: noted[name] for name in sizes} == sizes
 
 
@@ -170,19 +170,19 @@ def test_what_the_binding_makes_of_numbers_and_shapes(stub: StubOp) -> None:
 
 
 def test_the_workspace_is_as_large_as_its_formula_says(stub: StubOp, tmp_path: Path) -> None:
-    of = stub.plan
+    plan = stub.plan
     for rows in (0, 3, 33, 999):
-        named = toy.arguments(of, batch=5, rows=rows)
-        sizes = checked(of, named)
-        args = c_interface.arguments(of, named, sizes)
-        needed = workspace_bytes(of.slug, stub.binary.library, args)
-        assert needed == of.launches.workspace.at(sizes) == 5 * 3 * -(-rows // 32) * 4
+        named = toy.arguments(plan, batch=5, rows=rows)
+        sizes = checked(plan, named)
+        args = c_interface.arguments(plan, named, sizes)
+        needed = workspace_bytes(plan.slug, stub.binary.library, args)
+        assert needed == plan.launches.workspace.at(sizes) == 5 * 3 * -(-rows // 32) * 4
         # no find, no workspace
-        args = c_interface.arguments(of, {**named, "factor": torch.ones(5, 3)}, sizes)
-        assert workspace_bytes(of.slug, stub.binary.library, args) == 0
-    without = replace(of, launches=Launches(of.launches.kernels))
-    assert of.launches.needs_workspace and not without.launches.needs_workspace
-    assert workspace_bytes(of.slug, stub_of(without, tmp_path), args) == 0
+        args = c_interface.arguments(plan, {**named, "factor": torch.ones(5, 3)}, sizes)
+        assert workspace_bytes(plan.slug, stub.binary.library, args) == 0
+    without = replace(plan, launches=Launches(plan.launches.kernels))
+    assert plan.launches.needs_workspace and not without.launches.needs_workspace
+    assert workspace_bytes(plan.slug, stub_of(without, tmp_path), args) == 0
 
 
 def test_the_largest_workspace_is_counted_in_64_bits(stub: StubOp) -> None:
@@ -214,11 +214,11 @@ def test_fakes_are_what_the_op_returns(any_toy: StubOp) -> None:
             fakes = {
                 k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in named.items()
             }
-            found = any_toy.op(**fakes)
-        for one, other in zip(
-            *(r if isinstance(r, tuple) else (r,) for r in (found, real)), strict=True
+            results = any_toy.op(**fakes)
+        for fake, other in zip(
+            *(r if isinstance(r, tuple) else (r,) for r in (results, real)), strict=True
         ):
-            assert (one.shape, one.stride(), one.dtype) == (
+            assert (fake.shape, fake.stride(), fake.dtype) == (
                 other.shape,
                 other.stride(),
                 other.dtype,
@@ -228,5 +228,5 @@ def test_fakes_are_what_the_op_returns(any_toy: StubOp) -> None:
 def test_the_variant_returns_all_but_one(stub: StubOp) -> None:
     named = toy.arguments(stub.plan)
     factor, out, _ = stub.op(**named)
-    for one, other in zip(op.out_only(stub.op)(**named), (factor, out), strict=True):
-        assert torch.equal(one, other)
+    for result, other in zip(op.out_only(stub.op)(**named), (factor, out), strict=True):
+        assert torch.equal(result, other)
