@@ -146,15 +146,12 @@ KERNELS = {
 }
 
 
-# of which a sample is tried each time: they cover all kinds of statements
+# of which a sample is tried each time: they have all kinds of statements but one
 SAMPLED = (
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d64_causal_m128n64_varlen",
-    "fwd_fp16_d64_causal_m64n64_varlen",
     "bwd_fp16_d64_causal_m64n64_det",
-    "dec_fp16_d128_causal_r8n64",
     "dec_fp16_d128_causal_r8n64_c4_streamk",
-    "dec_fp16_d128_causal_r8n64_fixed",
     "comb_fp32_d128_obf16_varlen",
 )
 SEEDS = 8
