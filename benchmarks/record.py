@@ -215,10 +215,10 @@ class Script:
     """What a script takes and does; called with arguments it is the script's `main`.
 
     `work(run, options)` adds rows to a run on a GPU; `page(run)` writes its page, with --redraw of
-    what was read back. `kind` ends the files' names. Of `lists`, options that may be
-    repeated, there are a type or choices, and what is meant where nothing is said; `options` are
-    arguments of add_argument. `settle` may change what is asked for, or return a complaint. Where
-    `beside` returns an exit code, that was all: it needs no GPU.
+    what was read back. `kind` ends the files' names. `lists` are options that may be repeated, by a
+    type or choices and a default; `options` are arguments of add_argument. `settle` may change what
+    is asked for, or return a complaint. Where `beside` returns an exit code, that was all: it needs
+    no GPU.
     """
 
     doc: str | None

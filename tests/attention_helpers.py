@@ -1,5 +1,7 @@
 """Calls of fagen.attention, in 16 bits and in e4m3, and what a schedule computes of them."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fagen.kinds.forward.plan import plan
 from fagen.runtime.arguments import dtype_of, key_of
 from fagen.runtime.attention import ATTENTION
 from fagen.runtime.call import placed
-from tests.tensors import normal
+from tests.tensors import leaves, normal
 
 # a table may name each for other sizes; they differ in the tile alone
 FEW, FEWER, MANY = (f"fwd_fp16_d64_full_m64n{block_n}" for block_n in (16, 32, 64))
@@ -36,6 +38,49 @@ def qkv(
         normal(2, keys, 2, head_dim, seed=1, dtype=dtype),
         normal(2, keys, 2, head_dim_v or head_dim, seed=2, dtype=dtype),
     )
+
+
+@contextmanager
+def torch_asks() -> Iterator[None]:
+    """Have torch demand the same bits of every call."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def hold_to_one_graph(
+    dense: Callable[..., Tensor],
+    varlen: Callable[..., Tensor],
+    check: Callable[[], None],
+    *,
+    dynamic: bool,
+    deterministic: bool,
+) -> None:
+    """Two calls in one graph, where `deterministic` is a constant, train as they do without it.
+
+    `check` looks at what computed the gradients, after each pass that did.
+    """
+
+    def loss(*args: Tensor) -> Tensor:
+        q, k, v, *at = args
+        out = dense(q, k, v, causal=True, deterministic=deterministic)
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        apart = varlen(*flat, *at, causal=True, deterministic=deterministic)
+        return out.float().sum() + apart.float().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for queries in (20, 30):
+        tensors = qkv(queries=queries, keys=40)
+        at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
+        results = []
+        for function in (compiled, loss):
+            trained = leaves(*tensors)
+            function(*trained, *at).backward()
+            check()
+            results.append([x.grad for x in trained])
+        assert all(map(torch.equal, *results))
 
 
 def picked(

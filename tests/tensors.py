@@ -8,6 +8,11 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    """Copies that require a gradient."""
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
 def ints(*numbers: int) -> Tensor:
     """Lengths, or offsets, as calls take them."""
     return torch.tensor(numbers, dtype=torch.int32)

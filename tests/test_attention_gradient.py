@@ -20,7 +20,7 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import backward, call, op
 from fagen.vocab import MASKS
-from tests.attention_helpers import picked
+from tests.attention_helpers import picked, torch_asks
 from tests.attention_helpers import qkv as attention_tensors
 from tests.tensors import ints
 from tests.training import Layer, losses, process_group
@@ -332,12 +332,9 @@ def test_gradients_are_deterministic_where_torch_or_a_call_asks_for_that():
     key_of = call.DOORS["gradients"].key_of
     slug, gpu = "fwd_fp16_d64_full_m128n128", torch.device("cuda:0")
     any_order = key_of(slug, gpu, False)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with torch_asks():
         in_order = key_of(slug, gpu, False)
         on_a_cpu = key_of(slug, torch.device("cpu"), True)
-    finally:
-        torch.use_deterministic_algorithms(False)
     keys = any_order, in_order, on_a_cpu
     assert [key.problem.deterministic for key in keys] == [False, True, False]
     assert key_of(slug, gpu, True) == in_order

@@ -4,8 +4,7 @@ On a CPU every kernel sums in one order, so tests have it count as a GPU, and lo
 is called.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,9 @@ from fagen.errors import UntunedWarning
 from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from fagen.runtime import backward, op
 from fagen.runtime import call as calls
-from tests.attention_helpers import picked, qkv
+from tests.attention_helpers import hold_to_one_graph, picked, qkv, torch_asks
 from tests.fresh import orders_of_gradients
+from tests.tensors import leaves
 from tests.varlen_helpers import packed
 
 pytestmark = [
@@ -54,19 +54,6 @@ def flags(monkeypatch):
 
     monkeypatch.setattr(op, "ready", noted)
     return results
-
-
-@contextmanager
-def torch_asks() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def leaves(*tensors: Tensor) -> list[Tensor]:
-    return [x.detach().clone().requires_grad_() for x in tensors]
 
 
 def dense(call: Callable[..., Any], **how: Any) -> Tensor:
@@ -187,22 +174,11 @@ def test_compiled_it_is_a_constant_of_one_graph(fresh_dynamo, flags, dynamic, ex
     fagen.prepare(**PREPARED, deterministic=expected)
     fagen.prepare_varlen(**PREPARED, deterministic=expected)
 
-    def loss(*args):
-        q, k, v, *at = args
-        dense = flash_attn_func(q, k, v, causal=True, deterministic=expected)
-        flat = (x.flatten(0, 1) for x in (q, k, v))
-        apart = fagen.attention_varlen(*flat, *at, causal=True, deterministic=expected)
-        return dense.float().sum() + apart.float().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for queries in (20, 30):
-        q, k, v = qkv(queries=queries, keys=40)
-        at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
-        ours, theirs = leaves(q, k, v), leaves(q, k, v)
-        compiled(*ours, *at).backward()
+    def check():
         assert flags and set(flags) == {expected}
-        loss(*theirs, *at).backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+    how = dict(dynamic=dynamic, deterministic=expected)
+    hold_to_one_graph(flash_attn_func, fagen.attention_varlen, check, **how)
 
 
 def test_compiled_as_a_first_call_it_is_deterministic_too(fresh_dynamo, flags):

@@ -14,7 +14,7 @@ import fagen
 from fagen.build.autograd import build_autograd
 from fagen.runtime import backward
 from fagen.runtime import call as calls
-from tests.attention_helpers import qkv
+from tests.attention_helpers import qkv, torch_asks
 from tests.fresh import forget
 from tests.varlen_helpers import packed
 
@@ -136,12 +136,8 @@ def test_python_is_asked_where_torch_wants_another_order_by_then(
     leaves = [x.requires_grad_() for x in qkv()]
     usual = torch.autograd.grad(dense(*leaves)[0].sum(), leaves)
     out, _ = dense(*leaves)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with torch.profiler.profile() as profile:
-            in_order = torch.autograd.grad(out.sum(), leaves)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with torch_asks(), torch.profiler.profile() as profile:
+        in_order = torch.autograd.grad(out.sum(), leaves)
     assert all(map(torch.equal, usual, in_order))
     (called,) = {event.name for event in profile.events() if event.name.startswith("fagen::bwd")}
     assert "_det" in called

@@ -23,9 +23,8 @@ from fagen.signature import Scalar
 from fagen.vendor import gradients
 from fagen.vendor.contents import Folder
 from tests import vendor_gradients
-from tests.attention_helpers import qkv
-from tests.tensors import normal
-from tests.test_deterministic import leaves, torch_asks
+from tests.attention_helpers import hold_to_one_graph, torch_asks
+from tests.tensors import leaves, normal
 from tests.varlen_helpers import exact, packed, packed8
 from tests.vendor_gradients import (
     BFLOAT,
@@ -384,24 +383,11 @@ def test_compiled_it_is_a_constant_of_one_graph(
     dynamic: bool,
     deterministic: bool,
 ) -> None:
-    def loss(*args: Tensor) -> Tensor:
-        q, k, v, *at = args
-        dense = demo.attention(q, k, v, causal=True, deterministic=deterministic)
-        flat = (x.flatten(0, 1) for x in (q, k, v))
-        apart = demo.attention_varlen(*flat, *at, causal=True, deterministic=deterministic)
-        total: Tensor = dense.float().sum() + apart.float().sum()
-        return total
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for queries in (20, 30):
-        q, k, v = qkv(queries=queries, keys=40)
-        at = [torch.tensor([0, 7, 2 * length], dtype=torch.int32) for length in (queries, 40)]
-        ours, theirs = leaves(q, k, v), leaves(q, k, v)
-        compiled(*ours, *at).backward()
+    def check() -> None:
         assert sorted(called()) == [f"{by}_det" if deterministic else by for by in (BY, PACKED_BY)]
-        loss(*theirs, *at).backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
-        called()
+
+    how = dict(dynamic=dynamic, deterministic=deterministic)
+    hold_to_one_graph(demo.attention, demo.attention_varlen, check, **how)
 
 
 @pytest.mark.parametrize("strict", [False, True])

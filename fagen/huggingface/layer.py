@@ -95,7 +95,7 @@ def attend(
         )
     longest = keys if sequences is None or sequences.longest is None else sequences.longest
     inside = sequences is not None and sliding_window is not None and longest <= sliding_window
-    causal, first, end = _meant(
+    causal, first, end = _causal_and_ends(
         module, attention_mask, queries, keys, is_causal, hides_nothing=inside
     )
     if sliding_window is not None and longest > sliding_window:
@@ -186,7 +186,7 @@ def _ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
-def _meant(
+def _causal_and_ends(
     module: torch.nn.Module,
     mask: Mask | Tensor | None,
     queries: int,
@@ -215,7 +215,7 @@ def _meant(
                 f"attention_mask is a tensor of shape {tuple(mask.shape)}: kernels have no masks "
                 f"of your own. Leave the mask out or give it as (batch, positions); or {SDPA}"
             )
-        meant = True, mask[0].flatten(), mask[1].flatten()
+        read = True, mask[0].flatten(), mask[1].flatten()
     else:
         if mask.refused and not hides_nothing:
             raise ValueError(mask.refused)
@@ -224,13 +224,13 @@ def _meant(
                 f"the mask is for {mask.queries} queries and {mask.keys} keys, and {layer} has "
                 f"{queries} and {keys}; {DYNAMIC}"
             )
-        meant = mask.causal, mask.first, mask.end
-    if is_causal is not None and is_causal != meant[0] and queries != 1:
+        read = mask.causal, mask.first, mask.end
+    if is_causal is not None and is_causal != read[0] and queries != 1:
         raise ValueError(
-            f"the mask is {'causal' if meant[0] else 'full'}, and {layer} says is_causal = "
+            f"the mask is {'causal' if read[0] else 'full'}, and {layer} says is_causal = "
             f"{is_causal}; which is meant is open; {EAGER}"
         )
-    return meant
+    return read
 
 
 def _refuse_arguments(others: dict[str, object]) -> None:

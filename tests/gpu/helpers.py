@@ -72,16 +72,6 @@ def waiting_for_nothing() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Have torch demand the same bits of every call."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def by_threads(work: Callable[[int], None], count: int) -> None:
     """Run work(0), work(1), … each in a thread."""
     threads = [Thread(target=work, args=(number,)) for number in range(count)]

@@ -132,13 +132,13 @@ def test_a_graph_replays_it_on_other_numbers(pair_of, slug):
     sizes = Sizes(1, 4, 2, 257, 300)
     kernel = op.load(binary)
     given, *_ = verification.case(plan, sizes, seed=1)
-    graph, found = graph_of(lambda: kernel(*given))
+    graph, results = graph_of(lambda: kernel(*given))
     other, exact, rough = verification.case(plan, sizes, seed=3)
     for old, new in zip(given, other, strict=True):
         if isinstance(old, Tensor):
             old.copy_(new)
     graph.replay()
-    assert verification.errors_of(sizes, found, exact, rough).ok
+    assert verification.errors_of(sizes, results, exact, rough).ok
 
 
 @pytest.mark.parametrize("slug", COMMITTED)

@@ -17,8 +17,9 @@ from fagen.measure.rounds import BRIEF, CUDNN, Kernel
 from fagen.measure.timing import BURST, captured
 from fagen.problem import Cell, Problem, Sizes
 from fagen.vocab import MASKS
+from tests.attention_helpers import torch_asks
 from tests.fresh import asked_for
-from tests.gpu.helpers import deterministic, same
+from tests.gpu.helpers import same
 
 pytestmark = pytest.mark.gpu
 
@@ -113,9 +114,9 @@ def test_a_row_of_a_table_serves_the_gradients_of_a_call(tmp_path, monkeypatch):
 def test_gradients_have_the_same_bits_each_time_where_torch_asks_for_that(causal):
     case = Cell(Problem("fp16", 64, 64, "full"), Sizes(2, 8, 2, 1_500, 1_500))
     tensors = [x.requires_grad_() for x in inputs(case)]
-    found = []
-    with deterministic():
+    results = []
+    with torch_asks():
         for _ in range(20):
             out = fagen.attention(*tensors, causal=causal)
-            found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
-    assert all(same(again, found[0]) for again in found[1:])
+            results.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
+    assert all(same(again, results[0]) for again in results[1:])

@@ -97,18 +97,18 @@ def test_what_the_launch_before_it_writes_of_sequences_is_seen(pair_of):
     ]
     packing = {name: tensor.clone() for name, tensor in kinds[0].items()}
     rights = [fagen.combine(outs, lses, **kind) for kind in kinds]
-    found = []
+    results = []
     for turn in range(20):
         for name, tensor in packing.items():
             tensor.copy_(kinds[turn % 2][name])
-        found.append(fagen.combine(outs, lses, **packing))
-    assert same(found, rights * 10)
+        results.append(fagen.combine(outs, lses, **packing))
+    assert same(results, rights * 10)
 
 
 def test_a_graph_replays_it_on_other_numbers(pair_of):
     outs, lses = torch.randn(4, 3, 5, 8, 128, device="cuda"), torch.randn(4, 3, 8, 5, device="cuda")
-    graph, found = graph_of(lambda: fagen.combine(outs.mul_(1), lses))
+    graph, results = graph_of(lambda: fagen.combine(outs.mul_(1), lses))
     outs.normal_()
     lses.normal_()
     graph.replay()
-    assert same(found, fagen.combine(outs, lses))
+    assert same(results, fagen.combine(outs, lses))

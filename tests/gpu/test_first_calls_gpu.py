@@ -98,19 +98,19 @@ def test_replays_and_calls_on_several_streams_share_nothing():
         for _ in range(2)
     ]
     graphs, captured = zip(*made, strict=True)
-    found = []
+    results = []
     for turn in range(60):
         for i, stream in enumerate(streams):
             with torch.cuda.stream(stream):
                 if (i + turn) % 4 < 2:
                     graphs[(i + turn) % 4].replay()
                 else:
-                    found.append(fagen.attention(q, k, v, causal=True))
+                    results.append(fagen.attention(q, k, v, causal=True))
         if turn % 20 == 19:
             torch.cuda.synchronize()
-            assert all(torch.equal(x, expected) for x in found)
+            assert all(torch.equal(x, expected) for x in results)
             assert all(torch.equal(x, expected) for outs in captured for x in outs)
-            found.clear()
+            results.clear()
 
 
 def test_a_first_call_on_a_stream_breaks_no_capture_of_another_thread():

@@ -12,8 +12,9 @@ from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.verification import contender_of
 from fagen.problem import Sizes
 from fagen.vocab import MASKS
+from tests.attention_helpers import torch_asks
 from tests.fresh import orders_of_gradients
-from tests.gpu.helpers import deterministic, graph_of_passes
+from tests.gpu.helpers import graph_of_passes
 from tests.training import WRAPS, losses, mean_gradient, process_group, shared_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::fagen.UntunedWarning")]
@@ -156,7 +157,7 @@ def test_forward_and_backward_replay_in_a_cuda_graph():
 
 def test_an_activation_may_be_computed_again():
     once, again = qkv(2, 500), qkv(2, 500)
-    with deterministic():
+    with torch_asks():
         fagen.attention(*once, causal=True).sum().backward()
         checkpoint(fagen.attention, *again, causal=True, use_reentrant=False).sum().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(once, again, strict=True))
@@ -176,13 +177,13 @@ def test_a_call_that_asks_for_it_has_the_same_bits_each_time(nothing_is_ready, p
     attend(*tensors)  # what torch traces is not readied
     torch._dynamo.reset()
     call = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
-    found = []
+    results = []
     for _ in range(20):
         out = call(*tensors)
-        found.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
+        results.append(torch.autograd.grad(out, tensors, torch.ones_like(out)))
     assert orders_of_gradients() == {True}
-    for again in found[1:]:
-        assert all(map(torch.equal, found[0], again))
+    for again in results[1:]:
+        assert all(map(torch.equal, results[0], again))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

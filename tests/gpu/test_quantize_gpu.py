@@ -139,12 +139,12 @@ def test_a_call_can_be_captured(quantiser):
         dict(rotate=True, scales="block"),
         dict(center=True, scales="column"),
     ):
-        graph, found = graph_of(lambda keys=keys: quantize(x, **keys))
+        graph, results = graph_of(lambda keys=keys: quantize(x, **keys))
         x.copy_(torch.randn_like(x) * 3)
         graph.replay()
         expected = quantize(x, **keys)
-        assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
-        assert same(found[1:], expected[1:])
+        assert torch.equal(results.values.view(torch.uint8), expected.values.view(torch.uint8))
+        assert same(results[1:], expected[1:])
 
 
 def test_given_means_and_descales_are_those_of_keys_that_came_before(quantiser):

@@ -47,14 +47,14 @@ def test_another_stream_is_waited_for_and_used(kernel):
 
 def test_a_cuda_graph_replays_with_new_numbers(kernel):
     (q, k, v, scale), _ = called(kernel, 2, 300, 333, 4, 2)
-    graph, found = graph_of(lambda: kernel.op(q, k, v, scale))
+    graph, results = graph_of(lambda: kernel.op(q, k, v, scale))
     for seed in (1, 2):
         (q2, k2, v2, _), expected = called(kernel, 2, 300, 333, 4, 2, seed=seed)
         for tensor, values in ((q, q2), (k, k2), (v, v2)):
             tensor.copy_(values)
-        spoil(*found)
+        spoil(*results)
         graph.replay()
-        assert same(found, expected)
+        assert same(results, expected)
 
 
 def test_a_compiled_function_gives_the_same_bits(kernel):

@@ -13,14 +13,15 @@ from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.sequences import Case, small_cases, verification_cases
 from fagen.measure.verification import check
 from fagen.runtime.c_interface import call
+from tests.attention_helpers import torch_asks
 from tests.gpu.helpers import (
     ENDS,
-    deterministic,
     graph_of_passes,
     ints,
     same,
     waiting_for_nothing,
 )
+from tests.tensors import leaves
 from tests.varlen_helpers import exact_passes, extreme_cases, packed
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +45,6 @@ LISTS = {
     "long": [(3_000, 3_000), (1, 5_000), (3, 3), (2_500, 100)],
     "empty": [(0, 0)] * 40 + [(5, 5)] + [(0, 9)] * 40,
 }
-
-
-def leaves(*given):
-    return [x.detach().clone().requires_grad_() for x in given]
 
 
 def on_gpu(lengths, **named):
@@ -158,19 +155,19 @@ def test_neighbours_that_are_nan_change_no_bit_of_dk_and_dv(pair_of, causal):
 def test_in_order_all_bits_are_the_same_in_any_company(pair_of):
     lengths = [(1 + i * 97 % 700,) * 2 for i in range(60)]
     *qkv, at, _ = on_gpu(lengths, head_dim=128)
-    with deterministic():
-        found = []
+    with torch_asks():
+        results = []
         for _ in range(20):
             tensors = leaves(*qkv)
             fagen.attention_varlen(*tensors, at, causal=True).sum().backward()
-            found.append([x.grad for x in tensors])
+            results.append([x.grad for x in tensors])
         for one in (0, 7, 31, 59):
             rows = slice(*at[one : one + 2].tolist())
             alone = leaves(*(x[rows] for x in qkv))
             ends = ints(0, lengths[one][0])
             fagen.attention_varlen(*alone, ends, causal=True).sum().backward()
-            assert same([x.grad for x in alone], [x[rows] for x in found[0]])
-    assert all(same(again, found[0]) for again in found[1:])
+            assert same([x.grad for x in alone], [x[rows] for x in results[0]])
+    assert all(same(again, results[0]) for again in results[1:])
 
 
 def test_a_graph_of_both_passes_replays_with_other_lengths(pair_of):

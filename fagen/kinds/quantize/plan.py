@@ -16,7 +16,6 @@ from fagen.vocab import LEAST_MAXIMUM, Dtype
 
 WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
 CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
-ROTATED_BY_MMA = 16  # columns; what is left of a Hadamard matrix is additions inside a thread
 
 _TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
 _SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
