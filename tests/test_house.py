@@ -31,6 +31,7 @@ ORDER = [
         "statuses",
         "signature",
         "launch",
+        "part",
         "combining",
         "records",
         "kind",

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -9,6 +10,7 @@ from fagen import outputs, process
 from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
+from fagen.render.cpp import cpp, filled
 from fagen.render.tokens import HOST_MARK, Hashes, hashes_of, token_hash
 
 __all__ = [
@@ -100,16 +102,28 @@ def formatted(text: str) -> str:
     return result.stdout
 
 
+class _Loader(FileSystemLoader):
+    """Reads templates; a .cuh is C++ as it stands, in which {{ means what it means there."""
+
+    def get_source(self, environment: Environment, template: str) -> Any:
+        source, path, is_current = super().get_source(environment, template)
+        if template.endswith(".cuh"):
+            source = f"{{% raw %}}{source}{{% endraw %}}"
+        return source, path, is_current
+
+
 @cache
 def environment() -> Environment:
     """Return the templates' environment; a name that is not in the Plan is an error."""
-    return Environment(
-        loader=FileSystemLoader(locate("templates")),
+    templates = Environment(
+        loader=_Loader(locate("templates")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    templates.filters |= {"cpp": cpp, "filled": filled}
+    return templates
 
 
 def written(name: str, **value: object) -> str:

@@ -1,0 +1,307 @@
+"""Parts: a kernel has slots, and a part is one way to fill one of them.
+
+A part names its texts, by the seats where they stand in a kernel, and declares what it brings to
+the kernel around it: members of shared memory, parameters, tensor maps and constants. A kind's
+`parts.py` maps keys of a schedule to parts. Its ledger of shared memory, its head, SharedStorage,
+Params, the initialisation of barriers and its launcher are loops over them. fagen.render.cpp writes
+these declarations as C++.
+
+Sizes are named as fields of a Plan are, and as constants of a kernel: block_m is kBlockM.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from fagen.arch import SM90
+
+
+class Seat(StrEnum):
+    """Where a part's texts stand in a kernel."""
+
+    DEVICE = "device"  # functions and structs that several roles use
+    LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
+    PRODUCER = "producer"  # functions of the warps beside the consumers
+    CONSUMER = "consumer"  # members of Consumer
+    KERNEL = "kernel"  # statements of the kernel before its roles part
+    HOST = "host"  # statements of the launcher that fill Params
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A product of numbers and of sizes by name, divided by others, and a number more."""
+
+    factors: tuple[str | int, ...]
+    per: tuple[str | int, ...] = ()
+    plus: int = 0
+
+    def at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how much that is: a number, or a formula where sizes are symbols."""
+        product: Any = 1
+        for factor in self.factors:
+            product *= sizes[factor] if isinstance(factor, str) else factor
+        for factor in self.per:
+            product /= sizes[factor] if isinstance(factor, str) else factor
+        return product + self.plus
+
+
+def amount(*factors: str | int, per: str | int | None = None, plus: int = 0) -> Amount:
+    """Return a product, perhaps divided by one size or number."""
+    return Amount(factors, () if per is None else (per,), plus)
+
+
+@dataclass(frozen=True)
+class Type:
+    """A C++ type by name; `bytes` are a number or the name of a size, 0 where no ledger asks."""
+
+    name: str
+    bytes: int | str = 0
+    pointer: bool = False
+
+
+ELEMENT = Type("Element", "element_bytes")
+OUT_ELEMENT = Type("OutElement", "out_element_bytes")
+FLOAT, FLOAT4 = Type("float", 4), Type("float4", 16)
+INT, INT64, BOOL = Type("int", 4), Type("int64_t", 8), Type("bool", 1)
+UINT8, UINT32 = Type("uint8_t", 1), Type("uint32_t", 4)
+DIVISOR = Type("FastDivisor")
+
+
+def pointer_to(pointee: Type, *, const: bool = False) -> Type:
+    """Return the type of a pointer."""
+    return Type(f"{'const ' if const else ''}{pointee.name}*", 8, pointer=True)
+
+
+# ---- shared memory -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of SharedStorage, or a single value; a `row` of the ledger, with others if shared.
+
+    One that is `aligned` begins at a multiple of what swizzled tiles need.
+    """
+
+    name: str
+    type: Type
+    dims: tuple[Amount, ...] = ()
+    row: str = ""
+    note: str = ""
+    aligned: bool = True
+
+    def bytes_at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how many bytes it takes."""
+        size = self.type.bytes
+        total: Any = sizes[size] if isinstance(size, str) else size
+        for dim in self.dims:
+            total *= dim.at(sizes)
+        return total
+
+
+@dataclass(frozen=True)
+class Union:
+    """Arrays that have the same space one after the other: the row is the larger one's."""
+
+    arrays: tuple[Array, ...]
+    row: str
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The first array's."""
+        return self.arrays[0].name
+
+    def bytes_at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how many bytes the largest takes."""
+        import sympy
+
+        return sympy.Max(*(array.bytes_at(sizes) for array in self.arrays))
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """mbarriers of SharedStorage, and how many arrivals complete a phase of each.
+
+    With `transactions` TMA's bytes are counted too.
+    """
+
+    name: str
+    dims: tuple[Amount, ...]
+    arrivals: Amount
+    transactions: bool = False
+    row: str = "barriers"
+    note: str = ""
+    aligned: bool = False
+
+    def bytes_at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how many bytes they take."""
+        total: Any = SM90.mbarrier_bytes
+        for dim in self.dims:
+            total *= dim.at(sizes)
+        return total
+
+
+Member = Array | Union | Barrier
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a caller gives by this name: a field of the C struct."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One argument divided by another."""
+
+    of: str
+    by: str
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """A value that the kernel divides by: a FastDivisor of it."""
+
+    value: "Value"
+
+
+@dataclass(frozen=True)
+class Times:
+    """An argument, times a number."""
+
+    of: str
+    number: float
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A tensor of the signature: where it begins, and its strides in the order of the C struct."""
+
+    tensor: str
+
+
+Value = Argument | Ratio | Divisor | Times | Strided
+
+
+@dataclass(frozen=True)
+class Field:
+    """A member of Params; without a `value` its part's texts for the host fill it in."""
+
+    name: str
+    type: Type
+    value: Value | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A member of Params by which TMA copies boxes of a tensor of the signature.
+
+    `swizzle` and `dtype` are fields of the Plan.
+    """
+
+    name: str
+    box: tuple[Amount, Amount]  # columns, rows
+    swizzle: str
+    dtype: str = "dtype"
+    tensor: str = ""  # name if left out
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of the kernel: a field of the Plan, whose name it has."""
+
+    field: str
+    note: str = ""
+    type: Type | None = None  # that of the number: int or float
+
+
+# ---- a kernel's --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """One way to fill a slot: its texts by seat, and what it brings to the kernel around it.
+
+    A text is a file of templates/: a `.cuh` as it stands, a `.cuh.j2` rendered with the Plan. What
+    a kernel lacks is no text, never an empty function.
+    """
+
+    device: tuple[str, ...] = ()
+    loader: tuple[str, ...] = ()
+    producer: tuple[str, ...] = ()
+    consumer: tuple[str, ...] = ()
+    kernel: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()
+    shared: tuple[Member, ...] = ()
+    params: tuple[Field, ...] = ()
+    maps: tuple[TensorMap, ...] = ()
+    constants: tuple[Constant, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)  # parts of a kernel are made once for the same keys
+class Parts:
+    """All parts of a kernel, in the order of its kind's slots.
+
+    `layout` pins in which order SharedStorage and Params have their members, by name: machine code
+    holds offsets. Who is not in it comes last.
+    """
+
+    parts: tuple[Part, ...]
+    layout: tuple[str, ...] = ()
+
+    def texts(self, seat: str) -> tuple[str, ...]:
+        """Return the texts of a seat, in the order of the slots."""
+        return tuple(text for part in self.parts for text in getattr(part, Seat(seat)))
+
+    @cached_property
+    def constants(self) -> tuple[Constant, ...]:
+        """All constants."""
+        return tuple(constant for part in self.parts for constant in part.constants)
+
+    @cached_property
+    def maps(self) -> tuple[TensorMap, ...]:
+        """All tensor maps."""
+        return self._in_order(tensor_map for part in self.parts for tensor_map in part.maps)
+
+    @cached_property
+    def params(self) -> tuple[Field, ...]:
+        """The members of Params but for the tensor maps."""
+        return self._in_order(field for part in self.parts for field in part.params)
+
+    @cached_property
+    def shared(self) -> tuple[Member, ...]:
+        """The members of SharedStorage."""
+        return self._in_order(member for part in self.parts for member in part.shared)
+
+    @cached_property
+    def barriers(self) -> tuple[tuple[Barrier, ...], ...]:
+        """All mbarriers, those of the same dimensions together."""
+        by_dims: dict[tuple[Amount, ...], list[Barrier]] = {}
+        for member in self.shared:
+            if isinstance(member, Barrier):
+                by_dims.setdefault(member.dims, []).append(member)
+        return tuple(map(tuple, by_dims.values()))
+
+    def rows(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rows of the ledger of shared memory: bytes by name, before rounding up."""
+        rows: dict[str, Any] = {}
+        for member in self.shared:
+            name = member.row or member.name
+            rows[name] = rows.get(name, 0) + member.bytes_at(sizes)
+        return rows
+
+    def _in_order(self, named: Iterable[Any]) -> tuple[Any, ...]:
+        places = {name: place for place, name in enumerate(self.layout)}
+        return tuple(sorted(named, key=lambda one: places.get(one.name, len(places))))
+
+
+def each(parts: Iterable[Part | None]) -> Iterator[Part]:
+    """Yield the parts that there are."""
+    return (part for part in parts if part)
