@@ -20,8 +20,10 @@ from fagen.kinds.forward.formulae import (
     tile_stages,
 )
 from fagen.kinds.forward.keys import Schedule
+from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.launch import Grid, Launch, Launches, Product
+from fagen.part import Parts
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -189,6 +191,11 @@ class Plan(Budgeted, Combining, Exponents):
             Role("consumer", self.consumer_registers),
             Role("producer", self.producer_registers),
         )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What the kernel is made of."""
+        return parts(self.schedule.values())
 
     @cached_property
     def signature(self) -> Signature:
