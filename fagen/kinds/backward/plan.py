@@ -17,10 +17,12 @@ from fagen.kinds.backward.formulae import (
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.parts import parts
 from fagen.kinds.backward.rules import dq_columns, dq_transposed, ones_in_shared_memory
 from fagen.kinds.backward.signature import key_blocks_of, row_blocks_of, signature
 from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
 from fagen.launch import Grid, Launch, Launches, Product
+from fagen.part import Parts
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -171,6 +173,11 @@ class Plan(Budgeted):
         )
 
     @cached_property
+    def parts(self) -> Parts:
+        """What the kernels are made of."""
+        return parts(self.schedule.values())
+
+    @cached_property
     def signature(self) -> Signature:
         """What a call takes and gives."""
         return signature(self)
@@ -226,10 +233,12 @@ def plan(schedule: Schedule) -> Plan:
     values = schedule.values()
     dtype = DTYPES[values["dtype"]]
     d, d_v = padded_head_dims(values)
-    parts, transposed = dq_columns(values), dq_transposed(values)
-    together = parts[0] if transposed else values["block_m"]  # columns of dS that one product reads
+    columns, transposed = dq_columns(values), dq_transposed(values)
+    together = (
+        columns[0] if transposed else values["block_m"]
+    )  # columns of dS that one product reads
     qk_swizzle, v_swizzle, ds_swizzle = (
-        swizzle_of(columns * dtype.bytes) for columns in (d, d_v, together)
+        swizzle_of(width * dtype.bytes) for width in (d, d_v, together)
     )
     loads = -(-values["head_dim_v"] * dtype.bytes // _LOAD_BYTES)  # of a row
     in_block = threads(values)
@@ -245,10 +254,10 @@ def plan(schedule: Schedule) -> Plan:
         row_lanes=1 << (loads - 1).bit_length(),
         launch_registers=SM90.registers_left(in_block),
         dq_transposed=transposed,
-        shares_rows=d > SM90.wgmma_m if transposed else parts[0] < d,
-        dq_columns=parts[0],
-        dq_rest=parts[-1],
-        dq_parts=len(parts),
+        shares_rows=d > SM90.wgmma_m if transposed else columns[0] < d,
+        dq_columns=columns[0],
+        dq_rest=columns[-1],
+        dq_parts=len(columns),
         keeps_k=values["kept"] == "k",
         ones_in_shared_memory=ones_in_shared_memory(values),
         record_bytes=-(-record // SM90.l2_line_bytes) * SM90.l2_line_bytes,
