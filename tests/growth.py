@@ -257,10 +257,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {""",
         Edit(
             "templates/forward/softmax.j2",
             """
-{% include "common/store_matrices.j2" %}""",
+{% include "sm90/store_matrices.cuh" %}""",
             """
 {% if plan.out_dtype.bytes == 2 %}
-{% include "common/store_matrices.j2" %}""",
+{% include "sm90/store_matrices.cuh" %}""",
         ),
         Edit(
             "templates/forward/softmax.j2",
