@@ -4,11 +4,3 @@ __device__ __forceinline__ int warp_row() { return threadIdx.x % kWarpgroup / 32
 // A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in column
 // i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
 __device__ __forceinline__ int thread_row() { return warp_row() + lane() / 4; }
-__device__ constexpr int row_of(int i) { return i / 2 % 2; }
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
