@@ -9,7 +9,7 @@ these declarations as C++.
 Sizes are named as fields of a Plan are, and as constants of a kernel: block_m is kBlockM.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -21,6 +21,8 @@ from fagen.arch import SM90
 class Seat(StrEnum):
     """Where a part's texts stand in a kernel."""
 
+    HEAD = "head"  # types that SharedStorage and Params are made of
+    METHODS = "methods"  # functions of Params
     DEVICE = "device"  # functions and structs that several roles use
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
     PRODUCER = "producer"  # functions of the warps beside the consumers
@@ -67,6 +69,7 @@ FLOAT, FLOAT4 = Type("float", 4), Type("float4", 16)
 INT, INT64, BOOL = Type("int", 4), Type("int64_t", 8), Type("bool", 1)
 UINT8, UINT32 = Type("uint8_t", 1), Type("uint32_t", 4)
 DIVISOR = Type("FastDivisor")
+DESCRIPTOR = Type("cute::SM90::GMMA::LayoutType")
 
 
 def pointer_to(pointee: Type, *, const: bool = False) -> Type:
@@ -215,11 +218,24 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant of the kernel: a field of the Plan, whose name it has."""
+    """A constant of the kernel: a field of the Plan, whose name it has if `name` is left out.
+
+    A field of a field has dots. With a `value` it is worked out of other constants.
+    """
 
     field: str
     note: str = ""
-    type: Type | None = None  # that of the number: int or float
+    name: str = ""
+    type: Type | None = None  # that of the number if left out: int or float
+    value: Amount | None = None
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name of a type: a field of the Plan says which."""
+
+    name: str
+    field: str
 
 
 # ---- a kernel's --------------------------------------------------------------------------------
@@ -233,6 +249,8 @@ class Part:
     a kernel lacks is no text, never an empty function.
     """
 
+    head: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
     loader: tuple[str, ...] = ()
     producer: tuple[str, ...] = ()
@@ -242,43 +260,45 @@ class Part:
     shared: tuple[Member, ...] = ()
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()
-    constants: tuple[Constant, ...] = ()
+    constants: tuple[Constant | Alias, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)  # parts of a kernel are made once for the same keys
 class Parts:
     """All parts of a kernel, in the order of its kind's slots.
 
-    `layout` pins in which order SharedStorage and Params have their members, by name: machine code
-    holds offsets. Who is not in it comes last.
+    In which order SharedStorage and Params have their members, and barriers are initialised, is
+    pinned by name: machine code holds offsets. Who is not named comes last.
     """
 
     parts: tuple[Part, ...]
-    layout: tuple[str, ...] = ()
+    shared_order: tuple[str, ...] = ()
+    params_order: tuple[str, ...] = ()
+    initialised: tuple[str, ...] = ()
 
     def texts(self, seat: str) -> tuple[str, ...]:
         """Return the texts of a seat, in the order of the slots."""
         return tuple(text for part in self.parts for text in getattr(part, Seat(seat)))
 
     @cached_property
-    def constants(self) -> tuple[Constant, ...]:
-        """All constants."""
+    def constants(self) -> tuple[Constant | Alias, ...]:
+        """All constants and names of types."""
         return tuple(constant for part in self.parts for constant in part.constants)
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...]:
         """All tensor maps."""
-        return self._in_order(tensor_map for part in self.parts for tensor_map in part.maps)
+        return tuple(tensor_map for part in self.parts for tensor_map in part.maps)
 
     @cached_property
     def params(self) -> tuple[Field, ...]:
         """The members of Params but for the tensor maps."""
-        return self._in_order(field for part in self.parts for field in part.params)
+        return _in_order((f for part in self.parts for f in part.params), self.params_order)
 
     @cached_property
     def shared(self) -> tuple[Member, ...]:
         """The members of SharedStorage."""
-        return self._in_order(member for part in self.parts for member in part.shared)
+        return _in_order((m for part in self.parts for m in part.shared), self.shared_order)
 
     @cached_property
     def barriers(self) -> tuple[tuple[Barrier, ...], ...]:
@@ -287,7 +307,7 @@ class Parts:
         for member in self.shared:
             if isinstance(member, Barrier):
                 by_dims.setdefault(member.dims, []).append(member)
-        return tuple(map(tuple, by_dims.values()))
+        return tuple(_in_order(alike, self.initialised) for alike in by_dims.values())
 
     def rows(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rows of the ledger of shared memory: bytes by name, before rounding up."""
@@ -297,11 +317,7 @@ class Parts:
             rows[name] = rows.get(name, 0) + member.bytes_at(sizes)
         return rows
 
-    def _in_order(self, named: Iterable[Any]) -> tuple[Any, ...]:
-        places = {name: place for place, name in enumerate(self.layout)}
-        return tuple(sorted(named, key=lambda one: places.get(one.name, len(places))))
 
-
-def each(parts: Iterable[Part | None]) -> Iterator[Part]:
-    """Yield the parts that there are."""
-    return (part for part in parts if part)
+def _in_order(declared: Iterable[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    places = {name: place for place, name in enumerate(names)}
+    return tuple(sorted(declared, key=lambda one: places.get(one.name, len(places))))

@@ -51,7 +51,7 @@ DOORS = {
     "tomllib": {"toml_lines"},
     "pydantic": {"schedule", "kinds", "search"},
     "pydantic_core": {"schedule"},
-    "sympy": {"ledger", "kinds"},
+    "sympy": {"ledger", "part", "kinds"},
     "jinja2": {"render"},
     "subprocess": {"process"},
     "click": {"commandline"},

@@ -10,7 +10,7 @@ from fagen import outputs, process
 from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
-from fagen.render.cpp import cpp, filled
+from fagen.render.cpp import cpp, filled, initialised, members
 from fagen.render.tokens import HOST_MARK, Hashes, hashes_of, token_hash
 
 __all__ = [
@@ -122,7 +122,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    templates.filters |= {"cpp": cpp, "filled": filled}
+    templates.filters |= {"cpp": cpp}
+    templates.filters |= {"members": members, "initialised": initialised, "filled": filled}
     return templates
 
 

@@ -1,10 +1,16 @@
 """Write what parts declare as C++: a filter of the templates, `{{ declared | cpp(plan) }}`."""
 
+from collections.abc import Iterable, Iterator
 from functools import singledispatch
+from itertools import groupby
+from operator import attrgetter
+from textwrap import wrap
 from typing import Any
 
 from fagen.arch import SM90
 from fagen.part import (
+    DESCRIPTOR,
+    Alias,
     Amount,
     Argument,
     Array,
@@ -17,6 +23,8 @@ from fagen.part import (
     Times,
     Union,
 )
+
+_COLUMNS = 116  # that a line has, indented once
 
 
 @singledispatch
@@ -43,12 +51,28 @@ def _factor(factor: str | int) -> str:
 
 @cpp.register
 def _(constant: Constant, plan: Any) -> str:
-    number = getattr(plan, constant.field)
-    of_float = isinstance(number, float)
-    name = constant.type.name if constant.type else "float" if of_float else "int"
-    note = f"  // {constant.note}" if constant.note else ""
-    suffix = "f" if of_float else ""
-    return f"constexpr {name} {constant_name(constant.field)} = {number}{suffix};{note}"
+    name = constant_name(constant.name or constant.field)
+    if constant.value:
+        return _noted(f"constexpr int {name} = {cpp(constant.value, plan)};", constant.note)
+    number = attrgetter(constant.field)(plan)
+    if constant.type is DESCRIPTOR:
+        return f"constexpr auto {name} = {constant.type.name}::{number};"
+    of_type = constant.type.name if constant.type else type(number).__name__
+    value = f"{number}f" if isinstance(number, float) else f"{number}"
+    return _noted(f"constexpr {of_type} {name} = {value};", constant.note)
+
+
+def _noted(line: str, note: str) -> str:
+    """Return a line with a comment: behind it where there is room, else above."""
+    if not note or len(line) + len(note) + 4 <= _COLUMNS:
+        return f"{line}  // {note}" if note else line
+    above = wrap(f"{note[0].upper()}{note[1:]}.", _COLUMNS, initial_indent="// ")
+    return "\n// ".join([*above, ""])[:-3] + line
+
+
+@cpp.register
+def _(alias: Alias, plan: Any) -> str:
+    return f"using {alias.name} = {attrgetter(alias.field)(plan)};"
 
 
 @cpp.register
@@ -64,8 +88,7 @@ def _(barrier: Barrier, plan: Any) -> str:
 def _member(member: Array | Barrier, type_name: str, plan: Any) -> str:
     alignment = f"alignas({SM90.smem_tile_alignment}) " if member.aligned else ""
     dims = "".join(f"[{cpp(dim, plan)}]" for dim in member.dims)
-    note = f"  // {member.note}" if member.note else ""
-    return f"{alignment}{type_name} {member.name}{dims};{note}"
+    return _noted(f"{alignment}{type_name} {member.name}{dims};", member.note)
 
 
 @cpp.register
@@ -74,9 +97,35 @@ def _(union: Union, plan: Any) -> str:
     return f"union {{  // {union.note}\n{lines}\n}};"
 
 
-@cpp.register
-def _(field: Field, plan: Any) -> str:
-    return f"{field.type.name} {field.name};" + (f"  // {field.note}" if field.note else "")
+def initialised(barriers: tuple[Barrier, ...], plan: Any) -> Iterator[str]:
+    """Yield statements that initialise barriers of the same dimensions."""
+    dims = barriers[0].dims
+    places = [_place(dim) for dim in dims]
+    for dim, place in zip(dims, places, strict=True):
+        yield f"for (int {place} = 0; {place} < {cpp(dim, plan)}; ++{place}) {{"
+    at = "".join(f"[{place}]" for place in places)
+    for barrier in barriers:
+        yield f"shared.{barrier.name}{at}.init({cpp(barrier.arrivals, plan)});"
+    yield "}" * len(dims)
+
+
+def _place(dim: Amount) -> str:
+    """Return what counts along a dimension: a stage of kQStages."""
+    (size,) = dim.factors
+    return str(size).rpartition("_")[2].removesuffix("s")
+
+
+def members(fields: Iterable[Field]) -> Iterator[str]:
+    """Yield the members of a struct: neighbours of one type, and without a note, share a line."""
+
+    def line(place_and_field: tuple[int, Field]) -> tuple[str, int]:
+        place, field = place_and_field
+        return field.type.name, place if field.note or field.type.pointer else -1
+
+    for (type_name, _), neighbours in groupby(enumerate(fields), line):
+        together = [field for _, field in neighbours]
+        names = ", ".join(field.name for field in together)
+        yield _noted(f"{type_name} {names};", together[0].note)
 
 
 def filled(field: Field, plan: Any) -> str:

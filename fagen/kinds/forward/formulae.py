@@ -1,6 +1,5 @@
 """Turn a schedule of attention into its ledgers: shared memory, exactly; registers, by a model."""
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import combinations
@@ -9,7 +8,6 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.budget import (
-    FP32_BYTES,
     REGISTER_FILE,
     SHARED,
     Account,
@@ -20,26 +18,18 @@ from fagen.kinds.budget import (
     registers_left_out,
     shared_memory,
 )
+from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.rules import consumers, possible_outputs
+from fagen.kinds.forward.structure import keys_of_a_scale, threads, tile_stages
 from fagen.ledger import Ledger, Margin, symbols
+from fagen.part import Parts
 from fagen.schedule import Schedule, Values
-from fagen.vocab import DTYPES, ORDERS, OUT_DTYPES
+from fagen.vocab import DTYPES, OUT_DTYPES, swizzle_of
 
 # The model's two constants, per consumer thread: the running maximum, sum and scale of two rows,
 # and addresses, loop state and barriers.  How far they are off is measured in the machine code.
 SOFTMAX_REGISTERS = 6
 WORKING_REGISTERS = 20
-
-# of a tile that is passed on, and how many of them: the one in work and the next
-TILE_BYTES = 48
-TILE_STAGES = 2
-# the same of varlen sequences: of short ones each warpgroup may have one in work
-VARLEN_TILE_BYTES = 64
-VARLEN_TILE_STAGES = 6
-WARPS = 4  # of a warpgroup, a byte each for their votes
-# of a group of keys with scales of its own: K's, or K's, V's logarithm and V's inverse in one load
-K_SCALE_BYTES = 4
-KEY_SCALES_BYTES = 16
 
 REGISTERS = "registers of a consumer thread"
 MARGIN = Margin(kernels=29, least=-1, most=63)  # of tests/register_margins.json
@@ -67,110 +57,36 @@ SUMMED = (
 SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "q_stages", "e")
 
 
-def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
-    """Return how many keys of a step share a scale; all of them where scale_rows is 0.
-
-    A step need not hold whole blocks of scales, nor a block whole steps: it is what divides both.
-    """
-    return math.gcd(block_n, scale_rows)
-
-
-def finds_spread(dtype: str, maximum: str, intra_warpgroup: bool) -> bool:
-    """Whether a tile whose scores are widely spread goes on in a way of its own.
-
-    Where P has so few powers of two that such scores often outgrow it under a lazy maximum.
-    """
-    return maximum == "lazy" and DTYPES[dtype].narrow and intra_warpgroup
-
-
-def skips_idle_warpgroups(values: Values) -> bool:
-    """Whether consumers without rows of a tile go on to the next one.
-
-    Not where all must have read V before O is stored through its space.
-    """
-    several = values["lengths"] == "varlen" and consumers(values) > 1
-    return several and values["intra_warpgroup"] and values["output"] != "reuse_v"
-
-
-def scheduler_warp(lengths: str, v_layout: str) -> bool:
-    """Whether a warp of its own draws tiles, whose number the GPU alone knows.
-
-    Where all warps beside the producer's transpose V, that one draws them.
-    """
-    return lengths == "varlen" and v_layout != "rows"
-
-
-def tile_stages(dynamic: bool, lengths: str) -> int:
-    """Return how many tiles that were drawn a ring holds; none where nobody draws them."""
-    if not dynamic:
-        return 0
-    return VARLEN_TILE_STAGES if lengths == "varlen" else TILE_STAGES
-
-
-def threads(values: Values) -> int:
-    """Return threads per block; a producer is a whole warpgroup, since setmaxnreg acts on one."""
-    groups = consumers(values) + int(values["producer"] == "warp")
-    return groups * SM90.warpgroup_threads
-
-
 # ---- the formulae -------------------------------------------------------------------------------
 
 
-@cache
 def shared_formulae(
-    output: str,
-    row_sum: str,
-    v_layout: str,
-    group_keys: int,
-    v_scales: str,
-    totals: str,
-    out_bytes: int,
-    drawn: int,
-    varlen: bool,
-    votes: bool,
-    scheduler_warp: bool,
-    splits: bool,
+    parts: Parts, group_keys: int, v_slab: int, out_bytes: int, tile_stages: int
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
-    `out_bytes` are those of an element of O, 0 where it has as many as the others; `group_keys`,
-    which share a scale, where blocks have some, else it is 0, and `totals` where sums are promoted;
-    `drawn`: tiles that are drawn, in a ring that passes them on; `varlen`: they are of packed
-    sequences; `votes`: the warps of a warpgroup vote on how to go on; `scheduler_warp`: one
-    draws tiles when it is asked to; `splits`: O goes from registers to the workspace.
+    `group_keys` share a scale, `v_slab` columns lie in a slab of V, an element of O has
+    `out_bytes`, or as many as the others where that is 0.
     """
-    import sympy
-
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
-    v, o = stages * n * d_v * e, m * d_v * (out_bytes or e)
-    parts = 2 if output == "half" else 1
-    rows = {"q": q_stages * m * d * e, "k": stages * n * d * e}
-    rows |= {"v_or_o": sympy.Max(v, o)} if output == "reuse_v" else {"v": v, "o": o / parts}
-    if splits:
-        del rows["o"]
-    if v_layout == "rows":
-        rows["vt"] = v  # the same, transposed
-    if group_keys:
-        of_a_group = KEY_SCALES_BYTES if v_scales == "block" else K_SCALE_BYTES
-        rows["scales"] = of_a_group * stages * n / group_keys
-    if totals == "shared":
-        rows["totals"] = FP32_BYTES * m * d_v
-    if row_sum == "tensor":
-        rows["ones"] = SM90.wgmma_k_bytes * d_v  # beside V, for one step of the PV GEMM
-    # full and empty for each stage of K and of V (and of V transposed), and of Q for each
-    # warpgroup's rows; O empty; of the tiles that are drawn, beside these
-    readers = m / SM90.wgmma_m
-    barriers = (
-        (6 if v_layout == "rows" else 4) * stages
-        + 2 * q_stages * readers
-        + (1 if output == "reuse_v" else 0)
-        + 2 * drawn
-        + (1 if scheduler_warp else 0)
+    return parts.rows(
+        {
+            "block_m": m,
+            "block_n": n,
+            "head_dim_padded": d,
+            "head_dim_v_padded": d_v,
+            "stages": stages,
+            "q_stages": q_stages,
+            "element_bytes": e,
+            "out_element_bytes": out_bytes or e,
+            "consumers": m / SM90.wgmma_m,
+            "warpgroup": SM90.warpgroup_threads,
+            "groups": n / group_keys,
+            "step_k": SM90.wgmma_k_bytes / e,
+            "v_slab": v_slab,
+            "tile_stages": tile_stages,
+        }
     )
-    tiles = (VARLEN_TILE_BYTES if varlen else TILE_BYTES) * drawn
-    votes_bytes = WARPS * readers if votes else 0
-    rows["barriers"] = SM90.mbarrier_bytes * barriers + tiles + votes_bytes
-    return rows
 
 
 @cache
@@ -234,22 +150,15 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
 
 
 def _shared_choices(values: Values) -> tuple[Any, ...]:
-    dtype, lengths, v_layout = values["dtype"], values["lengths"], values["v_layout"]
-    group_keys = keys_of_a_scale(values["block_n"], values["scale_rows"])
-    out_bytes = OUT_DTYPES[values["out_dtype"]].bytes
+    dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
+    _, d_v = padded_head_dims(values)
     return (
-        values["output"],
-        values["sum"],
-        v_layout,
-        group_keys if values["scale_rows"] else 0,
-        values["v_scales"],
-        values["totals"],
-        0 if out_bytes == DTYPES[dtype].bytes else out_bytes,
-        tile_stages(ORDERS[values["order"]].dynamic, lengths),
-        lengths == "varlen",
-        finds_spread(dtype, values["maximum"], values["intra_warpgroup"]),
-        scheduler_warp(lengths, v_layout),
-        values["num_splits"] > 1,
+        parts(values),
+        keys_of_a_scale(values["block_n"], values["scale_rows"]),
+        # only beside ones is V summed by slabs
+        swizzle_of(d_v * dtype.bytes).bytes // dtype.bytes if values["sum"] == "tensor" else 0,
+        0 if out_dtype.bytes == dtype.bytes else out_dtype.bytes,
+        tile_stages(values),
     )
 
 

@@ -1,6 +1,6 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar
 
@@ -10,24 +10,15 @@ from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.kinds.forward.exponents import Exponents
-from fagen.kinds.forward.formulae import (
-    BUDGET,
-    finds_spread,
-    keys_of_a_scale,
-    scheduler_warp,
-    skips_idle_warpgroups,
-    threads,
-    tile_stages,
-)
+from fagen.kinds.forward.formulae import BUDGET
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
+from fagen.kinds.forward.structure import RULES, TRANSPOSERS, keys_of_a_scale, threads
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle, swizzle_of
-
-_TRANSPOSERS = 3  # all warps of the producer but the one that loads
 
 # A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
 # blocks with the longest way to go as soon as to those that come free next.
@@ -38,8 +29,6 @@ _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 # Of scores whose standard deviation is 8, blocks after so many keys rarely outgrow P: a sixth of
 # the misses of a tile that finds no maximum first.
 _SPREAD_KEYS = 512
-
-_UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
 # With so many tiles for each SM the last section of heads ends, for 97 shapes of 100,
 # within 3 % of the greedy order of all tiles (tests/test_order.py). Four times as many end within
@@ -224,6 +213,9 @@ class Plan(Budgeted, Combining, Exponents):
         return Launches((kernel,), counter, zeroed=True)
 
 
+_OF_STRUCTURE = {field.name for field in fields(Plan)}  # rules that are fields of a Plan too
+
+
 def plan(schedule: Schedule) -> Plan:
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     ledgers = BUDGET.kept(schedule, "block_n")
@@ -246,25 +238,21 @@ def plan(schedule: Schedule) -> Plan:
     v_rows, by_block = schedule.fp8.v_layout == "rows", schedule.fp8.scales == "block"
     group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
     v_scales_by_block = schedule.fp8.v_scales == "block"
-    spreads = finds_spread(dtype.name, softmax.maximum, schedule.overlap.intra_warpgroup)
-    varlen, in_block = values["lengths"] == "varlen", threads(values)
-    draws = scheduler_warp(values["lengths"], values["v_layout"])
-    skips_blocks, skips_idle = _skips_masked_blocks(schedule), skips_idle_warpgroups(values)
+    in_block = threads(values)
+    structure = {name: rule(values) for name, rule in RULES.items()}
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     part_columns = softmax.promote_columns
     s_accumulators = accumulators(block_n)
     pv_accumulators = accumulators(part_columns or o_columns)
     return Plan(
         **carried(Plan, schedule, "promote"),
-        varlen=varlen,
-        scheduler_warp=draws,
-        head_major=draws and mask.last_by_row,
+        **{name: value for name, value in structure.items() if name in _OF_STRUCTURE},
+        varlen=values["lengths"] == "varlen",
         head_dim_padded=d,
         head_dim_v_padded=d_v,
         consumers=schedule.consumers,
         threads=in_block,
         producer_warp=schedule.warps.producer == "warp",
-        unrolls_copies=not 0 < schedule.warps.producer_registers < _UNROLLING_REGISTERS,
         launch_registers=SM90.registers_left(in_block),
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
         sum_by_tensor=sum_by_tensor,
@@ -272,7 +260,7 @@ def plan(schedule: Schedule) -> Plan:
         # one would wait for its own latency
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
-        spread_blocks=-(-_SPREAD_KEYS // block_n) if spreads else 0,
+        spread_blocks=-(-_SPREAD_KEYS // block_n) if structure["finds_spread"] else 0,
         skips_rescaling=online and (dtype.fp8 or softmax.rescale_threshold > 0),
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
@@ -281,25 +269,17 @@ def plan(schedule: Schedule) -> Plan:
         wgmma_mn_major=not dtype.fp8,
         v_transposed=v_transposed,
         v_rows=v_rows,
-        transposers=_TRANSPOSERS if v_rows else 0,
+        transposers=TRANSPOSERS if v_rows else 0,
         descales=dtype.fp8,
         scales_by_block=by_block,
         v_scales_by_block=v_scales_by_block,
         group_keys=group_keys,
-        scales_before_qk=by_block and schedule.attention.head_dim > 128,
         promote=0 if part_columns else softmax.promote,
         part_columns=part_columns,
         totals_shared=softmax.totals == "shared",
         longest_first=order.longest_first,
         dynamic=order.dynamic,
-        tile_stages=tile_stages(order.dynamic, values["lengths"]),
-        tile_readers=_tile_readers(schedule, draws) if order.dynamic else 0,
-        skips_masked_blocks=skips_blocks,
-        # 192 rows divide no power of 2
-        skips_steps=skips_blocks and not skips_idle and schedule.consumers == 3,
-        skips_idle_warpgroups=skips_idle,
-        # beside what a consumer keeps of its tiles there are no registers for them
-        lays_q_anew=skips_idle and schedule.pipeline.q_stages == 1 and d > 128,
+        tile_readers=_tile_readers(schedule, structure["scheduler_warp"]) if order.dynamic else 0,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
@@ -329,35 +309,7 @@ def plan(schedule: Schedule) -> Plan:
 def _tile_readers(schedule: Schedule, draws: bool) -> int:
     """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
     consumers = schedule.consumers * SM90.warpgroup_threads // SM90.warp_threads
-    transposers = _TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
+    transposers = TRANSPOSERS if schedule.fp8.v_layout == "rows" else 0
     scales = schedule.fp8.scales == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too
     return consumers + transposers + scales + draws
-
-
-def _skips_masked_blocks(schedule: Schedule) -> bool:
-    """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
-
-    Only where they can wait for the others: these need buffers, and V's space, before they go on.
-    """
-    by_row = MASKS[schedule.attention.mask].last_by_row
-    if not (by_row and schedule.warps.producer == "warp" and schedule.overlap.intra_warpgroup):
-        return False
-    if schedule.grid.cluster > 1:
-        return True  # the rules of a schedule see to it
-    block_m, block_n = schedule.tile.block_m, schedule.tile.block_n
-    skipped = -(-(block_m - SM90.wgmma_m) // block_n)
-    most = schedule.pipeline.stages
-    if schedule.overlap.inter_warpgroup and schedule.pipeline.output == "reuse_v":
-        most = 1
-    elif schedule.overlap.inter_warpgroup and skips_idle_warpgroups(schedule.values()):
-        # whose turn it is first may be who skips none: at the next turn after those that others
-        # skip it needs a V beside the last tile's last one, which these still hold
-        most -= 1
-    ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
-    if not ends_elsewhere or not 0 < skipped <= most:
-        return False
-    # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
-    # alone frees a buffer before there is a V
-    ahead = -(-block_m // block_n)
-    return schedule.pipeline.output != "reuse_v" or ahead <= schedule.pipeline.stages

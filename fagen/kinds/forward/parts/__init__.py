@@ -1,0 +1,96 @@
+"""The parts of a forward kernel: what keys of a schedule mean for its text and its memory.
+
+Slots: tiles (who deals them), keys (which of them a tile sees), loads (how Q, K and V come), values
+(how V lies), scores (softmax), steps (in which order GEMMs and softmax run), output (how O leaves).
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from fagen.kinds.forward.parts.loads import loads, v
+from fagen.kinds.forward.parts.scores import scores
+from fagen.kinds.forward.parts.steps import output, steps
+from fagen.kinds.forward.parts.tiles import keys, tiles
+from fagen.kinds.forward.structure import RULES
+from fagen.part import DESCRIPTOR, Constant, Part, Parts
+from fagen.schedule import Values
+
+# the keys that choose parts, beside RULES; sizes are none of them
+CHOSEN = (
+    *("dtype", "mask", "lengths", "order", "cluster", "producer", "v_layout", "num_splits"),
+    *("scales", "scale_rows", "v_scales", "maximum", "sum", "promote", "promote_columns"),
+    *("totals", "rescale_threshold", "p_offset"),
+    *("intra_warpgroup", "inter_warpgroup", "output", "out_dtype"),
+)
+
+# The order of members of SharedStorage and of initialised barriers, by name: machine code
+# holds their offsets.
+_SHARED = (
+    *("q", "k", "v_rows", "v", "o", "totals", "scales", "ones", "q_full", "votes"),
+    *("k_full", "v_full", "v_rows_full", "v_rows_empty", "q_empty", "k_empty", "v_empty"),
+    *("o_empty", "tile_full", "tile_empty", "tiles", "tile_wanted"),
+)
+_INITIALISED = ("k_full", "v_full", "k_empty", "v_empty", "v_rows_full", "v_rows_empty")
+
+# That of Params behind the tensor maps: of varlen sequences, of chunks of keys, and else.
+_LSE = "lse", "lse_stride_batch", "lse_stride_head"
+_DESCALES = (
+    *("q_scale", "k_scale", "v_scale", "v_mean", "k_mean", "q_rows"),
+    *("q_stride_batch", "q_stride_head", "q_stride_seq"),
+)
+_VARLEN = (
+    *(*_LSE, "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "batch", "total_q", "total_k"),
+    *("heads", "exceeds_l2", "heads_per_kv_head", "tiles_drawn", *_DESCALES, "scale_log2"),
+)
+_SPLIT = (
+    *("partials", "shares", "out", "lse"),
+    *("out_stride_batch", "out_stride_seq", "out_stride_head", *_LSE[1:]),
+    *("batch", "heads", "seqlen_q", "seqlen_k", "chunk_blocks", "slots", "kv_heads"),
+    *("heads_per_kv_head", "chunk_tiles", "kv_head_tiles", "heads_divisor", "seqlen_q_divisor"),
+    *("scale", "scale_log2"),
+)
+_EQUAL = (
+    *(*_LSE, *_DESCALES, "heads", "heads_per_kv_head", "seqlen_q", "seqlen_k"),
+    *("m_pairs", "m_blocks", "slots", "has_empty_tiles"),
+    *("sections", "section_slots", "section_heads", "last_section_heads"),
+    *("m_end", "tiles", "tiles_drawn", "scale_log2"),
+)
+
+
+def parts(values: Values) -> Parts:
+    """Return the parts of a kernel with these values of a schedule's keys."""
+    keys = (values[key] for key in CHOSEN)
+    return _parts(*keys, *(rule(values) for rule in RULES.values()))
+
+
+@cache
+def _parts(*choices: Any) -> Parts:
+    values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
+    slots = sizes, tiles, keys, loads, v, scores, steps, output
+    varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
+    params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
+    every = tuple(part for slot in slots for part in slot(values))
+    return Parts(every, shared_order=_SHARED, params_order=params, initialised=_INITIALISED)
+
+
+def sizes(values: Values) -> Iterator[Part]:
+    """What every kernel has."""
+    yield Part(
+        constants=(
+            Constant("head_dim"),
+            Constant("head_dim_v"),
+            Constant("head_dim_padded", "in shared memory, padded with zeros"),
+            Constant("head_dim_v_padded"),
+            Constant("block_m"),
+            Constant("block_n"),
+            Constant("stages", "K and V buffers"),
+            Constant("q_stages"),
+            Constant("consumers", "warpgroups of 64 query rows"),
+            Constant("threads"),
+            Constant("launch_registers"),
+            Constant("dtype.wgmma_k", "the K of every wgmma", name="step_k"),
+            Constant("qk_slab", "columns of a slab: one swizzle span, all rows of a slab together"),
+            Constant("qk_swizzle.cute", name="qk_descriptor", type=DESCRIPTOR),
+        )
+    )

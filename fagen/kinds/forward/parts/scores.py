@@ -1,0 +1,178 @@
+"""Scores: how they become P."""
+
+from collections.abc import Iterator
+
+from fagen.part import (
+    ELEMENT,
+    FLOAT,
+    FLOAT4,
+    INT64,
+    UINT8,
+    Argument,
+    Array,
+    Constant,
+    Field,
+    Part,
+    Strided,
+    Times,
+    Type,
+    amount,
+    pointer_to,
+)
+from fagen.schedule import Values
+from fagen.vocab import DTYPES
+
+_KEY_SCALES = Type("KeyScales", 16)
+_SCALE_TENSOR, _COLUMN_TENSOR = Type("ScaleTensor"), Type("ColumnTensor")
+_VOTES = 4  # warps of a warpgroup, a byte each
+
+
+def scores(values: Values) -> Iterator[Part]:
+    """How scores become P."""
+    dtype = DTYPES[values["dtype"]]
+    yield Part(
+        constants=(
+            Constant("no_score", "where row maxima start: finite, so that no exponent is NaN"),
+            *_ends_of_exponents(values),
+        ),
+        params=(Field("scale_log2", FLOAT, Times("scale", 1.44269504089), "scale * log2(e)"),),
+    )
+    if values["maximum"] == "lazy" and not dtype.fp8:
+        note = "of a lane's P; more updates the maximum"
+        yield Part(constants=(Constant("max_partial_sum", note),))
+    if values["finds_spread"]:
+        yield _spread()
+    if values["rescale_threshold"]:
+        yield Part(constants=(Constant("rescale_threshold", "log2 units"),))
+    if values["sum"] == "tensor":
+        yield Part(
+            constants=(
+                Constant(
+                    "o_columns",
+                    "V's, and eight of ones, whose products are the row sums of P",
+                    name="output_columns",
+                ),
+            ),
+            shared=(Array("ones", ELEMENT, (amount("step_k", "v_slab"),)),),
+        )
+    else:
+        yield Part(constants=(Constant("o_columns", name="output_columns"),))
+    yield from _promotion(values)
+    if dtype.fp8:
+        yield from _descales(values)
+
+
+def _ends_of_exponents(values: Values) -> Iterator[Constant]:
+    dtype = DTYPES[values["dtype"]]
+    if not dtype.fp8 and not dtype.narrow:
+        yield Constant("least_reference", "of a row without a score: finite at any scale")
+    if values["scales"] != "block":
+        yield Constant("far", "exponents of 2 from here on are too coarse to be taken as they are")
+    if dtype.fp8:
+        note = (
+            "no smaller one makes exponents of 2^24 of products of e4m3"
+            if values["scales"] == "block"
+            else "no smaller one leads there from products of e4m3"
+        )
+        yield Constant("far_scale", note)
+    if values["p_offset"] and values["scales"] == "block":
+        yield Constant(
+            "below",
+            "log2 units: P is kept this much larger, to use more of its range. "
+            f"Less than {values['p_offset']}, so that an exponent that is too coarse for it stays "
+            "what it is, and does not become lower by twice as much",
+            name="p_offset",
+        )
+    elif values["p_offset"]:
+        yield Constant(
+            "p_offset", "log2 units: P is kept this much larger, to use more of its range"
+        )
+
+
+def _spread() -> Part:
+    """Tiles whose first scores are widely spread find their next maxima before P."""
+    return Part(
+        constants=(
+            Constant(
+                "spread_blocks",
+                "after a tile's first that find their maxima before P, if scores are widely spread",
+            ),
+            Constant(
+                "spread_sum",
+                "of a thread's P in its two rows: in so many threads of a warp less",
+            ),
+            Constant("spread_keys", "with fewer in its rows a warp's small sums tell nothing"),
+            Constant("spread_threads"),
+            Constant("spread_warps", "of a warpgroup, at least"),
+            Constant("spread_seeing", "warps of it that see so many keys, at least"),
+        ),
+        shared=(
+            Array(
+                "votes",
+                UINT8,
+                (amount("consumers"), amount(_VOTES)),
+                row="barriers",
+                note="of warps",
+                aligned=False,
+            ),
+        ),
+    )
+
+
+def _promotion(values: Values) -> Iterator[Part]:
+    if values["promote_columns"]:
+        yield Part(constants=(Constant("part_columns", "of PV at a time"),))
+    elif values["promote"]:
+        note = "blocks after which O moves to another accumulator"
+        yield Part(constants=(Constant("promote", note),))
+    if values["totals"] == "shared":
+        fours = amount("head_dim_v_padded", per=8)
+        dims = (amount("consumers"), fours, amount("warpgroup"))
+        note = "4 elements of a thread at a time"
+        yield Part(shared=(Array("totals", FLOAT4, dims, note=note),))
+
+
+def _descales(values: Values) -> Iterator[Part]:
+    """What Q, K and V are multiplied by, and what was taken off K and V."""
+    by_block, v_by_block = values["scales"] == "block", values["v_scales"] == "block"
+    varlen = values["lengths"] == "varlen"
+    v_type = _SCALE_TENSOR if v_by_block else _COLUMN_TENSOR
+    strides = ("head", "seq") if varlen else ("batch", "head", "seq")
+    yield Part(
+        head=("forward/scores/scale_tensors.cuh",),
+        params=(
+            Field("q_scale", _SCALE_TENSOR, Strided("q_descale")),
+            Field("k_scale", _SCALE_TENSOR, Strided("k_descale")),
+            Field("v_scale", v_type, Strided("v_descale")),
+            Field("v_mean", _COLUMN_TENSOR, Strided("v_mean")),
+            Field("k_mean", _COLUMN_TENSOR, Strided("k_mean")),
+            Field("q_rows", pointer_to(ELEMENT, const=True), Argument("q")),
+            *(Field(f"q_stride_{s}", INT64, Argument(f"q_stride_{s}")) for s in strides),
+        ),
+    )
+    if not by_block:
+        return
+    groups = (
+        (
+            Constant(
+                "group_keys",
+                "that share one in a block: kScaleRows and kBlockN are multiples of it",
+            ),
+            Constant("groups", value=amount("block_n", per="group_keys")),
+        )
+        if values["splits_scales"]
+        else (Constant("groups", value=amount("block_n", per="scale_rows")),)
+    )
+    of_keys = "forward/scores/key_scales.cuh" if v_by_block else "forward/scores/k_scales.cuh"
+    yield Part(
+        head=(of_keys,),
+        constants=(
+            Constant("scale_rows", "rows of Q, or keys, that share a scale"),
+            *groups,
+        ),
+        shared=(
+            Array(
+                "scales", _KEY_SCALES if v_by_block else FLOAT, (amount("stages"), amount("groups"))
+            ),
+        ),
+    )

@@ -1,0 +1,142 @@
+"""What keys of a schedule mean for the structure of its kernel: rules over raw values.
+
+A Plan, its parts and its ledgers read them here; none is a measurement, or changes a slug.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fagen.arch import SM90
+from fagen.kinds.forward.rules import consumers
+from fagen.schedule import Values
+from fagen.vocab import DTYPES, MASKS, ORDERS
+
+TRANSPOSERS = 3  # all warps of the producer but the one that loads
+TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
+VARLEN_TILE_STAGES = 6  # of short sequences each warpgroup may have one in work
+_UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
+
+
+def threads(values: Values) -> int:
+    """Return threads per block; a producer is a whole warpgroup, since setmaxnreg acts on one."""
+    groups = consumers(values) + int(values["producer"] == "warp")
+    return groups * SM90.warpgroup_threads
+
+
+def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
+    """Return how many keys of a step share a scale; all of them where scale_rows is 0.
+
+    A step need not hold whole blocks of scales, nor a block whole steps: it is what divides both.
+    """
+    return math.gcd(block_n, scale_rows)
+
+
+def splits_scales(values: Values) -> bool:
+    """Whether keys of a step that share a scale are fewer than those of a block of scales."""
+    rows = values["scale_rows"]
+    return bool(rows) and keys_of_a_scale(values["block_n"], rows) < rows
+
+
+def finds_spread(values: Values) -> bool:
+    """Whether a tile whose scores are widely spread goes on in a way of its own.
+
+    Where P has so few powers of two that such scores often outgrow it under a lazy maximum.
+    """
+    lazy, overlaps = values["maximum"] == "lazy", bool(values["intra_warpgroup"])
+    return bool(lazy and overlaps and DTYPES[values["dtype"]].narrow)
+
+
+def scheduler_warp(values: Values) -> bool:
+    """Whether a warp of its own draws tiles, whose number the GPU alone knows.
+
+    Where all warps beside the producer's transpose V, that one draws them.
+    """
+    return bool(values["lengths"] == "varlen" and values["v_layout"] != "rows")
+
+
+def head_major(values: Values) -> bool:
+    """Whether first heads come one by one, whatever their tiles see: other producers lack time."""
+    return scheduler_warp(values) and MASKS[values["mask"]].last_by_row
+
+
+def tile_stages(values: Values) -> int:
+    """Return how many tiles that were drawn a ring holds; none where nobody draws them."""
+    if not ORDERS[values["order"]].dynamic:
+        return 0
+    return VARLEN_TILE_STAGES if values["lengths"] == "varlen" else TILE_STAGES
+
+
+def skips_idle_warpgroups(values: Values) -> bool:
+    """Whether consumers without rows of a tile go on to the next one.
+
+    Not where all must have read V before O is stored through its space.
+    """
+    several = values["lengths"] == "varlen" and consumers(values) > 1
+    return several and bool(values["intra_warpgroup"]) and values["output"] != "reuse_v"
+
+
+def skips_masked_blocks(values: Values) -> bool:
+    """Whether some rows of a tile, or of a pair of tiles, see less than a block_n of its end.
+
+    Only where they can wait for the others: these need buffers, and V's space, before they go on.
+    """
+    by_row = MASKS[values["mask"]].last_by_row
+    if not (by_row and values["producer"] == "warp" and values["intra_warpgroup"]):
+        return False
+    if values["cluster"] > 1:
+        return True  # the rules of a schedule see to it
+    block_m, block_n = values["block_m"], values["block_n"]
+    skipped = -(-(block_m - SM90.wgmma_m) // block_n)
+    most = values["stages"]
+    if values["inter_warpgroup"] and values["output"] == "reuse_v":
+        most = 1
+    elif values["inter_warpgroup"] and skips_idle_warpgroups(values):
+        # whose turn it is first may be who skips none: at the next turn after those that others
+        # skip it needs a V beside the last tile's last one, which these still hold
+        most -= 1
+    ends_elsewhere = block_m % block_n > 0 or block_m - SM90.wgmma_m >= block_n
+    if not ends_elsewhere or not 0 < skipped <= most:
+        return False
+    # K is loaded that far ahead of the first V, which waits for the last tile's O; but the first K
+    # alone frees a buffer before there is a V
+    ahead = -(-block_m // block_n)
+    return bool(values["output"] != "reuse_v" or ahead <= values["stages"])
+
+
+def skips_steps(values: Values) -> bool:
+    """Whether a consumer without rows skips all blocks but the first.
+
+    192 rows divide no power of 2.
+    """
+    skips = skips_masked_blocks(values) and not skips_idle_warpgroups(values)
+    return skips and consumers(values) == 3
+
+
+def unrolls_copies(values: Values) -> bool:
+    """Whether the producer has registers enough to issue copies without a loop."""
+    return not 0 < values["producer_registers"] < _UNROLLING_REGISTERS
+
+
+def scales_before_qk(values: Values) -> bool:
+    """Whether consumers read scales before S = QKᵀ, a long GEMM there, and not after it."""
+    return bool(values["scales"] == "block" and values["head_dim"] > 128)
+
+
+def lays_q_anew(values: Values) -> bool:
+    """Whether the descriptors of a single buffer of Q are worked out in each step.
+
+    Beside what a consumer keeps of its tiles there are no registers for them.
+    """
+    wide = DTYPES[values["dtype"]].filled_up(values["head_dim"]) > 128
+    return skips_idle_warpgroups(values) and values["q_stages"] == 1 and wide
+
+
+# what parts depend on beside keys themselves, by the name of the rule
+RULES: Mapping[str, Callable[[Values], Any]] = {
+    rule.__name__: rule
+    for rule in (
+        *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
+        *(skips_steps, unrolls_copies, finds_spread, splits_scales, scales_before_qk, lays_q_anew),
+    )
+}

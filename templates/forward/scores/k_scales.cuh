@@ -1,0 +1,1 @@
+using BlockScales = float[kGroups];  // K's descales of a block
