@@ -30,16 +30,24 @@ def steps(values: Values) -> Iterator[Part]:
         yield Part(constants=tuple(map(Constant, names)))
 
 
+_OUTPUTS = {
+    "own": ("forward/output/buffer.cuh", "forward/output/own.cuh"),
+    "half": ("forward/output/buffer.cuh", "forward/output/half.cuh"),
+    "reuse_v": ("forward/output/reuse_v.cuh.j2",),
+}
+
+
 def output(values: Values) -> Iterator[Part]:
     """How O leaves."""
     way = "split" if values["num_splits"] > 1 else values["output"]
     varlen, dtype = values["lengths"] == "varlen", DTYPES[values["dtype"]]
     lse_strides = ("head",) if varlen else ("batch", "head")
     yield Part(
+        consumer=("forward/tiles/varlen_lengths.cuh" if varlen else "forward/tiles/lengths.cuh",),
         params=(
             Field("lse", pointer_to(FLOAT), Argument("lse"), "may be null"),
             *(Field(f"lse_stride_{s}", INT64, Argument(f"lse_stride_{s}")) for s in lse_strides),
-        )
+        ),
     )
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if values["out_dtype"] == values["dtype"] and dtype.largest:
@@ -47,6 +55,7 @@ def output(values: Values) -> Iterator[Part]:
     if way == "split":
         names = "out_stride_batch", "out_stride_seq", "out_stride_head"
         yield Part(
+            consumer=("forward/output/split.cuh.j2",),
             shared=(v_array,),
             params=(
                 Field("out", pointer_to(ELEMENT), Argument("out")),
@@ -54,6 +63,15 @@ def output(values: Values) -> Iterator[Part]:
             ),
         )
         return
+    yield Part(
+        consumer=(
+            "forward/output/varlen.cuh" if varlen else "forward/output/dense.cuh",
+            *(("forward/output/column_scales.cuh",) if values["v_scales"] == "column" else ()),
+            "forward/output/descaled.cuh.j2" if dtype.fp8 else "forward/output/averages.cuh.j2",
+            *_OUTPUTS[way],
+            "forward/output/store.cuh.j2",
+        )
+    )
     o_dims = amount("block_m", "head_dim_v_padded", per=2 if way == "half" else None)
     o_array = Array("o", OUT_ELEMENT, (o_dims,))
     readers = amount("cluster", "consumers") if values["cluster"] > 1 else amount("consumers")

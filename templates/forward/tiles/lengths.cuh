@@ -1,0 +1,1 @@
+  __device__ __forceinline__ int seqlen_q(const Tile&) const { return params.seqlen_q; }
