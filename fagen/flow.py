@@ -14,7 +14,7 @@ from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import make_folder
 from fagen.registry import ENTRIES, committed_file, plan, read, schedules
-from fagen.render import Source, hashes_of, kernel_file, kernel_text, render
+from fagen.render import HEADER, Source, hashes_of, kernel_file, kernel_text, render
 from fagen.sass import machine_code
 from fagen.schedule import Schedule
 from fagen.toolchain import compile_jobs, find_toolchain
@@ -185,7 +185,7 @@ def verified(
 
 
 def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path]:
-    """Write a kernel's source, and its binding's if wanted, into `folder`; return the paths.
+    """Write a kernel's source with its header, and its binding's if wanted; return the paths.
 
     Raises FagenError where something is there under such a name that is not as it was rendered, or
     leads out of it.
@@ -193,6 +193,7 @@ def written(source: Source, folder: Path, *, binding: bool = False) -> list[Path
     texts = {f"{source.slug}.cu": source.kernel}
     if binding:
         texts[f"{source.slug}_torch.cpp"] = source.binding
+    texts[HEADER] = source.header
     make_folder(folder)
     for name in texts:
         outputs.refuse_loss(folder / name, outputs.is_stamped, f"the kernel {source.slug}")

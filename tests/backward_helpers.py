@@ -5,6 +5,7 @@ from dataclasses import replace
 from fagen import registry
 from fagen.kinds.backward.plan import Plan
 from fagen.problem import Sizes
+from fagen.render import HEADER, header_text
 from fagen.vocab import Mask
 
 planned = registry.plan_of
@@ -59,3 +60,11 @@ def extreme_sizes(plan: Plan) -> tuple[Sizes, ...]:
 def masked(slug: str, mask: Mask) -> Plan:
     """The Plan of a causal schedule, with any mask."""
     return replace(planned(slug), slug=slug.replace("causal", mask.name), mask=mask)
+
+
+def in_parts(kernel: str) -> str:
+    """The text of a kernel, its header in it, whose grids hold two heads and batches at most."""
+    header = header_text().replace("kMostGrid = 65535;", "kMostGrid = 2;")
+    include = f'#include "{HEADER}"\n'
+    assert header != header_text() and kernel.count(include) == 1
+    return kernel.replace(include, header)

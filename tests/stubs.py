@@ -36,21 +36,27 @@ STUB = """
 #include <initializer_list>
 {% include "abi.h.j2" %}
 using cudaStream_t = void*;
+namespace fagen_host {
+{% set calls = plan.signature %}
+{% include "host/calls.cuh.j2" %}
+{% include "host/tensor.cuh" %}
+}
 namespace fagen_{{ plan.slug }}_kernel {
 constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads }};
 constexpr int kLaunchRegisters = {{ plan.launch_registers }};
 }
 namespace fagen_{{ plan.slug }}_host {
+using namespace fagen_host;
 {% if plan.launches.shares %}
 int64_t shares_bytes(const {{ plan.signature.struct }}&) { return 0; }
 {% endif %}
-{% include "common/arguments.j2" %}
+{% include "host/checks.cuh.j2" %}
 static {{ plan.signature.struct }} noted;
 Status launch(const {{ plan.signature.struct }}& args, cudaStream_t) {
   noted = args;
   return kOk;
 }
-{% include "common/entry.j2" %}
+{% include "host/entry.cuh.j2" %}
 extern "C" const void* noted_call(void) { return &fagen_{{ plan.slug }}_host::noted; }
 extern "C" int args_bytes(void) { return sizeof({{ plan.signature.struct }}); }
 """

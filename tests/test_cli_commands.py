@@ -43,7 +43,8 @@ def test_a_quantiser_goes_through_the_same_commands(tmp_path):
     schedule = registry.from_slug(QUANTIZER)
     assert fagen("generate", QUANTIZER).output == flow.rendered(schedule).kernel
     fagen("generate", QUANTIZER, SLUG, "-o", tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{SLUG}.cu", f"{QUANTIZER}.cu"]
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["fagen_host.h", f"{SLUG}.cu", f"{QUANTIZER}.cu"]
     answer = fagen("build", "--no-binding", QUANTIZER)
     assert answer.exit_code == 0
     most = registry.plan(schedule).launch_registers
@@ -88,15 +89,17 @@ def test_generate_prints_the_kernel_and_writes_it_with_its_binding(tmp_path):
     assert fagen("generate", SLUG).output == source.kernel
     answer = fagen("generate", SLUG, "--binding", "-o", tmp_path / "new")
     paths = [Path(line) for line in answer.output.splitlines()]
-    assert [path.name for path in paths] == [f"{SLUG}.cu", f"{SLUG}_torch.cpp"]
-    assert [path.read_text() for path in paths] == [source.kernel, source.binding]
+    assert [path.name for path in paths] == [f"{SLUG}.cu", f"{SLUG}_torch.cpp", "fagen_host.h"]
+    texts = [source.kernel, source.binding, source.header]
+    assert [path.read_text() for path in paths] == texts
 
 
 def test_generate_finds_what_is_missing_edited_or_nobodys(generated, monkeypatch):
     mine = registry.from_slug(SLUG)
     monkeypatch.setattr(flow, "all_committed", lambda: (mine,))
     assert fagen("generate", "--check").exit_code == 6
-    paths = [generated / "ledger" / "forward.jsonl", generated / "forward" / f"{SLUG}.cu"]
+    names = ("ledger/forward.jsonl", f"forward/{SLUG}.cu", "forward/fagen_host.h")
+    paths = [generated / name for name in names]
     assert fagen("generate", "--all").output == "".join(f"{path}\n" for path in paths)
     (generated / "left_over.cu").touch()
     record = json.loads(fagen("generate", "--check", "--json").stdout)

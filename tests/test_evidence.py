@@ -166,7 +166,7 @@ def test_a_launcher_that_ran_with_another_kernel_of_the_kind_is_proved(generated
     drop(QUANTIZER)
     write(evidence_of(FORM, launcher=now.launcher))
     assert launchers(SLUG) == {"1" * 64, "e" * 64}
-    assert kinds(Rendering(SLUG, now), Rendering(FORM, now, "int x;\n")) == ["missing"]  # its text
+    assert kinds(Rendering(SLUG, now), Rendering(FORM, now, "int x;\n")) == ["missing"] * 2  # texts
     assert renewed(launcher=now.launcher, launchers=launchers(SLUG)).launcher == now.launcher
     # by `generate --all` it is entered as this one's
     note([Rendering(SLUG, now)])
@@ -197,11 +197,13 @@ def test_a_kernel_without_evidence_a_line_or_its_text_is_missing_and_an_edit_is_
     write(EVIDENCE)
     form = Rendering(FORM, EVIDENCE.hashes, "int x;\n")
     write(evidence_of(FORM))
-    assert kinds(RENDERING, form) == ["missing"]
+    assert kinds(RENDERING, form) == ["missing"] * 2, "its text, and the header that it includes"
     note([form])
     assert kinds(RENDERING, form) == []
-    kernel, beside = (generated / "forward" / f"{FORM}{end}" for end in (".cu", ".json"))
-    for path, content in ((kernel, b"int x;  // better\n"), (kernel, b"\xff"), (beside, b"{}")):
+    names = f"{FORM}.cu", f"{FORM}.json", "fagen_host.h"
+    kernel, beside, header = (generated / "forward" / name for name in names)
+    edits = (kernel, b"int x;  // better\n"), (kernel, b"\xff"), (beside, b"{}"), (header, b"")
+    for path, content in edits:
         before = path.read_bytes()
         path.write_bytes(content)
         assert kinds(RENDERING, form) == ["drift"]

@@ -12,7 +12,7 @@ import pytest
 
 from fagen import registry, vendor
 from fagen.process import run
-from fagen.render import formatted
+from fagen.render import HOST_MARK, INTERFACE_MARK, formatted
 from fagen.toolchain import find_cutlass, find_gxx
 from fagen.vendor import closure, source
 from tests.test_vendor_jax import KERNELS as OF_JAX
@@ -60,7 +60,7 @@ def test_header_and_dispatcher_are_c_and_cpp(folder, compiler):
 
 def interface(kernel: str) -> str:
     """What a kernel's source says of itself: the part that any C++ compiler takes."""
-    return kernel[kernel.index("// ---- The C interface") : kernel.index("namespace fagen_")]
+    return kernel[kernel.index(INTERFACE_MARK) : kernel.index(HOST_MARK)].partition("\n")[2]
 
 
 def test_header_and_kernels_say_the_same_in_one_translation_unit(folder):
@@ -101,7 +101,8 @@ def test_the_headers_statuses_are_the_kernels():
     assert [int(number) for _, number in statuses] == [*range(len(statuses))]
     named = [name for name, _ in statuses]
     for slug in KERNELS:
-        own = re.search(r"enum Status \{(.*?)\}", files[f"src/{slug}.cu"], re.S)
+        assert '#include "fagen_host.h"' in files[f"src/{slug}.cu"]
+        own = re.search(r"enum Status \{(.*?)\}", files["src/fagen_host.h"], re.S)
         words = [word.strip() for word in own[1].split(",") if word.strip()]
         assert named == ["DEMO" + re.sub(r"([A-Z])", r"_\1", w[1:]).upper() for w in words]
 
@@ -138,6 +139,7 @@ def test_the_closure_is_what_the_compiler_reads(tmp_path):
     include, _ = find_cutlass()
     kernel = texts(KERNELS[0])[f"src/{KERNELS[0]}.cu"]
     (tmp_path / "k.cu").write_text(kernel)
+    (tmp_path / "fagen_host.h").write_text(texts(KERNELS[0])["src/fagen_host.h"])
     words = ["nvcc", "-std=c++17", "-arch=sm_90a", "-M", f"-I{include}", str(tmp_path / "k.cu")]
     answer = run(words)
     assert answer.returncode == 0, answer.stderr

@@ -37,7 +37,7 @@ from fagen.build.together import build_together
 from fagen.errors import RefusedBuild
 from fagen.kind import Plan
 from fagen.programs import MissingError, refuse_to_compile_in
-from fagen.render import Hashes, Source
+from fagen.render import HEADER, Hashes, Source
 from fagen.toolchain import (
     BINDING_FLAGS,
     BINDING_LINK_FLAGS,
@@ -198,7 +198,7 @@ def _make_kernel(
             making,
             kept,
             tools.ninja,
-            {f"{slug}.cu": source.kernel},
+            {f"{slug}.cu": source.kernel, HEADER: source.header},
             [(f"{slug}.o", compile_it), (f"{slug}.so", link_it)],
             versions(tools),
             digests(tools),
@@ -252,7 +252,7 @@ def _read_machine_code_later(
 
 def _slot(source: Source, tools: Toolchain) -> Slot:
     """Where a kernel lies in the cache."""
-    key = key_of(source.kernel, FLAGS, LINK_FLAGS, versions(tools), digests(tools))
+    key = key_of(source.kernel, source.header, FLAGS, LINK_FLAGS, versions(tools), digests(tools))
     folder = kernels_folder() / f"{source.slug}-{key}"
     return Slot(folder, f"{source.slug}.so", reported=True)
 

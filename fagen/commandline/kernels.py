@@ -51,7 +51,7 @@ def generate(
     binding: bool,
     compare: bool,
 ) -> None:
-    """Render kernels: CUDA C++ on standard output, or in files.
+    """Render kernels: CUDA C++ on standard output, or in files with a header that they include.
 
     With --all generated/ is brought up to date: the kernels that are committed as text, and what
     its ledgers say that all render to; with -o the texts of all go to a folder instead. --check
@@ -84,7 +84,8 @@ def generate(
         return
     sources, wrong = console.each("rendering", named, flow.rendered)
     if output:
-        paths = [path for s in sources for path in flow.written(s, output, binding=binding)]
+        written = (path for s in sources for path in flow.written(s, output, binding=binding))
+        paths = [*dict.fromkeys(written)]  # the header is all kernels'
         console.answer(paths, (printable(path) for path in paths), wrong)
     else:
         texts = [s.kernel + s.binding if binding else s.kernel for s in sources]

@@ -22,6 +22,8 @@ from fagen.evidence.store import (
     Rendering,
     beside,
     forms,
+    header_of,
+    kinds_of_forms,
     read,
     read_excuses,
     read_line,
@@ -30,7 +32,7 @@ from fagen.evidence.store import (
 from fagen.evidence.store import launchers as launchers_of
 from fagen.paths import locate
 from fagen.registry import ENTRIES
-from fagen.render import Hashes
+from fagen.render import HEADER, Hashes, header_file
 from fagen.toml_lines import printable
 
 FLAGS = " ".join(toolchain.FLAGS)
@@ -175,7 +177,7 @@ def faults(renderings: Iterable[Rendering], *, cutlass: str | None = None) -> tu
         elif not unproven:
             message = f"has good evidence: take it out of {UNVERIFIED}"
             in_generated.append(Fault(slug, "unneeded", message))
-    return (*in_generated, *_orphans(by_slug, excuses))
+    return (*in_generated, *_headers(by_slug), *_orphans(by_slug, excuses))
 
 
 def _drift(rendering: Rendering) -> Iterator[Fault]:
@@ -198,6 +200,16 @@ def _drift(rendering: Rendering) -> Iterator[Fault]:
                     yield Fault(slug, "missing", f"{path.name} is not in generated/: {_RENDER}")
                 elif path.read_bytes() != text.encode():
                     yield Fault(slug, "drift", f"{path.name} is not what {what} today: {_RENDER}")
+
+
+def _headers(by_slug: Collection[str]) -> Iterator[Fault]:
+    """Compare what lies beside kernels that are committed as text with what they include."""
+    for kind in kinds_of_forms(by_slug):
+        path = header_of(kind)
+        if not path.exists():
+            yield Fault(f"{kind}/{HEADER}", "missing", f"it is not in generated/: {_RENDER}")
+        elif path.read_bytes() != header_file().encode():
+            yield Fault(f"{kind}/{HEADER}", "drift", f"it is another today: {_RENDER}")
 
 
 def _unproven(rendering: Rendering, cutlass: str | None) -> Iterator[Fault]:
@@ -230,6 +242,7 @@ def _unproven(rendering: Rendering, cutlass: str | None) -> Iterator[Fault]:
 def _orphans(by_slug: Mapping[str, Rendering], excuses: Mapping[str, Excuse]) -> Iterator[Fault]:
     top = locate("generated")
     belongs = {beside(slug, end) for slug in by_slug if slug in forms() for end in (".cu", ".json")}
+    belongs |= {header_of(kind) for kind in kinds_of_forms(by_slug)}
     belongs |= {top / LEDGER / f"{kind}.jsonl" for kind in ENTRIES}
     belongs |= {top / UNVERIFIED, top / "README.md", top / LOCK}
     for path in sorted(top.rglob("*")):

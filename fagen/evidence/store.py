@@ -29,7 +29,7 @@ from fagen.evidence.record import (
 )
 from fagen.paths import locate, make_folder, write_whole
 from fagen.registry import ENTRIES, committed_file, from_slug, kind_of_slug
-from fagen.render import Hashes
+from fagen.render import HEADER, Hashes, header_file
 from fagen.toml_lines import dotted, read_text, read_toml
 
 UNVERIFIED = "unverified.toml"
@@ -95,11 +95,17 @@ def root() -> Path:
 
 def beside(slug: str, end: str) -> Path:
     """Where in generated/ a kernel lies that is committed as text, or its evidence."""
-    return locate("generated") / _beside(slug, end)
+    return locate("generated") / kind_of_slug(slug).name / f"{slug}{end}"
 
 
-def _beside(slug: str, end: str) -> str:
-    return f"{kind_of_slug(slug).name}/{slug}{end}"
+def kinds_of_forms(slugs: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of those of these kernels that are committed as text."""
+    return tuple(dict.fromkeys(kind_of_slug(slug).name for slug in slugs if slug in forms()))
+
+
+def header_of(kind: str) -> Path:
+    """Where in generated/ the header lies that these kernels include."""
+    return locate("generated") / kind / HEADER
 
 
 def read_line(slug: str) -> Line | None:
@@ -230,18 +236,23 @@ def lay_out(slug: str) -> Path | None:
     Return the path, None where there is nothing to write.
     """
     evidence = read(slug) if slug in forms() else None
-    return _put(slug, ".json", laid_out(encoded(evidence))) if evidence else None
+    return _put(beside(slug, ".json"), laid_out(encoded(evidence))) if evidence else None
 
 
-def _put(slug: str, end: str, text: str) -> Path | None:
-    """Write a file of a kernel that is committed as text; return its path if that changed it."""
-    path = beside(slug, end)
-    outputs.refuse_way(locate("generated"), _beside(slug, end))
+def _put(path: Path, text: str) -> Path | None:
+    """Write a file of generated/; return its path if that changed it."""
+    _refuse_way(path)
     if path.exists() and path.read_bytes() == text.encode():
         return None
     make_folder(path.parent)
-    outputs.write(path, text, outputs.anything, f"{slug}{end}")
+    outputs.write(path, text, outputs.anything, path.name)
     return path
+
+
+def _refuse_way(path: Path) -> None:
+    """Refuse a path in generated/ on which something leads elsewhere; see outputs.refuse_way."""
+    top = locate("generated")
+    outputs.refuse_way(top, path.relative_to(top).as_posix())
 
 
 def drop(slug: str, folder: Path | None = None) -> None:
@@ -259,7 +270,7 @@ def need_room(slug: str, folder: Path | None = None) -> None:
     if folder is None:
         with editing(kind_of_slug(slug).name):  # nothing is changed
             pass
-        outputs.refuse_way(locate("generated"), _beside(slug, ".json"))
+        _refuse_way(beside(slug, ".json"))
         return
     make_folder(folder)
     outputs.refuse_loss(folder / f"{slug}.json", _own(slug), f"the evidence of {slug}")
@@ -353,8 +364,10 @@ def note(renderings: Iterable[Rendering]) -> list[Path]:
                 texts[entry.slug] = str(Line(entry.slug, entry.hashes, new or kept))
         written.append(_ledger(kind) if texts != before else None)
         for entry in of_kind:
-            written.append(_put(entry.slug, ".cu", entry.kernel) if entry.kernel else None)
+            written.append(_put(beside(entry.slug, ".cu"), entry.kernel) if entry.kernel else None)
             written.append(lay_out(entry.slug))
+        if kinds_of_forms(entry.slug for entry in of_kind):
+            written.append(_put(header_of(kind), header_file()))
     return [path for path in written if path]
 
 

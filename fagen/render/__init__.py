@@ -10,19 +10,25 @@ from fagen import outputs, process
 from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
+from fagen.render import tokens
 from fagen.render.cpp import cpp, filled, initialised, members
-from fagen.render.tokens import HOST_MARK, Hashes, hashes_of, token_hash
+from fagen.render.tokens import HOST_MARK, INTERFACE_MARK, Hashes, token_hash
+from fagen.statuses import ALIGNMENT, Status, statuses
 
 __all__ = [
     "BINDING",
     "HASH_WORD",
+    "HEADER",
     "HOST_MARK",
+    "INTERFACE_MARK",
     "Hashes",
     "Source",
     "environment",
     "formatted",
     "hashes",
     "hashes_of",
+    "header_file",
+    "header_text",
     "kernel_file",
     "kernel_text",
     "render",
@@ -35,18 +41,23 @@ HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template
 
 BINDING = "binding.cpp.j2"
 
+HEADER = "fagen_host.h"  # what launchers share: it lies beside kernels
+_HEADER_HASH = "FAGEN_HOST_HASH"  # the header and each kernel say the header's where this stands
+
 
 @dataclass(frozen=True)
 class Source:
     """C++ that needs CUTLASS's headers only; hashes are of tokens (see token_hash).
 
-    Each text ends with a stamp, by which it is known again where it would be written over. `hash`
-    is of the whole kernel's file, and tells one library from another; `hashes` are of its parts,
-    and tell of what there is evidence.
+    The kernel includes the header, which is the same of all kernels. Each text ends with a stamp,
+    by which it is known again where it would be written over. `hash` is of the whole kernel's file,
+    which says the header's, and tells one library from another; `hashes` are of its parts, and tell
+    of what there is evidence.
     """
 
     slug: str
     kernel: str  # <slug>.cu
+    header: str  # fagen_host.h
     binding: str  # <slug>_torch.cpp
     hash: str
     hashes: Hashes
@@ -59,6 +70,7 @@ def render(plan: Plan) -> Source:
     return Source(
         slug=plan.slug,
         kernel=kernel_file(text),
+        header=header_file(),
         binding=outputs.stamped(formatted(_template(BINDING, plan))),
         hash=token_hash(text),
         hashes=hashes_of(text, plan.slug),
@@ -73,7 +85,33 @@ def kernel_file(text: str) -> str:
 
 def kernel_text(plan: Plan) -> str:
     """Return a kernel's text as its template has it, not laid out and without its hash."""
-    return _template(f"{plan.kind}.cu.j2", plan)
+    return _template(f"{plan.kind}.cu.j2", plan).replace(_HEADER_HASH, _header()[1])
+
+
+def header_file() -> str:
+    """Return the header that lies beside kernels, as its file has it."""
+    return outputs.stamped(formatted(header_text()))
+
+
+def header_text() -> str:
+    """Return the text of the header that kernels include, not laid out."""
+    return _header()[0]
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """What the header says of how all calls end."""
+
+    statuses: tuple[Status, ...]
+    alignment: int
+
+
+@cache
+def _header() -> tuple[str, str]:
+    """The header's text, and a number by which kernels know it."""
+    text = written(f"{HEADER}.j2", calls=_Calls(statuses(()), ALIGNMENT))
+    number = f"0x{token_hash(text)[:8]}"
+    return text.replace(_HEADER_HASH, number), number
 
 
 def source_hash(plan: Plan) -> str:
@@ -84,6 +122,11 @@ def source_hash(plan: Plan) -> str:
 def hashes(plan: Plan) -> Hashes:
     """Return the hashes of its parts that render(plan) would have, as quickly."""
     return hashes_of(kernel_text(plan), plan.slug)
+
+
+def hashes_of(kernel: str, slug: str) -> Hashes:
+    """Hash the parts of a kernel's text, laid out or not."""
+    return tokens.hashes_of(kernel, slug, header_text())
 
 
 @lru_cache(512)  # what is in several folders is laid out once: it takes longer than all else

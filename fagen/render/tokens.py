@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-INTERFACE_MARK = "---- The C interface"  # from here on structs and prototypes, to the namespace
+INTERFACE_MARK = "---- The C interface"  # behind device code: from here on structs and prototypes
 HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
 
 _SLUG = "FAGEN_SLUG"  # stands for the slug in what is hashed
@@ -26,7 +26,8 @@ class Hashes:
     """Of what of a kernel's text there is evidence; comments and layout are in no hash.
 
     `device` is of the includes and of all that thread blocks run. `launcher` is of what runs on the
-    CPU once a call is found good: all that its C functions reach, numbers of the head by name only.
+    CPU once a call is found good: all that its C functions reach, in the header that launchers
+    share too, numbers of the head by name only.
     `constants` is of these numbers and of the workspace's formula, of which machine code need not
     show anything. In none are the slug, the C structs, the checks of arguments and the texts of
     messages: tests prove those on a CPU; and the names of what the text itself declares.
@@ -37,14 +38,19 @@ class Hashes:
     constants: str
 
 
-def hashes_of(kernel: str, slug: str) -> Hashes:
-    """Hash the parts of a kernel's text, laid out or not."""
-    top, rest = _cut(kernel.replace(slug, _SLUG), INTERFACE_MARK)
-    device, host = _cut(rest, HOST_MARK)
-    own = [*tokens(device[device.index(f"namespace fagen_{_SLUG}_kernel") :])]
+def hashes_of(kernel: str, slug: str, header: str) -> Hashes:
+    """Hash the parts of a kernel's text, laid out or not, with what it reaches in the header."""
+    text = kernel.replace(slug, _SLUG)
+    begin = text.index(f"namespace fagen_{_SLUG}_kernel")
+    (top, _), (rest, host) = _cut(text[:begin], INTERFACE_MARK), _cut(text[begin:], HOST_MARK)
+    own = [*tokens(_cut(rest, INTERFACE_MARK)[0])]
     declared = [*_declarations(own)]
     names = dict.fromkeys(decl.name for decl in declared)
-    launcher, constants = _launched([*declared, *_declarations([*tokens(host)])])
+    shared = header[header.index("namespace ") :]
+    launched = (tokens(text) for text in (host, shared))
+    launcher, constants = _launched(
+        [*declared, *(decl for words in launched for decl in _declarations([*words]))]
+    )
     return Hashes(
         device=_digest([*tokens(top), *_unnamed(own, _numbered(names))]),
         launcher=_digest(launcher),

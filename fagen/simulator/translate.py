@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fagen.errors import BuildError
+from fagen.render import HEADER, header_text
 
 _INCLUDE = re.compile(r"^#include <(?:cu|cute/|cutlass/)[^>]*>\n", re.MULTILINE)
 _ASM = re.compile(r"\basm\b\s*(?:volatile\s*)?\(")
@@ -36,7 +37,7 @@ def translated(kernel: str) -> str:
 
     Raises BuildError where an instruction is none that the simulator knows.
     """
-    text = _INCLUDE.sub("", kernel)
+    text = _INCLUDE.sub("", kernel.replace(f'#include "{HEADER}"\n', header_text()))
     text = "".join(_without_asm(text))
     text = _CONFIGURED.sub(r".\1_dim", text)
     shared = r"\1* const \2 = reinterpret_cast<\1*>(sim::self().block->shared);"

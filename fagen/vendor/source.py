@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from fagen.paths import locate
-from fagen.render import formatted, written
+from fagen.render import HEADER, formatted, header_file, written
 from fagen.vendor.closure import headers, license_of
 from fagen.vendor.contents import Folder
 from fagen.vendor.place import MANIFEST
@@ -24,6 +24,7 @@ def _texts(folder: Folder) -> Iterator[tuple[str, str]]:
     yield f"src/{name}.map", written("vendor/symbols.map.j2", folder=folder)
     for kernel in folder.kernels:
         yield f"src/{kernel.slug}.cu", kernel.source.kernel
+    yield f"src/{HEADER}", header_file()
     yield f"tests/{name}_test.cpp", formatted(written("vendor/test.cpp.j2", folder=folder))
     yield "CMakeLists.txt", written("vendor/CMakeLists.txt.j2", folder=folder)
     yield f"cmake/{name}-config.cmake.in", written("vendor/config.cmake.in.j2", folder=folder)

@@ -12,7 +12,7 @@ from itertools import chain
 from fagen.dispatch.rows import OPEN_KEYS
 from fagen.paths import locate
 from fagen.problem import Problem
-from fagen.render import written
+from fagen.render import HEADER, header_file, written
 from fagen.statuses import ALIGNMENT
 from fagen.toolchain import (
     BINDING_FLAGS,
@@ -200,6 +200,7 @@ def hub_texts(folder: Folder) -> dict[str, str]:
     """Return the same of a kernel of Hugging Face's.  Raises as texts does."""
     package = Package(folder)
     files = {f"src/{kernel.slug}.cu": kernel.source.kernel for kernel in folder.kernels}
+    files[f"src/{HEADER}"] = header_file()
     files |= dict(_python_texts(package, f"torch-ext/{folder.name}", ops="_ops.py"))
     files |= {path: written(source, package=package) for path, source in _OF_THE_HUB.items()}
     files["LICENSE"] = locate("LICENSE").read_text(encoding="utf-8")

@@ -53,7 +53,6 @@ def scores(values: Values) -> Iterator[Part]:
                     name="output_columns",
                 ),
             ),
-            kernel=("forward/scores/ones.cuh",),
             shared=(Array("ones", ELEMENT, (amount("step_k", "v_slab"),)),),
         )
     else:

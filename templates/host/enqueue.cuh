@@ -1,5 +1,6 @@
-// Either kernel may begin under the end of the launch before it, and waits for what that one writes.
-bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, const Params& params) {
+// Enqueues a kernel that may begin under the end of the launch before it, and waits for what that one writes.
+template <class Params>
+static bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, const Params& params) {
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -1,7 +1,7 @@
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 // Found at run time, so that the library loads where there is no driver.
-EncodeTiled encode_tiled() {
+static inline EncodeTiled encode_tiled() {
   static const EncodeTiled found = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult result;

@@ -1,1 +1,0 @@
-constexpr int kAllConsumers = kStore + 2 * kConsumers;

@@ -1,1 +1,0 @@
-  Loader loader{params, shared};  // used by one thread of warpgroup 0 only

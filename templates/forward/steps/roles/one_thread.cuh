@@ -1,3 +1,0 @@
-    if (threadIdx.x == 0) {
-      produce(params, shared);
-    }

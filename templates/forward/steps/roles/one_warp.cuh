@@ -1,3 +1,0 @@
-    if (threadIdx.x / 32 == 0) {
-      produce(params, shared);
-    }

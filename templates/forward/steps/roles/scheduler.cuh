@@ -1,3 +1,0 @@
-    if (threadIdx.x / 32 == 1) {
-      schedule_tiles(params, shared);
-    }

@@ -1,1 +1,0 @@
-  cute::cluster_sync();

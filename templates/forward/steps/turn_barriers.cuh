@@ -1,1 +1,0 @@
-constexpr int kScheduler = kStore + kConsumers;  // and up: the turn of each
