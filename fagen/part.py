@@ -28,6 +28,7 @@ class Seat(StrEnum):
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
     KERNEL = "kernel"  # statements of the kernel before its roles part
+    ROLE = "role"  # an if that says what warps beside the consumers do; else the next
     HOST = "host"  # statements of the launcher that fill Params
 
 
@@ -256,6 +257,7 @@ class Part:
     producer: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
+    role: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     shared: tuple[Member, ...] = ()
     params: tuple[Field, ...] = ()

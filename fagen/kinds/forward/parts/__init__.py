@@ -10,7 +10,7 @@ from typing import Any
 
 from fagen.kinds.forward.parts.loads import loads, v
 from fagen.kinds.forward.parts.scores import scores
-from fagen.kinds.forward.parts.steps import output, steps
+from fagen.kinds.forward.parts.steps import consumer, output, steps
 from fagen.kinds.forward.parts.tiles import keys, tiles
 from fagen.kinds.forward.structure import RULES
 from fagen.part import DESCRIPTOR, Constant, Part, Parts
@@ -67,7 +67,7 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(*choices: Any) -> Parts:
     values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
-    slots = sizes, tiles, keys, loads, v, scores, steps, output
+    slots = sizes, consumer, tiles, keys, loads, v, scores, steps, output
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
     every = tuple(part for slot in slots for part in slot(values))

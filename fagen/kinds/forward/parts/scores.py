@@ -53,6 +53,7 @@ def scores(values: Values) -> Iterator[Part]:
                     name="output_columns",
                 ),
             ),
+            kernel=("forward/scores/ones.cuh",),
             shared=(Array("ones", ELEMENT, (amount("step_k", "v_slab"),)),),
         )
     else:

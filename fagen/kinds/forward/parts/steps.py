@@ -23,11 +23,57 @@ from fagen.schedule import Values
 from fagen.vocab import DTYPES
 
 
+def consumer(values: Values) -> Iterator[Part]:
+    """What each consumer has: rows of a tile, and its places in the rings of Q, K and V."""
+    alone, clustered = values["producer"] == "none", values["cluster"] > 1
+    in_turns = values["skips_idle_warpgroups"]
+    yield Part(
+        device=_barriers(values),
+        consumer=(
+            *(("forward/steps/loader.cuh",) if alone else ()),
+            "forward/steps/rings.cuh",
+            "forward/steps/release_in_cluster.cuh" if clustered else "forward/steps/release.cuh",
+            "forward/steps/rows_in_turns.cuh" if in_turns else "forward/steps/rows.cuh",
+        ),
+    )
+
+
 def steps(values: Values) -> Iterator[Part]:
     """In which order GEMMs and softmax run."""
+    clustered = values["cluster"] > 1
+    yield Part(
+        kernel=("forward/steps/sync_cluster.cuh" if clustered else "forward/steps/sync.cuh",)
+    )
     if values["producer"] == "warp":
         names = "producer_registers", "consumer_registers"
-        yield Part(constants=tuple(map(Constant, names)))
+        yield Part(role=tuple(_roles(values)), constants=tuple(map(Constant, names)))
+
+
+def _barriers(values: Values) -> tuple[str, ...]:
+    """The texts of named barriers: of a warpgroup, where some are needed, and for ping-pong."""
+    if values["inter_warpgroup"]:
+        names = "sm90/barrier_sync.cuh", "sm90/barrier_arrive.cuh"
+        return *names, "forward/steps/barriers.cuh", "forward/steps/turn_barriers.cuh"
+    if values["num_splits"] > 1 and not values["finds_spread"]:
+        return ()
+    return "sm90/barrier_sync.cuh", "forward/steps/barriers.cuh"
+
+
+_LOADS_AS_WARP = "forward/steps/roles/one_warp.cuh"
+_LOADS_AS_THREAD = "forward/steps/roles/one_thread.cuh"
+
+
+def _roles(values: Values) -> Iterator[str]:
+    """Yield what warps of the producer's warpgroup do."""
+    transposes, varlen = values["v_layout"] == "rows", values["lengths"] == "varlen"
+    makes_tiles = varlen and not values["scheduler_warp"]
+    yield _LOADS_AS_WARP if makes_tiles else _LOADS_AS_THREAD
+    if values["scheduler_warp"]:
+        yield "forward/steps/roles/scheduler.cuh"
+    if values["scales"] == "block" and not transposes:
+        yield "forward/steps/roles/scales.cuh"
+    if transposes:
+        yield "forward/steps/roles/transposers.cuh"
 
 
 _OUTPUTS = {
@@ -55,7 +101,9 @@ def output(values: Values) -> Iterator[Part]:
     if way == "split":
         names = "out_stride_batch", "out_stride_seq", "out_stride_head"
         yield Part(
+            device=("sm90/dependent_launch.cuh",),
             consumer=("forward/output/split.cuh.j2",),
+            kernel=("forward/output/overlap_launches.cuh",),
             shared=(v_array,),
             params=(
                 Field("out", pointer_to(ELEMENT), Argument("out")),
@@ -72,6 +120,8 @@ def output(values: Values) -> Iterator[Part]:
             "forward/output/store.cuh.j2",
         )
     )
+    if way == "reuse_v":
+        yield Part(device=("forward/output/barrier.cuh",))
     o_dims = amount("block_m", "head_dim_v_padded", per=2 if way == "half" else None)
     o_array = Array("o", OUT_ELEMENT, (o_dims,))
     readers = amount("cluster", "consumers") if values["cluster"] > 1 else amount("consumers")

@@ -1,0 +1,1 @@
+constexpr int kAllConsumers = kStore + 2 * kConsumers;

@@ -1,0 +1,2 @@
+  wait_for_launch_before();
+  let_next_launch_begin();

@@ -1,0 +1,3 @@
+    if (threadIdx.x / 32 == 0) {
+      produce(params, shared);
+    }

@@ -1,0 +1,3 @@
+    if (threadIdx.x / 32 == 1) {
+      schedule_tiles(params, shared);
+    }

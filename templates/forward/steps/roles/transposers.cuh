@@ -1,0 +1,3 @@
+    if (threadIdx.x >= kWarpgroup - 32 * kTransposers) {
+      produce_transposed_v(params, shared);
+    }

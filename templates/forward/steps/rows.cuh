@@ -1,0 +1,1 @@
+  __device__ __forceinline__ int first_row(const Tile& tile) { return tile.first_row + warpgroup * kWarpgroupRows; }

@@ -1,0 +1,6 @@
+  // How many others have rows of a tile before this warpgroup's.
+  __device__ __forceinline__ int place(const Tile& tile) {
+    return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
+  }
+  __device__ __forceinline__ bool has_rows(const Tile& tile) { return place(tile) < tile.warpgroups; }
+  __device__ __forceinline__ int first_row(const Tile& tile) { return tile.first_row + place(tile) * kWarpgroupRows; }

@@ -1,0 +1,1 @@
+  cute::cluster_sync();

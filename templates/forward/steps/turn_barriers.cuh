@@ -1,0 +1,1 @@
+constexpr int kScheduler = kStore + kConsumers;  // and up: the turn of each
