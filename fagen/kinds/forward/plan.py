@@ -89,7 +89,7 @@ class Plan(Budgeted, Combining, Exponents):
     max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     spread_blocks: int  # after a tile's first that find their row max before P, in case
     rescale_threshold: float  # log2 units
-    skips_rescaling: bool  # a warp votes whether any row max has changed
+    skips_rescaling: bool  # a warp votes whether any row max has changed enough
     largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
     # what follows from the element type
     fp8: bool
@@ -261,7 +261,7 @@ def plan(schedule: Schedule) -> Plan:
         sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
         spread_blocks=-(-_SPREAD_KEYS // block_n) if structure["finds_spread"] else 0,
-        skips_rescaling=online and (dtype.fp8 or softmax.rescale_threshold > 0),
+        skips_rescaling=not online or dtype.fp8 or softmax.rescale_threshold > 0,
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
         fp8=dtype.fp8,
         p_bytes=dtype.bytes,

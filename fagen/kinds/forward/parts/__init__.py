@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from fagen.kinds.forward.parts.loads import loads, v
+from fagen.kinds.forward.parts.loads import loads
 from fagen.kinds.forward.parts.scores import scores
 from fagen.kinds.forward.parts.steps import consumer, output, steps
 from fagen.kinds.forward.parts.tiles import keys, tiles
+from fagen.kinds.forward.parts.values import v
 from fagen.kinds.forward.structure import RULES
 from fagen.part import DESCRIPTOR, Constant, Part, Parts
 from fagen.schedule import Values

@@ -1,19 +1,16 @@
-"""Loads: how Q, K and V come into shared memory; values: how V lies there."""
+"""Loads: how Q, K and V come into shared memory."""
 
 from collections.abc import Iterator
 
 from fagen.part import (
-    DESCRIPTOR,
     ELEMENT,
     Array,
     Barrier,
-    Constant,
     Part,
     TensorMap,
     amount,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES
 
 _READERS = amount("consumers", "warpgroup", per=32)
 _CLUSTER_READERS = amount("cluster", "consumers", "warpgroup", per=32)
@@ -46,47 +43,5 @@ def loads(values: Values) -> Iterator[Part]:
         maps=(
             TensorMap("q", (columns, amount("warpgroup_rows")), "qk_swizzle"),
             TensorMap("k", (columns, rows), "qk_swizzle"),
-        ),
-    )
-
-
-def v(values: Values) -> Iterator[Part]:
-    """How V lies, and what it is multiplied by."""
-    transposed, here = DTYPES[values["dtype"]].fp8, values["v_layout"] == "rows"
-    note = "of keys: V lies transposed" if transposed else ""
-    bits = Constant("v_swizzle.xor_bits", name="v_swizzle_bits")
-    constants = (
-        Constant("v_slab", note),
-        Constant("v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
-    )
-    rows = amount("block_n", per="cluster") if values["cluster"] > 1 else amount("block_n")
-    if not here:
-        box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
-        yield Part(
-            constants=constants,
-            maps=(TensorMap("v", box, "v_swizzle"),),
-            shared=(Barrier("v_full", (_STAGES,), amount(1), transactions=True),),
-        )
-        return
-    yield Part(
-        constants=(
-            *constants,
-            bits,
-            Constant("v_rows_slab", "of V as it arrives"),
-            Constant("v_rows_swizzle.xor_bits", name="v_rows_swizzle_bits"),
-            Constant("transposers", "warps of the producer's warpgroup"),
-        ),
-        maps=(TensorMap("v", (amount("v_rows_slab"), rows), "v_rows_swizzle"),),
-        shared=(
-            Array(
-                "v_rows",
-                ELEMENT,
-                (amount("stages"), amount("block_n", "head_dim_v_padded")),
-                row="vt",
-                note="row-major, as they arrive",
-            ),
-            Barrier("v_full", (_STAGES,), amount("transposers"), transactions=True),
-            Barrier("v_rows_full", (_STAGES,), amount(1), transactions=True),
-            Barrier("v_rows_empty", (_STAGES,), amount("transposers")),
         ),
     )

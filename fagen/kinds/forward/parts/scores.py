@@ -61,6 +61,31 @@ def scores(values: Values) -> Iterator[Part]:
     yield from _promotion(values)
     if dtype.fp8:
         yield from _descales(values)
+    yield Part(consumer=_consumer(values))
+
+
+def _consumer(values: Values) -> tuple[str, ...]:
+    """What consumers do with Q, K and S."""
+    fp8, overlap, lazy = (
+        DTYPES[values["dtype"]].fp8,
+        values["intra_warpgroup"],
+        values["maximum"] == "lazy",
+    )
+    names = ["qk.cuh.j2"]
+    if fp8:
+        scale = "block.cuh.j2" if values["scales"] == "block" else "head.cuh"
+        names += [f"scale/{scale}", "scale/mean.cuh"]
+    if overlap:
+        names.append("first.cuh.j2")
+    if lazy and fp8:
+        names.append("lazy/in_range.cuh")
+    if lazy or not overlap:
+        names.append(f"{values['maximum']}/alone.cuh.j2")
+    if values["finds_spread"]:
+        names.append("lazy/spread.cuh")
+    elif overlap:
+        names.append(f"{values['maximum']}/under_pv.cuh.j2")
+    return tuple(f"forward/scores/{name}" for name in names)
 
 
 def _ends_of_exponents(values: Values) -> Iterator[Constant]:

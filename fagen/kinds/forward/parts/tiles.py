@@ -22,7 +22,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import ORDERS
+from fagen.vocab import DTYPES, MASKS, ORDERS
 
 _TILE, _VARLEN_TILE = Type("Tile", 48), Type("Tile", 64)
 _SHARE = Type("Share")
@@ -32,6 +32,9 @@ def tiles(values: Values) -> Iterator[Part]:
     """Who deals tiles."""
     order = ORDERS[values["order"]]
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
+    which = "varlen_" if varlen else ""
+    if DTYPES[values["dtype"]].fp8:
+        yield Part(consumer=(f"forward/tiles/{which}q_row.cuh",))
     if varlen:
         yield _varlen(values)
     elif splits:
@@ -186,4 +189,13 @@ def _dense(values: Values) -> Part:
 
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
-    yield Part(head=("forward/keys/blocks.cuh.j2", "forward/tiles/tile.cuh.j2"))
+    by_row = MASKS[values["mask"]].by_row
+    which = "varlen_" if values["lengths"] == "varlen" else ""
+    names = [f"{which}row_keys.cuh" if by_row else f"{which}length.cuh"]
+    names.append("mask_rows.cuh.j2" if by_row else "mask_end.cuh")
+    if values["finds_spread"]:
+        names.append("seen_rows.cuh.j2" if by_row else "seen_end.cuh")
+    yield Part(
+        head=("forward/keys/blocks.cuh.j2", "forward/tiles/tile.cuh.j2"),
+        consumer=tuple(f"forward/keys/{name}" for name in names),
+    )

@@ -1,0 +1,76 @@
+"""Values: how V lies, how P reaches it, and what adds their products up."""
+
+from collections.abc import Iterator
+
+from fagen.part import DESCRIPTOR, ELEMENT, Array, Barrier, Constant, Part, TensorMap, amount
+from fagen.schedule import Values
+from fagen.vocab import DTYPES
+
+_STAGES = amount("stages")
+
+
+def v(values: Values) -> Iterator[Part]:
+    """How V lies, how P reaches it, and what adds their products up."""
+    yield Part(consumer=_consumer(values))
+    transposed, here = DTYPES[values["dtype"]].fp8, values["v_layout"] == "rows"
+    note = "of keys: V lies transposed" if transposed else ""
+    bits = Constant("v_swizzle.xor_bits", name="v_swizzle_bits")
+    constants = (
+        Constant("v_slab", note),
+        Constant("v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
+    )
+    rows = amount("block_n", per="cluster") if values["cluster"] > 1 else amount("block_n")
+    if not here:
+        box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
+        yield Part(
+            constants=constants,
+            maps=(TensorMap("v", box, "v_swizzle"),),
+            shared=(Barrier("v_full", (_STAGES,), amount(1), transactions=True),),
+        )
+        return
+    yield Part(
+        constants=(
+            *constants,
+            bits,
+            Constant("v_rows_slab", "of V as it arrives"),
+            Constant("v_rows_swizzle.xor_bits", name="v_rows_swizzle_bits"),
+            Constant("transposers", "warps of the producer's warpgroup"),
+        ),
+        maps=(TensorMap("v", (amount("v_rows_slab"), rows), "v_rows_swizzle"),),
+        shared=(
+            Array(
+                "v_rows",
+                ELEMENT,
+                (amount("stages"), amount("block_n", "head_dim_v_padded")),
+                row="vt",
+                note="row-major, as they arrive",
+            ),
+            Barrier("v_full", (_STAGES,), amount("transposers"), transactions=True),
+            Barrier("v_rows_full", (_STAGES,), amount(1), transactions=True),
+            Barrier("v_rows_empty", (_STAGES,), amount("transposers")),
+        ),
+    )
+
+
+def _consumer(values: Values) -> tuple[str, ...]:
+    """What consumers do with P and V."""
+    fp8, parts, overlap = (
+        DTYPES[values["dtype"]].fp8,
+        values["promote_columns"] > 0,
+        values["intra_warpgroup"],
+    )
+    ones = values["sum"] == "tensor"
+    names = ["columns.cuh" if fp8 else "rows_and_ones.cuh" if ones else "rows.cuh"]
+    names.append("p_quads.cuh" if fp8 else "p_pairs.cuh")
+    if fp8:
+        names.append(f"prefetch_{'means' if values['v_scales'] == 'block' else 'columns'}.cuh")
+    way = "parts" if parts else "whole"
+    names.append(f"{way}.cuh")
+    if not overlap:
+        names.append(f"{way}_alone.cuh")
+    elif parts:
+        names.append("parts_under_softmax.cuh")
+    if values["promote"] and not parts:
+        names += [f"promote/{values['totals']}.cuh", "promote/count.cuh"]
+    names.append("rescale.cuh.j2")
+    return tuple(f"forward/values/{name}" for name in names)

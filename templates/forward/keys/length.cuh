@@ -1,0 +1,1 @@
+  __device__ __forceinline__ int seqlen_k(const Tile& tile) const { return params.seqlen_k; }

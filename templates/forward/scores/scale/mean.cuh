@@ -1,0 +1,14 @@
+  // What K's mean, taken off before K was quantised, adds to a row's scores, in log2 units. Four lanes share a row.
+  __device__ __forceinline__ float mean_score(const Tile& tile, int row) const {
+    float sum = 0.f;
+    if (row < seqlen_q(tile)) {
+      const Element* q = q_row(tile, row);
+      const float* mean = params.k_mean.of(tile.batch, tile.kv_head);
+#pragma unroll 1
+      for (int column = lane() % 4; column < kHeadDim; column += 4) {
+        sum = fmaf(float(q[column]), __ldg(mean + column * params.k_mean.stride_column), sum);
+      }
+      sum *= q_scale_of(tile, row);
+    }
+    return params.scale_log2 * quad_sum(sum);
+  }

@@ -1,0 +1,6 @@
+  // The means of O's columns, to the L1 cache before they are needed.
+  __device__ __forceinline__ void prefetch_columns(const Tile& tile) const {
+    for (int column = threadIdx.x % kWarpgroup; column < kHeadDimV; column += kWarpgroup) {
+      params.v_mean.prefetch(tile.batch, tile.kv_head, column);
+    }
+  }
