@@ -21,12 +21,14 @@ from fagen.arch import SM90
 class Seat(StrEnum):
     """Where a part's texts stand in a kernel."""
 
+    ABOUT = "about"  # of the comment that the kernel begins with
     HEAD = "head"  # types that SharedStorage and Params are made of
     METHODS = "methods"  # functions of Params
     DEVICE = "device"  # functions and structs that several roles use
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
+    KERNELS = "kernels"  # kernels that run before the last one
     KERNEL = "kernel"  # statements of the kernel before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
     HOST = "host"  # statements of the launcher that fill Params
@@ -201,6 +203,7 @@ class Field:
     type: Type
     value: Value | None = None
     note: str = ""
+    dims: tuple[Amount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,12 +253,14 @@ class Part:
     a kernel lacks is no text, never an empty function.
     """
 
+    about: tuple[str, ...] = ()
     head: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
     loader: tuple[str, ...] = ()
     producer: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
@@ -284,8 +289,8 @@ class Parts:
 
     @cached_property
     def constants(self) -> tuple[Constant | Alias, ...]:
-        """All constants and names of types."""
-        return tuple(constant for part in self.parts for constant in part.constants)
+        """All constants and names of types, each once: several parts may need the same."""
+        return tuple(dict.fromkeys(one for part in self.parts for one in part.constants))
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...]:

@@ -124,8 +124,12 @@ def members(fields: Iterable[Field]) -> Iterator[str]:
 
     for (type_name, _), neighbours in groupby(enumerate(fields), line):
         together = [field for _, field in neighbours]
-        names = ", ".join(field.name for field in together)
+        names = ", ".join(map(_declared, together))
         yield _noted(f"{type_name} {names};", together[0].note)
+
+
+def _declared(field: Field) -> str:
+    return field.name + "".join(f"[{cpp(dim, None)}]" for dim in field.dims)
 
 
 def filled(field: Field, plan: Any) -> str:

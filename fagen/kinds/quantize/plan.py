@@ -6,23 +6,27 @@ from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.kinds.attention import carried
-from fagen.kinds.quantize.keys import Quantize, Schedule
-from fagen.kinds.quantize.rules import block_rows
+from fagen.kinds.quantize.keys import Schedule
+from fagen.kinds.quantize.parts import parts
+from fagen.kinds.quantize.rules import (
+    CHUNK_COLUMNS,
+    WARP_ROWS,
+    block_rows,
+    has_ragged_chunk,
+    is_wide,
+    passes,
+)
 from fagen.kinds.quantize.signature import signature
 from fagen.kinds.streaming import Streaming, table, warps_that_fit
 from fagen.launch import Grid, Launch, Launches, Product
+from fagen.part import Parts
 from fagen.signature import Extent, Signature
 from fagen.vocab import LEAST_MAXIMUM, Dtype
 
-WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
-CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
-
-_TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
-_SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
 _EMBEDDING = 24  # registers that cosines, sines and their products take in wide rows
 _MEANS = 8  # registers that means take where rotated rows are wide or no whole chunks,
-_MEANS_OF_PARTS = 32  # in parts of rows,
-_TRANSPOSED_MEANS = 56  # and where both parts are under way at once
+_MEANS_OF_PASSES = 32  # in two passes,
+_TRANSPOSED_MEANS = 56  # and where both passes are under way at once
 _COLUMN_THREADS = 256
 _COLUMN_BLOCKS = 4  # of these; more would leave a thread too few registers for 8 loads under way
 _COLUMN_ROWS = 512  # what is found of so many is written once, a hundredth of what was read
@@ -41,6 +45,7 @@ class Plan(Streaming):
     column_threads: ClassVar[int] = _COLUMN_THREADS  # of a block that reads columns for their
     column_blocks: ClassVar[int] = _COLUMN_BLOCKS  # numbers; that an SM should hold at least;
     column_rows: ClassVar[int] = _COLUMN_ROWS  # per thread block
+    warp_rows: ClassVar[int] = WARP_ROWS
 
     schedule: Schedule
     slug: str
@@ -70,7 +75,7 @@ class Plan(Streaming):
 
     chunks: int  # of 32 columns
     ragged: bool  # the last chunk is half empty
-    parts: int  # in which a warp goes through its rows
+    passes: int  # in which a warp goes through its rows
     height: int  # rows that a lane holds at a time
     reduce_threads: int  # threads that make one descale of many maxima, or of columns' numbers
     column_lanes: int  # threads that share a row, 8 columns each
@@ -97,10 +102,25 @@ class Plan(Streaming):
         return self.center or self.by_column
 
     @property
+    def reads_again(self) -> bool:
+        """Whether the last kernel reads rows for their values alone."""
+        return not self.by_block or self.passes > 1
+
+    @property
+    def lacks_norm(self) -> bool:
+        """Whether what maxima are of has still to be multiplied by the rotation's norm."""
+        return self.rotate and not self.center
+
+    @property
+    def parts(self) -> Parts:
+        """The parts that the kernels are made of."""
+        return parts(self.schedule.values())
+
+    @property
     def reasons(self) -> str:
         """Why so many blocks, to be printed below the ledger."""
         values = self.height * self.chunks * 8
-        registers = _registers(values, self.parts, self.schedule.quantize)
+        registers = _registers(values, self.schedule)
         together, fit = warps_that_fit(registers, 28)
         return (
             f"values that a lane holds    {self.height} rows x {self.chunks} chunks x 8 = "
@@ -174,18 +194,17 @@ class Plan(Streaming):
 def plan(schedule: Schedule) -> Plan:
     """Work a quantiser out."""
     keys = schedule.quantize
+    values = schedule.values()
     chunks = -(-keys.head_dim // CHUNK_COLUMNS)
-    rows = block_rows(schedule.values())
-    small = keys.scales == "block" and rows <= _SMALL
-    parts = 1 if chunks <= _TALL or small else 2
+    rows = block_rows(values)
+    height = 2 // passes(values)
     hadamard = keys.head_dim & -keys.head_dim  # the largest power of two that divides it
     warps = rows // WARP_ROWS
     threads = warps * SM90.warp_threads
     by_block = keys.scales == "block"
     by_column = keys.scales == "column"
     of_columns = keys.center or by_column
-    held = 8 * chunks * (2 // parts)
-    registers = _registers(held, parts, keys)
+    registers = _registers(8 * chunks * height, schedule)
     blocks = SM90.warps_resident(registers) // warps
     columns = keys.layout == "columns"
     return Plan(
@@ -205,9 +224,9 @@ def plan(schedule: Schedule) -> Plan:
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
         chunks=chunks,
-        ragged=keys.head_dim % CHUNK_COLUMNS > 0,
-        parts=parts,
-        height=2 // parts,
+        ragged=has_ragged_chunk(values),
+        passes=passes(values),
+        height=height,
         reduce_threads=SM90.max_threads_per_block if keys.scales == "tensor" or of_columns else 256,
         column_lanes=keys.head_dim // 8,
         column_numbers=3 if by_column else 1,
@@ -218,18 +237,19 @@ def plan(schedule: Schedule) -> Plan:
     )
 
 
-def _registers(values: int, parts: int, keys: Quantize) -> int:
+def _registers(values: int, schedule: Schedule) -> int:
     """What a thread is given: the more thread blocks an SM holds, the more is loaded
     while others compute and store.
 
     A lane has its values in the place of half as many registers of input, and some 18 for
-    addresses, signs and what it packs; in parts, more than one of these is under way. Where wide
-    rows are embedded, cosines and sines are too; where rows are rotated and then less their means,
-    these may be.
+    addresses, signs and what it packs; in two passes, more than one of these is under way. Where
+    wide rows are embedded, cosines and sines are too; where rows are rotated and then less their
+    means, these may be.
     """
-    extra = _EMBEDDING if keys.rotary != "none" and parts > 1 else 0
-    wide = keys.head_dim > _TALL * CHUNK_COLUMNS
-    if keys.rotate and keys.center and (wide or keys.head_dim % CHUNK_COLUMNS):
-        of_parts = _TRANSPOSED_MEANS if keys.layout == "columns" else _MEANS_OF_PARTS
-        extra = of_parts if parts > 1 else _MEANS
-    return max(values + (64 if parts > 1 else 18) + extra, _LEAST_REGISTERS)
+    keys, raw = schedule.quantize, schedule.values()
+    in_passes = passes(raw) > 1
+    extra = _EMBEDDING if keys.rotary != "none" and in_passes else 0
+    if keys.rotate and keys.center and (is_wide(raw) or has_ragged_chunk(raw)):
+        of_passes = _TRANSPOSED_MEANS if keys.layout == "columns" else _MEANS_OF_PASSES
+        extra = of_passes if in_passes else _MEANS
+    return max(values + (64 if in_passes else 18) + extra, _LEAST_REGISTERS)

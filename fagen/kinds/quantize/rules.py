@@ -3,6 +3,9 @@
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
+WARP_ROWS = 16  # of one mma instruction, and of V's groups of keys
+CHUNK_COLUMNS = 32  # four lanes share a row, with 16 bytes each
+
 _WIDE = 128  # columns of a row, of which a warp holds 16 rows in registers
 HALVES_STEP = 64  # columns: two of the chunks of 32 that lanes share
 
@@ -47,6 +50,26 @@ def _crowded(keys: Values) -> bool:
     """Whether what is known of columns takes registers that wide rows need."""
     of_columns: bool = keys["center"] or keys["scales"] == "column"
     return of_columns and keys["head_dim"] > _WIDE
+
+
+_TALL = 4  # chunks of two rows that a lane has registers for; of wider rows it holds one at a time,
+_SMALL = 64  # unless so few rows make a thread block that three still fit beside each other
+
+
+def is_wide(keys: Values) -> bool:
+    """Whether a lane has no registers for two rows of it."""
+    return bool(keys["head_dim"] > _TALL * CHUNK_COLUMNS)
+
+
+def passes(keys: Values) -> int:
+    """In how many a warp goes through its rows."""
+    small = keys["scales"] == "block" and block_rows(keys) <= _SMALL
+    return 2 if is_wide(keys) and not small else 1
+
+
+def has_ragged_chunk(keys: Values) -> bool:
+    """Whether the last chunk of a row is half empty."""
+    return bool(keys["head_dim"] % CHUNK_COLUMNS)
 
 
 def rules(keys: Values) -> Broken:

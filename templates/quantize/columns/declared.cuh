@@ -1,0 +1,2 @@
+  __shared__ Columns columns;
+

@@ -1,0 +1,1 @@
+  divide(columns, y);

@@ -1,0 +1,1 @@
+  apply_rotary(params, tile.batch, first, pass, raw);

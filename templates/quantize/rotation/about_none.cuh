@@ -1,0 +1,1 @@
+//   out = e4m3(in / descale),   descale = max |in| / 448

@@ -1,0 +1,1 @@
+  rotate(params, raw, y);

@@ -1,0 +1,1 @@
+  widen(raw, y);

@@ -1,0 +1,2 @@
+//
+// A maximum is over a column of a head. Where it is not given, a kernel of its own reads the tensor to find it.

@@ -1,0 +1,2 @@
+  constexpr float scale = 1.0f;  // columns have theirs
+  const Tile& to = from;
