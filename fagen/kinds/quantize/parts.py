@@ -113,17 +113,16 @@ def rows(values: Values) -> Part:
 
 def rotary(values: Values) -> Part:
     """Whether rows are embedded first, in pairs of which columns."""
-    pairs = values["rotary"]
-    if pairs == "none":
+    ways = {
+        "halves": ("quantize/rotary/about_halves.cuh", "quantize/rotary/halves.cuh"),
+        "pairs": ("quantize/rotary/about_pairs.cuh", "quantize/rotary/pairs.cuh.j2"),
+    }
+    if values["rotary"] not in ways:
         return Part()
-    way = {"halves": "quantize/rotary/halves.cuh", "pairs": "quantize/rotary/pairs.cuh.j2"}[pairs]
+    about, embed = ways[values["rotary"]]
     return Part(
-        about=(f"quantize/rotary/about_{pairs}.cuh",),
-        device=(
-            "quantize/rotary/pair.cuh.j2",
-            way,
-            "quantize/rotary/apply.cuh",
-        ),
+        about=(about,),
+        device=("quantize/rotary/pair.cuh.j2", embed, "quantize/rotary/apply.cuh"),
         loader=("quantize/rotary/applied.cuh",),
         params=(
             _argument("cos", _IN),
@@ -209,6 +208,12 @@ def columns(values: Values) -> Part:
     )
 
 
+_ABOUT_SCALES = {
+    "block": "quantize/scales/about_block.cuh.j2",
+    "column": "quantize/scales/about_column.cuh",
+    "head": "quantize/scales/about_head.cuh",
+    "tensor": "quantize/scales/about_tensor.cuh",
+}
 _NUMBERS = "(batch, heads, column_tiles, kColumnNumbers, kHeadDim) of find_columns"
 
 
@@ -226,7 +231,7 @@ def scales(values: Values) -> Part:
     )
     if way == "column":
         return Part(
-            about=("quantize/scales/about_column.cuh",),
+            about=(_ABOUT_SCALES[way],),
             device=(first,),
             kernel=("quantize/scales/of_columns.cuh",),
             constants=limits,
@@ -244,7 +249,7 @@ def scales(values: Values) -> Part:
             else "quantize/scales/read_twice.cuh.j2"
         )
         return Part(
-            about=("quantize/scales/about_block.cuh.j2",),
+            about=(_ABOUT_SCALES[way],),
             device=device,
             kernel=(
                 found,
@@ -253,7 +258,7 @@ def scales(values: Values) -> Part:
             constants=(*limits, _WARPS, Constant("scale_rows", "that share a scale")),
         )
     return Part(
-        about=(f"quantize/scales/about_{way}.cuh",),
+        about=(_ABOUT_SCALES[way],),
         device=device,
         kernels=(
             "quantize/scales/block_maximum.cuh",
