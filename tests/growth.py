@@ -8,16 +8,59 @@ changed copy: it must plan, render and emulate what was added. With --build its 
 as well.
 """
 
+import ast
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from jinja2 import Environment, nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("cli.py", "fagen", "templates", "schedules")
 LOADED = ("torch", "pydantic", "sympy", "jinja2", "click")  # once, for all samples
+
+
+# what kernels are made of, in templates/
+KERNELS = ("forward", "backward", "decode", "quantize", "combine", "common", "host", "sm90")
+CHOICES = (nodes.If, nodes.CondExpr)  # an elif is an If too
+BRANCHES = (ast.If, ast.IfExp, ast.match_case, ast.While)
+
+
+def choices(template: Path) -> Iterator[nodes.Node]:
+    """Yield the expressions that a template chooses by: a `.cuh` has none."""
+    if template.suffix != ".j2":
+        return
+    tree = Environment().parse(template.read_text(encoding="utf-8"))
+    for node in tree.find_all((*CHOICES, nodes.For)):
+        if node.test is not None:
+            yield node.test
+
+
+def kernel_templates(root: Path, *kinds: str) -> list[Path]:
+    """Return the templates of kernels in a tree: of all, or of some kinds."""
+    folder = root / "templates"
+    of_kinds = [folder / f"{kind}.cu.j2" for kind in kinds or KERNELS]
+    others = () if kinds else (folder / "abi.h.j2", folder / "fagen_host.h.j2")
+    inside = (path for kind in kinds or KERNELS for path in (folder / kind).rglob("*"))
+    return sorted(path for path in (*of_kinds, *others, *inside) if path.is_file())
+
+
+def conditionals(root: Path, *kinds: str) -> int:
+    """Return how many conditionals the templates of kernels have: ifs, elifs, inline ifs."""
+    return sum(1 for path in kernel_templates(root, *kinds) for _ in choices(path))
+
+
+def branches(path: Path) -> int:
+    """Return how many branches a module has, or all of a package."""
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
+    every = [node for tree in trees for node in ast.walk(tree)]
+    conditions = sum(len(node.ifs) for node in every if isinstance(node, ast.comprehension))
+    return sum(isinstance(node, BRANCHES) for node in every) + conditions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 APART = ("gpu", "long")  # marks of tests that run where `-m` names them
 
 QUICK = (
-    *("test_house", "test_committed", "test_generated", "test_templates"),
+    *("test_house", "test_committed", "test_generated", "test_templates", "test_parts"),
     *("test_schedule", "test_schedule_refusals", "test_toml_lines", "test_plan"),
     *("test_decode_defaults", "test_cli"),
 )

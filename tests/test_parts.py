@@ -1,0 +1,86 @@
+"""The laws of parts: what a kernel is made of stays small, plain and in its own place."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from jinja2 import nodes
+
+from fagen import registry
+from fagen.paths import locate
+from tests import growth
+
+ROOT = locate("templates").parent
+TEMPLATES = growth.kernel_templates(ROOT)
+TEXTS = [path for path in TEMPLATES if ".cuh" in path.suffixes]
+LONG = {"forward/tiles/varlen.cuh.j2": 300}  # lines; of all others:
+LINES = 200
+FEW = 5  # conditionals; as long as more are left:
+MANY = {"host/checks.cuh.j2": 20, "forward/tiles/tile.cuh.j2": 8}
+
+# How many conditionals templates have, and how many branches the parts of forward: what is to be
+# reached is 160 of forward, 480 of all, 120 branches.
+MOST = {"forward": 390, "all": 900, "branches": 120}
+
+# how many more folders than one read a choice, summed up over a kind's choices: the fewer the
+# better
+SPREAD = {"forward": 60, "backward": 60, "decode": 30, "quantize": 10, "combine": 10}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT / "templates").as_posix()
+
+
+def parts_of(kind: str) -> Path:
+    """Return the module that maps a kind's keys to parts, or the package."""
+    folder = ROOT / "fagen" / "kinds" / kind
+    return next(path for path in (folder / "parts", folder / "parts.py") if path.exists())
+
+
+def test_there_are_parts():
+    assert len(TEXTS) > 100
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name_of)
+def test_a_text_is_short_and_hardly_chooses(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONG.get(name_of(path), LINES)
+    if path.suffix == ".cuh":
+        assert not [sign for sign in ("{%", "{#", "{{ ", "plan.") if sign in text]
+    else:
+        assert path.suffixes[-2:] == [".cuh", ".j2"]
+        assert "{%" in text or "{{ " in text, "without Jinja it is a .cuh"
+        assert sum(1 for _ in growth.choices(path)) <= MANY.get(name_of(path), FEW)
+
+
+def test_conditionals_and_branches_are_within_their_budgets():
+    counted = {
+        "forward": growth.conditionals(ROOT, "forward"),
+        "all": growth.conditionals(ROOT),
+        "branches": growth.branches(parts_of("forward")),
+    }
+    assert counted == {name: min(most, counted[name]) for name, most in MOST.items()}
+
+
+def folders_by_choice(kind: str) -> dict[str, set[str]]:
+    """Return in which folders of a kind's templates a choice is made by each field of the Plan."""
+    folders = defaultdict(set)
+    for path in growth.kernel_templates(ROOT, kind):
+        inner = path.relative_to(ROOT / "templates").parts[1:-1]
+        for test in growth.choices(path):
+            for read in (test, *test.find_all(nodes.Getattr)):
+                if (
+                    isinstance(read, nodes.Getattr)
+                    and isinstance(read.node, nodes.Name)
+                    and read.node.name == "plan"
+                ):
+                    folders[read.attr].add("/".join(inner[:1]))
+    return folders
+
+
+@pytest.mark.parametrize("kind", registry.ENTRIES)
+def test_a_choice_is_made_in_one_folder(kind):
+    folders = folders_by_choice(kind)
+    assert sum(len(where) - 1 for where in folders.values()) <= SPREAD[kind], {
+        field: sorted(where) for field, where in folders.items() if len(where) > 1
+    }
