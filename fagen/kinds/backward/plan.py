@@ -234,9 +234,8 @@ def plan(schedule: Schedule) -> Plan:
     dtype = DTYPES[values["dtype"]]
     d, d_v = padded_head_dims(values)
     columns, transposed = dq_columns(values), dq_transposed(values)
-    together = (
-        columns[0] if transposed else values["block_m"]
-    )  # columns of dS that one product reads
+    # columns of dS that one product reads
+    together = columns[0] if transposed else values["block_m"]
     qk_swizzle, v_swizzle, ds_swizzle = (
         swizzle_of(width * dtype.bytes) for width in (d, d_v, together)
     )
