@@ -59,11 +59,16 @@ def amount(*factors: str | int, per: str | int | None = None, plus: int = 0) -> 
 
 @dataclass(frozen=True)
 class Type:
-    """A C++ type by name; `bytes` are a number or the name of a size, 0 where no ledger asks."""
+    """A C++ type by name; `bytes` are a number, a size by name or more, 0 where no ledger asks."""
 
     name: str
-    bytes: int | str = 0
+    bytes: int | str | Amount = 0
     pointer: bool = False
+
+    def bytes_at(self, sizes: Mapping[str, Any]) -> Any:
+        """Return how many bytes a value takes."""
+        size = self.bytes
+        return size.at(sizes) if isinstance(size, Amount) else amount(size).at(sizes)
 
 
 ELEMENT = Type("Element", "element_bytes")
@@ -99,8 +104,7 @@ class Array:
 
     def bytes_at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how many bytes it takes."""
-        size = self.type.bytes
-        total: Any = sizes[size] if isinstance(size, str) else size
+        total = self.type.bytes_at(sizes)
         for dim in self.dims:
             total *= dim.at(sizes)
         return total
@@ -113,6 +117,7 @@ class Union:
     arrays: tuple[Array, ...]
     row: str
     note: str = ""
+    aligned: bool = True
 
     @property
     def name(self) -> str:
@@ -268,6 +273,7 @@ class Part:
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     constants: tuple[Constant | Alias, ...] = ()
+    named_barriers: tuple[str, ...] = ()  # of the hardware
 
 
 @dataclass(frozen=True, eq=False)  # parts of a kernel are made once for the same keys
@@ -309,20 +315,31 @@ class Parts:
 
     @cached_property
     def barriers(self) -> tuple[tuple[Barrier, ...], ...]:
-        """All mbarriers, those of the same dimensions together."""
-        by_dims: dict[tuple[Amount, ...], list[Barrier]] = {}
-        for member in self.shared:
-            if isinstance(member, Barrier):
-                by_dims.setdefault(member.dims, []).append(member)
-        return tuple(_in_order(alike, self.initialised) for alike in by_dims.values())
+        """All mbarriers, those with the same last dimension together."""
+        barriers = (member for member in self.shared if isinstance(member, Barrier))
+        by_dim: dict[tuple[Amount, ...], list[Barrier]] = {}
+        for barrier in _in_order(barriers, self.initialised):
+            by_dim.setdefault(barrier.dims[-1:], []).append(barrier)
+        return tuple(map(tuple, by_dim.values()))
+
+    @cached_property
+    def named_barriers(self) -> tuple[str, ...]:
+        """All named barriers, as they are numbered from 1 on."""
+        return tuple(name for part in self.parts for name in part.named_barriers)
 
     def rows(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rows of the ledger of shared memory: bytes by name, before rounding up."""
-        rows: dict[str, Any] = {}
+        """Return the rows of the ledger of shared memory: bytes by name, before rounding up.
+
+        Who begins at no multiple of its own stands in the row of who is before it.
+        """
+        rows: list[tuple[dict[str, None], Any]] = []
         for member in self.shared:
-            name = member.row or member.name
-            rows[name] = rows.get(name, 0) + member.bytes_at(sizes)
-        return rows
+            names, bytes = {member.row or member.name: None}, member.bytes_at(sizes)
+            if rows and not member.aligned:
+                above, sum_above = rows.pop()
+                names, bytes = above | names, sum_above + bytes
+            rows.append((names, bytes))
+        return {", ".join(names): bytes for names, bytes in rows}
 
 
 def _in_order(declared: Iterable[Any], names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -82,7 +82,11 @@ def _(array: Array, plan: Any) -> str:
 
 @cpp.register
 def _(barrier: Barrier, plan: Any) -> str:
-    return _member(barrier, "TransactionBarrier" if barrier.transactions else "Barrier", plan)
+    return _member(barrier, _barrier_type(barrier), plan)
+
+
+def _barrier_type(barrier: Barrier) -> str:
+    return "TransactionBarrier" if barrier.transactions else "Barrier"
 
 
 def _member(member: Array | Barrier, type_name: str, plan: Any) -> str:
@@ -98,15 +102,34 @@ def _(union: Union, plan: Any) -> str:
 
 
 def initialised(barriers: tuple[Barrier, ...], plan: Any) -> Iterator[str]:
-    """Yield statements that initialise barriers of the same dimensions."""
-    dims = barriers[0].dims
-    places = [_place(dim) for dim in dims]
-    for dim, place in zip(dims, places, strict=True):
-        yield f"for (int {place} = 0; {place} < {cpp(dim, plan)}; ++{place}) {{"
-    at = "".join(f"[{place}]" for place in places)
+    """Yield statements that initialise barriers whose last dimension is the same.
+
+    Those that have more dimensions have loops of their own within that of all. Of a row of barriers
+    by itself each is named, by what it is of.
+    """
+    if len(barriers) == 1 and len(barriers[0].dims) == 1:
+        (barrier,) = barriers
+        name, arrivals = barrier.name.rpartition("_")[2], cpp(barrier.arrivals, plan)
+        yield f"for ({_barrier_type(barrier)}& {name} : shared.{barrier.name}) {{"
+        yield f"{name}.init({arrivals});"
+        yield "}"
+        return
+    common = min((barrier.dims for barrier in barriers), key=len)
+    yield from _loops(common, plan)
     for barrier in barriers:
-        yield f"shared.{barrier.name}{at}.init({cpp(barrier.arrivals, plan)});"
-    yield "}" * len(dims)
+        own = barrier.dims[: len(barrier.dims) - len(common)]
+        at = "".join(f"[{_place(dim)}]" for dim in barrier.dims)
+        yield from _loops(own, plan)
+        closed = "}" * len(own)
+        yield f"shared.{barrier.name}{at}.init({cpp(barrier.arrivals, plan)});{closed}"
+    if common:
+        yield "}" * len(common)
+
+
+def _loops(dims: tuple[Amount, ...], plan: Any) -> Iterator[str]:
+    for dim in dims:
+        place = _place(dim)
+        yield f"for (int {place} = 0; {place} < {cpp(dim, plan)}; ++{place}) {{"
 
 
 def _place(dim: Amount) -> str:

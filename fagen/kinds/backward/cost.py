@@ -15,7 +15,6 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.kinds.backward.formulae import MULTIPLIED_BYTES
 from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
@@ -83,7 +82,7 @@ def step(values: Mapping[str, Any]) -> Step:
     written = m * n * e + 4 * m * d  # dS; dQ in fp32
     passed = 2 * m * n * e if values["partition"] == "gradients" else 0  # P, from one to the other
     # of LSEs as of deltas: a step of K
-    statistics = 2 * (n // rows) * (m + rows * ones_in_shared_memory(values)) * MULTIPLIED_BYTES
+    statistics = 2 * (n // rows) * (m + rows * ones_in_shared_memory(values)) * SM90.wgmma_k_bytes
     columns = 3 * d + 2 * d_v + 2 * dtype.wgmma_k
     exposed = POINTWISE * m * (ONE if values["dq_by"] == "one" and n > rows else 1.0)
     exposed *= AHEAD if values["intra_warpgroup"] else 1.0

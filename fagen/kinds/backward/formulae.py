@@ -9,9 +9,11 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
+from fagen.kinds.backward.parts import choices, parts
+from fagen.kinds.backward.parts.steps import statistics
+from fagen.kinds.backward.parts.sums import row_block
 from fagen.kinds.backward.rules import consumers, dq_columns, ones_in_shared_memory
 from fagen.kinds.budget import (
-    FP32_BYTES,
     REGISTER_FILE,
     SHARED,
     Account,
@@ -23,6 +25,7 @@ from fagen.kinds.budget import (
     shared_memory,
 )
 from fagen.ledger import Ledger, Margin, symbols
+from fagen.part import Parts
 from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
@@ -35,26 +38,17 @@ WORKING_WITHOUT_ONES = 28
 SCORE_REGISTERS = 0  # of what a score keeps for its derivative: nothing where it is S
 
 ADDERS = 2  # threads that add dQ up, in turns: one that waits for others alone is too slow
-SEQUENCE_BYTES = 6 * 4  # where a sequence lies, of a length of its own, as all threads read it
-TILE_BYTES = 10 * 4  # a tile that was drawn, as all threads read it
 TILE_STAGES = 2  # tiles drawn and not yet done
-FLAG_BYTES = 4  # whether there are more of them, for the warp that rounds dQ
-PIECE_BYTES = 2 * SM90.warpgroup_threads * 16  # of sums of dQ: sixteen columns of 64 rows
-PIECES = 6  # of these on their way to the warp that rounds them
-# of a row's LSE and delta, as numbers that tensor cores multiply: 16 of 16 bits, one step of K
-MULTIPLIED_BYTES = 32
-# of both, where the ones that they are multiplied by lie in shared memory: in 16 bytes side by side
-TOGETHER_BYTES = 16
-ONES_BYTES = 3 * 128  # three core matrices
+PIECES = 6  # of sums of dQ on their way to the warp that rounds them
 
 MARGIN = Margin(kernels=7, least=-8, most=2)  # of tests/register_margins.json
 ROLES = ("consumer", "dV consumer", "dK consumer", "dQ consumer")
 
 # d, d_v padded; own: columns of dQ's accumulator in a warpgroup, in the first where they differ;
-# slices: of dQ; e bytes per element
+# slices: of dQ; dq_parts: warpgroups that compute it; e bytes per element
 SYMBOLS = (
     *("block_m", "block_n", "d", "d_v", "own", "slices", "cluster"),
-    *("stages", "do_stages", "ds_stages", "e"),
+    *("stages", "do_stages", "ds_stages", "dq_parts", "e"),
 )
 
 
@@ -65,8 +59,7 @@ def threads(values: Values) -> int:
 
 def statistics_bytes(values: Values) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
-    together = ones_in_shared_memory(values)
-    return (TOGETHER_BYTES if together else MULTIPLIED_BYTES) * int(values["block_m"])
+    return int(statistics(choices(values)).bytes_at(values))
 
 
 def roles(values: Values) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -87,25 +80,16 @@ def _registers(role: str) -> str:
 
 def _sizes(values: Values) -> dict[str, int]:
     d, d_v = padded_head_dims(values)
-    own = dq_columns(values)[0]
-    tile = values["block_m"], values["block_n"], d, d_v, own, values["dq_slices"]
+    columns = dq_columns(values)
+    tile = values["block_m"], values["block_n"], d, d_v, columns[0], values["dq_slices"]
     rings = (values[key] for key in ("cluster", "stages", "do_stages", "ds_stages"))
-    return dict(zip(SYMBOLS, (*tile, *rings, DTYPES[values["dtype"]].bytes), strict=True))
+    numbers = *tile, *rings, len(columns), DTYPES[values["dtype"]].bytes
+    return dict(zip(SYMBOLS, numbers, strict=True))
 
 
 def _accounts(values: Values) -> Iterator[Account | Ledger]:
     ones, one_adder = ones_in_shared_memory(values), values["dq_by"] == "one"
-    by_gradients = values["partition"] == "gradients"
-    choices = (
-        by_gradients,
-        values["cluster"],
-        values["lengths"] == "varlen",
-        ones,
-        not one_adder,
-        values["persistent"],
-        values["postprocess"],
-    )
-    yield shared_memory(shared_formulae, choices, "d")
+    yield shared_memory(shared_formulae, (parts(values),), "d")
     for role, key, computes in roles(values):
         own = (
             computes,
@@ -130,63 +114,38 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
     yield register_file(values, groups, in_block, SM90.registers_left(in_block))
 
 
-@cache
-def shared_formulae(
-    by_gradients: bool,
-    shared_by: int,
-    varlen: bool = False,
-    ones: bool = False,
-    meet: bool = False,
-    persistent: bool = False,
-    postprocess: bool = False,
-) -> Mapping[str, Any]:
-    """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    import sympy
-
-    m, n, d, d_v, _, slices, cluster, *depths, e = symbols(SYMBOLS).values()
-    stages, do_stages, ds_stages = depths
-    consumers = 2 if by_gradients else n / SM90.wgmma_m
-    # Q, dO, P and dS full and empty for each stage; each warpgroup's dQ full for each that adds,
-    # and empty; K and V full, or, where they come with Q and dO, dK and dV full, dV empty, and
-    # tiles full and empty
-    barriers = 2 * (stages + do_stages + 2 * ds_stages) + (ADDERS + 1) * consumers
-    barriers += 3 + 2 * TILE_STAGES if persistent else 2
-    if postprocess:
-        barriers += PIECES
-    pieces = {"sums": sympy.Integer(PIECES * PIECE_BYTES)} if postprocess else {}
-    p, numbers = {}, {"statistics": MULTIPLIED_BYTES * stages * m}
-    if by_gradients:
-        p = {"p": ds_stages * m * n * e}
-    peer = {}
-    if shared_by > 1:  # what dQ of both blocks' keys takes of the other's
-        peer = {"k_peer": n * d * e / cluster, "ds_peer": ds_stages * m * n * e}
-        barriers += ds_stages
-    last = {"barriers": SM90.mbarrier_bytes * barriers}
-    if ones:  # small arrays, one behind the other
-        if not by_gradients:  # P has no barriers, and dS none where all meet
-            barriers -= 2 * ds_stages * (2 if meet else 1)
-        last = {"barriers": SM90.mbarrier_bytes * barriers}
-        together = TOGETHER_BYTES * stages * m + ONES_BYTES
-        numbers, last = {}, {"statistics, ones, barriers": together + last["barriers"]}
-    # there is room beside them
-    if varlen:
-        last = {f"{name}, sequence": bytes + SEQUENCE_BYTES for name, bytes in last.items()}
-    if persistent:
-        tiles = TILE_STAGES * TILE_BYTES + (FLAG_BYTES if postprocess else 0)
-        last = {f"{name}, tiles": bytes + tiles for name, bytes in last.items()}
+def part_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that parts name, of a ledger's: numbers or symbols."""
+    m, n, d, d_v, _, slices, cluster, stages, do_stages, ds_stages, dq_parts, e = sizes.values()
     return {
-        "k": n * d * e,
-        "v": n * d_v * e,
-        "q": stages * m * d * e,
-        "do": do_stages * m * d_v * e,
-        "ds": ds_stages * m * n * e,
-        **p,
-        **peer,
-        "dq": FP32_BYTES * m * d / cluster / slices,
-        **pieces,
-        **numbers,
-        **last,
+        "block_m": m,
+        "block_n": n,
+        "head_dim_padded": d,
+        "head_dim_v_padded": d_v,
+        "dq_slices": slices,
+        "cluster": cluster,
+        "stages": stages,
+        "do_stages": do_stages,
+        "ds_stages": ds_stages,
+        "dq_parts": dq_parts,
+        "element_bytes": e,
+        "dq_adders": ADDERS,
+        "tile_stages": TILE_STAGES,
+        "pieces": PIECES,
+        "warpgroup": SM90.warpgroup_threads,
     }
+
+
+def shared_formulae(parts: Parts) -> Mapping[str, Any]:
+    """Return each array in shared memory with its bytes, before rounding up to the alignment."""
+    return parts.rows(part_sizes(symbols(SYMBOLS)))
+
+
+def record_bytes(values: Values) -> int:
+    """Return the bytes that a block of rows takes of the workspace."""
+    sizes = part_sizes(_sizes(values))
+    total = sum(int(array.bytes_at(sizes)) for array in row_block(choices(values)))
+    return -(-total // SM90.l2_line_bytes) * SM90.l2_line_bytes
 
 
 @cache

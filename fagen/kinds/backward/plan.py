@@ -12,17 +12,23 @@ from fagen.kinds.backward.formulae import (
     BUDGET,
     PIECES,
     TILE_STAGES,
+    record_bytes,
     roles,
-    statistics_bytes,
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.parts import parts
-from fagen.kinds.backward.rules import dq_columns, dq_transposed, ones_in_shared_memory
+from fagen.kinds.backward.parts import choices, parts
+from fagen.kinds.backward.parts.sums import row_block
+from fagen.kinds.backward.rules import (
+    dq_columns,
+    dq_transposed,
+    ones_in_shared_memory,
+    shares_rows,
+)
 from fagen.kinds.backward.signature import key_blocks_of, row_blocks_of, signature
-from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
+from fagen.kinds.budget import Budget, Ledgers
 from fagen.launch import Grid, Launch, Launches, Product
-from fagen.part import Parts
+from fagen.part import Array, Parts
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -177,6 +183,16 @@ class Plan(Budgeted):
         """What the kernels are made of."""
         return parts(self.schedule.values())
 
+    @property
+    def row_block(self) -> tuple[Array, ...]:
+        """What there is of a block of rows in the workspace."""
+        return tuple(row_block(choices(self.schedule.values())))
+
+    @property
+    def tile_readers(self) -> int:
+        """Warps that multiply, and threads that add dQ up: of whom each takes every tile."""
+        return self.consumers * SM90.warpgroup_threads // SM90.warp_threads + ADDERS
+
     @cached_property
     def signature(self) -> Signature:
         """What a call takes and gives."""
@@ -241,8 +257,6 @@ def plan(schedule: Schedule) -> Plan:
     )
     loads = -(-values["head_dim_v"] * dtype.bytes // _LOAD_BYTES)  # of a row
     in_block = threads(values)
-    counters = values["cluster"] + values["persistent"] + 2 * values["postprocess"]
-    record = FP32_BYTES * (values["block_m"] * d + counters) + statistics_bytes(values)
     return Plan(
         **carried(Plan, schedule),
         varlen=values["lengths"] == "varlen",
@@ -253,13 +267,13 @@ def plan(schedule: Schedule) -> Plan:
         row_lanes=1 << (loads - 1).bit_length(),
         launch_registers=SM90.registers_left(in_block),
         dq_transposed=transposed,
-        shares_rows=d > SM90.wgmma_m if transposed else columns[0] < d,
+        shares_rows=shares_rows(values),
         dq_columns=columns[0],
         dq_rest=columns[-1],
         dq_parts=len(columns),
         keeps_k=values["kept"] == "k",
         ones_in_shared_memory=ones_in_shared_memory(values),
-        record_bytes=-(-record // SM90.l2_line_bytes) * SM90.l2_line_bytes,
+        record_bytes=record_bytes(values),
         qk_swizzle=qk_swizzle,
         v_swizzle=v_swizzle,
         ds_swizzle=ds_swizzle,

@@ -167,6 +167,19 @@ def dq_columns(keys: Values) -> tuple[int, ...]:
     return (own,) * count if own else ()
 
 
+def shares_rows(keys: Values) -> bool:
+    """Whether warpgroups compute different columns of the same rows of dQ."""
+    columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
+    if dq_transposed(keys):
+        return columns > SM90.wgmma_m
+    return dq_columns(keys)[0] < columns
+
+
+def leaves_rest(keys: Values) -> bool:
+    """Whether the last warpgroup that computes dQ has fewer of its columns than the others."""
+    return len({*dq_columns(keys)}) > 1
+
+
 def _transposed(rows: int, columns: int, warpgroups: int) -> tuple[int, ...]:
     """The rows of dQ that each warpgroup has, where its columns lie along M; () where none part."""
     if columns == SM90.wgmma_m * warpgroups:

@@ -32,7 +32,10 @@ _SHARED = (
     *("k_full", "v_full", "v_rows_full", "v_rows_empty", "q_empty", "k_empty", "v_empty"),
     *("o_empty", "tile_full", "tile_empty", "tiles", "tile_wanted"),
 )
-_INITIALISED = ("k_full", "v_full", "k_empty", "v_empty", "v_rows_full", "v_rows_empty")
+_INITIALISED = (
+    *("q_full", "q_empty", "k_full", "v_full", "k_empty", "v_empty"),
+    *("v_rows_full", "v_rows_empty", "o_empty", "tile_full", "tile_empty", "tile_wanted"),
+)
 
 # That of Params behind the tensor maps: of varlen sequences, of chunks of keys, and else.
 _LSE = "lse", "lse_stride_batch", "lse_stride_head"

@@ -1,0 +1,126 @@
+"""The parts of a backward kernel: what keys of a schedule mean for its text and its memory.
+
+Slots: keys (which rows see them), tiles (who deals them), loads (how Q, K, V and dO come), scores
+(P and dS), steps (in which order GEMMs run), sums (how dQ is added up and rounded), outputs (how dK
+and dV leave).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from fagen.kinds.backward.parts.loads import loads
+from fagen.kinds.backward.parts.steps import scores, steps
+from fagen.kinds.backward.parts.sums import outputs, sums
+from fagen.kinds.backward.parts.tiles import keys, tiles
+from fagen.kinds.backward.rules import (
+    dq_transposed,
+    leaves_rest,
+    ones_in_shared_memory,
+    shares_rows,
+)
+from fagen.part import DESCRIPTOR, FLOAT, INT, Argument, Constant, Field, Part, Parts, Ratio
+from fagen.schedule import Values
+
+# the keys that choose parts, and what rules make of others; sizes are none of them
+CHOSEN = (
+    *("dtype", "mask", "lengths", "deterministic", "persistent", "cluster"),
+    *("partition", "dq_by", "kept", "intra_warpgroup", "under_dp", "postprocess"),
+)
+RULES: Mapping[str, Callable[[Values], Any]] = {
+    rule.__name__: rule for rule in (ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest)
+}
+
+# The order of members of SharedStorage, of Params behind the tensor maps, and in which barriers are
+# initialised, by name: machine code holds their offsets.
+_SHARED = (
+    *("k", "v", "q", "dout", "ds", "p", "k_peer", "ds_peer", "dq", "pieces", "statistics", "ones"),
+    *("k_full", "v_full", "q_full", "dout_full", "q_empty", "dout_empty"),
+    *("p_full", "p_empty", "ds_peer_full", "ds_full", "ds_empty", "dq_full", "dq_empty"),
+    *("sequence", "dk_full", "dv_full", "dv_empty", "piece_full", "no_more_tiles"),
+    *("tile_full", "tile_empty", "tiles"),
+)
+# operands that have a row more than once are shorter than memcheck takes them to be, and must not
+# end with the memory
+_SHARED_WITH_ONES = (*(name for name in _SHARED if name != "dq"), "dq")
+_PARAMS = (
+    *("out_rows", "dout_rows", "dq_rows", "dk_rows", "dv_rows", "lse", "dlse"),
+    *("row_blocks", "key_blocks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
+    *("offsets", "total_q", "total_k", "heads", "kv_heads", "group", "shares", "share_heads"),
+    *("seqlen_q", "seqlen_k", "m_blocks", "n_blocks", "m_slots", "n_slots", "tiles"),
+    *("row_blocks_count", "early_blocks", "m_blocks_divisor", "heads_divisor", "section_blocks"),
+    *("sections", "section_tiles", "section_heads", "last_section_heads"),
+    *("batch_shares", "shares_divisor", "scale", "scale_log2", "first_head", "first_batch"),
+)
+_INITIALISED = (
+    *("k_full", "v_full", "q_full", "q_empty", "dout_full", "dout_empty"),
+    *("p_full", "p_empty", "ds_full", "ds_empty", "ds_peer_full", "dq_full", "dq_empty"),
+    *("dk_full", "dv_full", "dv_empty", "tile_full", "tile_empty", "piece_full"),
+)
+
+
+def parts(values: Values) -> Parts:
+    """Return the parts of a kernel with these values of a schedule's keys."""
+    return _parts(*choices(values).values())
+
+
+def choices(values: Values) -> Values:
+    """Return what parts depend on."""
+    chosen = {key: values[key] for key in CHOSEN}
+    return chosen | {name: rule(values) for name, rule in RULES.items()}
+
+
+@cache
+def _parts(*chosen: Any) -> Parts:
+    values = dict(zip((*CHOSEN, *RULES), chosen, strict=True))
+    slots = sizes, keys, tiles, loads, scores, steps, sums, outputs
+    shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
+    every = tuple(part for slot in slots for part in slot(values))
+    return Parts(every, shared_order=shared, params_order=_PARAMS, initialised=_INITIALISED)
+
+
+def sizes(values: Values) -> Iterator[Part]:
+    """Yield what every kernel has, above all its sizes."""
+    by_keys, one = values["partition"] == "keys", values["dq_by"] == "one"
+    yield Part(
+        constants=(
+            *map(Constant, ("head_dim", "head_dim_v")),
+            Constant("head_dim_padded", "in shared memory, padded with zeros"),
+            Constant("head_dim_v_padded"),
+            Constant("block_m", "rows of a step"),
+            Constant("block_n", "keys of a thread block"),
+            Constant("cluster", "thread blocks of neighbouring keys, which have the same rows"),
+            Constant("stages", "Q buffers"),
+            Constant("do_stages", "dO buffers"),
+            Constant("ds_stages", "dS buffers"),
+            Constant("consumers", f"warpgroups{' of 64 keys' if by_keys else ''}"),
+        )
+    )
+    of_dq = (Constant("dq_registers", "of the consumer that computes dQ"),) if one else ()
+    yield Part(
+        constants=(
+            *map(Constant, ("threads", "launch_registers")),
+            *map(Constant, ("producer_registers", "consumer_registers")),
+            *of_dq,
+            Constant("row_threads", "of the kernels before and after"),
+            Constant("row_lanes", "of those, that share a row"),
+        )
+    )
+    yield Part(device=("sm90/ring.cuh",))
+    swizzles = [(f"{tile}_slab", f"{tile}_swizzle") for tile in ("qk", "v", "ds")]
+    yield Part(
+        constants=(
+            *(Constant(slab) for slab, _ in swizzles),
+            *(Constant(f"{name}.xor_bits", name=f"{name}_bits") for _, name in swizzles),
+            *(
+                Constant(f"{name}.cute", name=f"{name[:-8]}_descriptor", type=DESCRIPTOR)
+                for _, name in swizzles
+            ),
+            Constant("dtype.wgmma_k", "the K of every wgmma", name="step_k"),
+        ),
+        params=(
+            Field("group", INT, Ratio("heads", "kv_heads"), "query heads of a KV head"),
+            Field("scale", FLOAT, Argument("scale"), "of dQ and dK"),
+            Field("scale_log2", FLOAT, note="of S, times log2(e)"),
+        ),
+    )

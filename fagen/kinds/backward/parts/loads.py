@@ -1,0 +1,88 @@
+"""Loads: how Q, K, V and dO come into shared memory."""
+
+from collections.abc import Iterator
+
+from fagen.part import (
+    ELEMENT,
+    Array,
+    Barrier,
+    Part,
+    TensorMap,
+    amount,
+)
+from fagen.schedule import Values
+
+_STAGES, _DO_STAGES, _ONE = amount("stages"), amount("do_stages"), amount(1)
+_Q, _DOUT = amount("block_m", "head_dim_padded"), amount("block_m", "head_dim_v_padded")
+_K, _V = amount("block_n", "head_dim_padded"), amount("block_n", "head_dim_v_padded")
+
+
+def loads(values: Values) -> Iterator[Part]:
+    """Yield how Q, K, V and dO come into shared memory."""
+    drawn, ones = values["persistent"], values["ones_in_shared_memory"]
+    if not drawn:
+        yield Part(
+            shared=(
+                Barrier("k_full", (), _ONE, transactions=True, aligned=not ones),
+                Barrier("v_full", (), _ONE, transactions=True),
+            )
+        )
+    readers = amount("cluster", "consumers", "warpgroup", per=32)
+    yield Part(
+        loader=tuple(f"backward/loads/{text}.cuh" for text in _loader(values)),
+        shared=(
+            Array("k", ELEMENT, (_K,)),
+            Array("v", ELEMENT, (_V,)),
+            Array("q", ELEMENT, (_STAGES, _Q)),
+            Array("dout", ELEMENT, (_DO_STAGES, _DOUT), row="do"),
+            Barrier(
+                "q_full",
+                (_STAGES,),
+                _ONE,
+                transactions=True,
+                note="with K where a tile begins" if drawn else "",
+                aligned=drawn and not ones,
+            ),
+            Barrier("q_empty", (_STAGES,), readers),
+            Barrier(
+                "dout_full",
+                (_DO_STAGES,),
+                _ONE,
+                transactions=True,
+                note="and with V" if drawn else "",
+            ),
+            Barrier("dout_empty", (_DO_STAGES,), readers),
+        ),
+        maps=(
+            TensorMap("q", (amount("qk_slab"), amount("block_m")), "qk_swizzle"),
+            TensorMap("k", (amount("qk_slab"), amount("block_n")), "qk_swizzle"),
+            TensorMap("v", (amount("v_slab"), amount("block_n")), "v_swizzle"),
+            TensorMap("dout", (amount("v_slab"), amount("block_m")), "v_swizzle"),
+        ),
+    )
+    if values["cluster"] > 1:
+        yield Part(
+            shared=(
+                Array(
+                    "k_peer",
+                    ELEMENT,
+                    (amount("block_n", "head_dim_padded", per="cluster"),),
+                    note="K of the other block's keys, in the columns of which this block "
+                    "computes dQ",
+                ),
+            )
+        )
+    if drawn:
+        yield Part(loader=("backward/loads/drawn.cuh.j2",))
+
+
+def _loader(values: Values) -> Iterator[str]:
+    multicast, varlen = values["cluster"] > 1, values["lengths"] == "varlen"
+    yield "varlen" if varlen else "dense"
+    if not varlen:
+        yield "multicast" if multicast else "rows"
+    if not (multicast or values["persistent"]):
+        yield "k"
+    yield "steps"
+    if not values["persistent"]:
+        yield "own"

@@ -1,0 +1,156 @@
+"""Sums: how dQ is added up and rounded; outputs: how dK and dV leave."""
+
+from collections.abc import Iterator
+
+from fagen.kinds.backward.parts.steps import statistics
+from fagen.part import (
+    DIVISOR,
+    FLOAT,
+    INT,
+    UINT32,
+    Amount,
+    Argument,
+    Array,
+    Barrier,
+    Constant,
+    Divisor,
+    Field,
+    Part,
+    Strided,
+    TensorMap,
+    Type,
+    amount,
+    pointer_to,
+)
+from fagen.schedule import Values
+
+_ONE, _PER_WARP = amount(1), amount("warpgroup", per=32)
+_ROWS_TO_READ, _ROWS_TO_WRITE = Type("Rows<const Element>"), Type("Rows<Element>")
+_NUMBERS = Type("Numbers")
+_DQ = amount("block_m", "head_dim_padded")
+
+
+def sums(values: Values) -> Iterator[Part]:
+    """Yield how dQ is added up, and rounded."""
+    shape = "batch, heads, m_blocks" if values["lengths"] == "equal" else "heads, m_slots"
+    yield Part(
+        head=("backward/sums/row_block.cuh.j2",),
+        constants=(
+            Constant("dq_columns", _dq_columns_note(values)),
+            Constant("dq_parts", "warpgroups that compute dQ"),
+            Constant("dq_adders", "threads that add it up, in turns"),
+            Constant("dq_slices", "in which each hands it on"),
+            Constant(
+                "line_bytes",
+                "of the L2 cache: additions that begin within one take longer",
+                name="line",
+            ),
+        ),
+        shared=(
+            Array("dq", FLOAT, (Amount(("block_m", "head_dim_padded"), ("cluster", "dq_slices")),)),
+            Barrier(
+                "dq_full",
+                (amount("dq_adders"), amount("dq_parts")),
+                _PER_WARP,
+                note="for each that adds, so that none misses a phase",
+            ),
+            Barrier("dq_empty", (amount("dq_parts"),), _ONE),
+        ),
+        params=(
+            Field("out_rows", _ROWS_TO_READ),
+            Field("dout_rows", _ROWS_TO_READ),
+            Field("dq_rows", _ROWS_TO_WRITE),
+            Field("lse", _NUMBERS, Strided("lse")),
+            Field("dlse", _NUMBERS, Strided("dlse"), "dlse.data may be null"),
+            Field("row_blocks", pointer_to(Type("RowBlock")), Argument("workspace"), f"({shape})"),
+        ),
+    )
+    if values["postprocess"]:
+        yield _rounded_meanwhile()
+
+
+def row_block(values: Values) -> Iterator[Array]:
+    """Yield what there is of a block of rows in the workspace; `values` are choices."""
+    shared_by = (amount("cluster"),) if values["cluster"] > 1 else ()
+    half = ", of the half that a block of a cluster computes" if shared_by else ""
+    first = "parts of dQ that are there" if values["deterministic"] else "1 once dQ's first part is"
+    yield _noted("dq", FLOAT, "in the order of the threads' accumulators", _DQ)
+    yield _noted(
+        "statistics",
+        statistics(values),
+        "-LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0",
+    )
+    yield _noted("added", UINT32, first + half, *shared_by)
+    if values["persistent"]:
+        yield _noted("drawn", UINT32, "of the very first: tiles that thread blocks have drawn")
+    if values["postprocess"]:
+        rounded = "of the very first: blocks of rows that warps have drawn to round their dQ"
+        yield _noted("rounded", UINT32, rounded)
+        done = "of sections of heads, in as many records: threads that have added a tile's dQ"
+        yield _noted("done", UINT32, done)
+
+
+def _noted(name: str, type: Type, note: str, *dims: Amount) -> Array:
+    return Array(name, type, dims, note=note, aligned=False)
+
+
+def _dq_columns_note(values: Values) -> str:
+    """What an accumulator of dQ holds."""
+    shared = values["shares_rows"]
+    if values["dq_transposed"]:
+        rows = "rows of a warpgroup's own"
+        rows = "all rows, beside 64 columns for each warpgroup" if shared else rows
+        return f"of an accumulator of dQ, which lies transposed: {rows}"
+    whole = shared or values["dq_by"] == "one"
+    note = f"that a warpgroup computes, of {'all rows' if whole else '64 rows of its own'}"
+    return note + "; the last the rest" * values["leaves_rest"]
+
+
+def _rounded_meanwhile() -> Part:
+    """A spare warp rounds dQ of finished heads."""
+    flag = "1 once the last one is drawn"
+    return Part(
+        head=("backward/sums/piece.cuh",),
+        device=("backward/sums/block_of_rows.cuh",),
+        constants=(Constant("pieces", "of sums of dQ, on their way to the warp that rounds them"),),
+        shared=(
+            Array("pieces", Type("Piece", amount("warpgroup", 32)), (amount("pieces"),), "sums"),
+            Barrier("piece_full", (amount("pieces"),), _ONE, transactions=True),
+            Array("no_more_tiles", UINT32, row="tiles", note=flag, aligned=False),
+        ),
+        params=(
+            Field("row_blocks_count", INT, note="of all heads"),
+            Field(
+                "early_blocks",
+                INT,
+                note="the first of those, whose dQ may be rounded before all tiles are done",
+            ),
+            Field("m_blocks_divisor", DIVISOR),
+            Field("heads_divisor", DIVISOR, Divisor(Argument("heads"))),
+            Field("section_blocks", DIVISOR, note="of rows of a section"),
+        ),
+    )
+
+
+def outputs(values: Values) -> Iterator[Part]:
+    """Yield how dK and dV leave."""
+    drawn = values["persistent"]
+    rows = amount("block_n") if drawn else amount("warpgroup_rows")
+    maps = (
+        TensorMap("dk", (amount("qk_slab"), rows), "qk_swizzle"),
+        TensorMap("dv", (amount("v_slab"), rows), "v_swizzle"),
+    )
+    if not drawn:
+        yield Part(named_barriers=("kStore",), maps=maps)
+    else:
+        full = amount("consumers", "warpgroup")
+        yield Part(
+            maps=maps,
+            shared=(
+                Barrier("dk_full", (), full, note="of what leaves by way of dQ's space"),
+                Barrier("dv_full", (), full, note="and dS's"),
+                Barrier("dv_empty", (), _ONE),
+            ),
+        )
+    if values["lengths"] == "equal":
+        yield Part(head=("backward/outputs/key_block.cuh",))

@@ -1,0 +1,140 @@
+"""Keys: which rows see them; tiles: who deals them."""
+
+from collections.abc import Iterator
+
+from fagen.part import (
+    DIVISOR,
+    INT,
+    INT64,
+    Argument,
+    Array,
+    Barrier,
+    Constant,
+    Field,
+    Part,
+    Type,
+    amount,
+    pointer_to,
+)
+from fagen.schedule import Values
+from fagen.vocab import MASKS
+
+_ROWS_TO_WRITE = Type("Rows<Element>")
+_TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
+_TO_INT32 = pointer_to(Type("int32_t"), const=True)
+_OF_A_LAUNCH = "of a launch of a kernel before or after, whose grid may not hold all of them"
+
+
+def keys(values: Values) -> Iterator[Part]:
+    """Yield which rows see a tile's keys."""
+    mask = MASKS[values["mask"]]
+    first, last = (
+        f"backward/keys/{'rising' if by_row else 'same'}_{end}.cuh"
+        for end, by_row in (("first", mask.first_by_row), ("last", mask.last_by_row))
+    )
+    search = ("backward/keys/search.cuh",) if mask.by_row else ()
+    texts = "backward/keys/seen_by.cuh.j2", *search, last, first, "backward/keys/blocks.cuh"
+    yield Part(device=texts)
+
+
+def tiles(values: Values) -> Iterator[Part]:
+    """Yield who deals tiles."""
+    if values["cluster"] > 1:
+        yield Part(device=("backward/tiles/cluster_rank.cuh",))
+    yield _varlen() if values["lengths"] == "varlen" else _equal()
+    if values["persistent"]:
+        yield _drawn()
+    yield Part(device=("backward/tiles/order.cuh",))
+
+
+def _equal() -> Part:
+    """Sequences of one length; tiles in an order that the host works out."""
+    to_key_blocks = pointer_to(Type("KeyBlock"))
+    return Part(
+        head=(
+            "sm90/fast_divisor.cuh",
+            "backward/tiles/tensors.cuh",
+            "backward/tiles/tile.cuh.j2",
+        ),
+        methods=("backward/tiles/records.cuh",),
+        device=("backward/tiles/equal.cuh.j2",),
+        constants=(
+            Constant(
+                "l2_share_bytes",
+                "bytes of the L2 cache for Q, dO and dQ",
+                name="l2_share",
+                type=INT64,
+            ),
+        ),
+        params=(
+            Field("dk_rows", _ROWS_TO_WRITE),
+            Field("dv_rows", _ROWS_TO_WRITE),
+            Field("key_blocks", to_key_blocks, note="(batch, kv_heads, blocks of keys, shares)"),
+            *(Field(name, INT, Argument(name)) for name in ("heads", "kv_heads")),
+            Field("shares", INT, note="in which a group is dealt to thread blocks"),
+            Field("share_heads", INT, note="heads of one; the last may have fewer"),
+            *(Field(name, INT, Argument(name)) for name in ("seqlen_q", "seqlen_k")),
+            *(Field(name, INT) for name in ("m_blocks", "n_blocks")),
+            Field("sections", INT),
+            Field("section_tiles", DIVISOR, note="of heads whose Q, dO and dQ share the L2 cache"),
+            *(Field(name, DIVISOR) for name in ("section_heads", "last_section_heads")),
+            Field("batch_shares", DIVISOR, note="shares of all groups of a batch"),
+            Field("shares_divisor", DIVISOR, note="and of one"),
+            Field("first_head", INT, note=_OF_A_LAUNCH),
+            Field("first_batch", INT),
+        ),
+    )
+
+
+def _varlen() -> Part:
+    """Sequences of lengths of their own, which the GPU reads."""
+    return Part(
+        head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_tile.cuh.j2"),
+        methods=("backward/tiles/varlen_records.cuh",),
+        device=("backward/tiles/slots.cuh", "backward/tiles/varlen.cuh"),
+        kernel=("backward/tiles/varlen_kernel.cuh",),
+        shared=(Array("sequence", Type("Sequence", 24), aligned=False),),
+        params=(
+            Field(
+                "cu_seqlens_q",
+                _TO_INT32,
+                Argument("cu_seqlens_q"),
+                "where sequences begin, and the last one ends",
+            ),
+            Field("cu_seqlens_k", _TO_INT32, Argument("cu_seqlens_k"), "the same of keys"),
+            Field(
+                "seqused_k",
+                _TO_INT32,
+                Argument("seqused_k"),
+                "of how many keys each is to see the first ones; null: of all",
+            ),
+            Field("offsets", INT, Argument("offsets"), "one more than there are sequences"),
+            *(Field(name, INT, Argument(name)) for name in ("total_q", "total_k")),
+            Field("m_slots", INT, note="for blocks of rows of all sequences; see Slots"),
+            Field("n_slots", INT, note="and for those of keys"),
+            Field("first_head", INT, note=_OF_A_LAUNCH),
+        ),
+    )
+
+
+def _drawn() -> Part:
+    """Thread blocks draw tiles, and pass them on through a ring."""
+    return Part(
+        device=("backward/tiles/drawn.cuh",),
+        constants=(
+            Constant("tile_stages", "tiles drawn and not yet done"),
+            Constant("tile_readers", "warps that multiply, and threads that add dQ up"),
+        ),
+        shared=(
+            Barrier("tile_full", (_TILE_STAGES,), _ONE),
+            Barrier("tile_empty", (_TILE_STAGES,), amount("tile_readers")),
+            Array(
+                "tiles",
+                Type("Tile", 40),
+                (_TILE_STAGES,),
+                note="in work, and next",
+                aligned=False,
+            ),
+        ),
+        params=(Field("tiles", INT),),
+    )

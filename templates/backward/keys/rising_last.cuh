@@ -1,0 +1,4 @@
+// The first row whose keys end after a key; seqlen_q if there is none.
+__device__ __forceinline__ int first_row_past(const Lengths& lengths, int key) {
+  return first_row_where(lengths, [&](const Keys& seen) { return seen.last > key; });
+}

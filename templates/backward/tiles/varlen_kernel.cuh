@@ -1,0 +1,5 @@
+  Sequence sequence;
+  const Tile tile = tile_of(params, sequence);
+  if (tile.first_key >= sequence.held_k) {
+    return;
+  }
