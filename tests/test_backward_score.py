@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from jinja2 import ChoiceLoader, DictLoader, Environment, PrefixLoader
+from jinja2 import ChoiceLoader, DictLoader, PrefixLoader
 from torch import Tensor
 
 from fagen import ledger, render, simulator
@@ -48,15 +48,8 @@ def with_score(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     children = {f"backward/{part}.j2": child(part) for part in ("keys", "gradients")}
-    changed = Environment(
-        loader=ChoiceLoader(
-            [DictLoader(children), PrefixLoader({"own": usual.loader}), usual.loader]
-        ),
-        undefined=usual.undefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    loader = ChoiceLoader([DictLoader(children), PrefixLoader({"own": usual.loader}), usual.loader])
+    changed = usual.overlay(loader=loader)
     monkeypatch.setattr(render, "environment", lambda: changed)
 
 
