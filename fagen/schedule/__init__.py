@@ -58,7 +58,9 @@ class Schedule(Section):
         tables: dict[str, Any] = {
             name: field.annotation for name, field in cls.model_fields.items()
         }
-        cls.keys = replace(cls.keys, tables=tables)
+        keys = replace(cls.keys, tables=tables)
+        kinds = {key: field.annotation for key, field in keys.fields.items()}
+        cls.keys = replace(keys, slug=keys.slug.with_codes_of(kinds))
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

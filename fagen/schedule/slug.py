@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,13 +32,19 @@ class Code:
         return None if isinstance(value, str) else value
 
 
+def own_code(key: str, kind: Any) -> Code:
+    """Return the code of a key for which no other is declared: its name, without underscores."""
+    name = key.replace("_", "")
+    return Code(key, words={True: name, False: f"no{name}"}) if kind is bool else Code(key, name)
+
+
 @dataclass(frozen=True)
 class SlugForm:
     """What slugs of one kind look like: a head that is always there, then codes.
 
     `head` names keys in braces; what is in brackets is there only where its key says something,
     as in "fwd_{dtype}_d{head_dim}[v{head_dim_v}]". `codes` follow in this order, each only where
-    its key is not at its default. `former` says of a code that slugs once had, as a pattern, what
+    its key is not at its default; then those of numbers and flags that have no other, their names. `former` says of a code that slugs once had, as a pattern, what
     became of it.
     """
 
@@ -51,6 +57,12 @@ class SlugForm:
     def prefix(self) -> str:
         """How every slug of the kind begins."""
         return self.head.partition("{")[0]
+
+    def with_codes_of(self, kinds: Mapping[str, Any]) -> "SlugForm":
+        """Return the form with a code for each of these keys, given with their types."""
+        known = {*_NAME.findall(self.head), *(code.key for code in self.codes)}
+        own = (own_code(key, kind) for key, kind in kinds.items() if key not in known)
+        return replace(self, codes=(*self.codes, *own))
 
     def write(self, keys: Mapping[str, Any]) -> str:
         """Return the slug of the keys that say something (see Schedule.settings)."""
