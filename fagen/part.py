@@ -28,6 +28,7 @@ class Seat(StrEnum):
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
+    SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked
     KERNELS = "kernels"  # kernels that run before the last one
     KERNEL = "kernel"  # statements of the kernel before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
@@ -265,6 +266,7 @@ class Part:
     loader: tuple[str, ...] = ()
     producer: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()

@@ -17,12 +17,12 @@ from fagen.kinds.forward.structure import RULES
 from fagen.part import DESCRIPTOR, Constant, Part, Parts
 from fagen.schedule import Values
 
-# the keys that choose parts, beside RULES; sizes are none of them
-CHOSEN = (
-    *("dtype", "mask", "lengths", "order", "cluster", "producer", "v_layout", "num_splits"),
-    *("scales", "scale_rows", "v_scales", "maximum", "sum", "promote", "promote_columns"),
-    *("totals", "rescale_threshold", "p_offset"),
-    *("intra_warpgroup", "inter_warpgroup", "output", "out_dtype"),
+# the keys that choose no parts, but by RULES
+SIZES = frozenset(
+    (
+        *("head_dim", "head_dim_v", "block_m", "block_n", "stages", "q_stages"),
+        *("producer_registers", "consumer_registers", "max_spill_bytes"),
+    )
 )
 
 # The order of members of SharedStorage and of initialised barriers, by name: machine code
@@ -64,13 +64,13 @@ _EQUAL = (
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    keys = (values[key] for key in CHOSEN)
-    return _parts(*keys, *(rule(values) for rule in RULES.values()))
+    keys = (item for item in values.items() if item[0] not in SIZES)
+    return _parts(*keys, *((name, rule(values)) for name, rule in RULES.items()))
 
 
 @cache
-def _parts(*choices: Any) -> Parts:
-    values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
+def _parts(*choices: tuple[str, Any]) -> Parts:
+    values = dict(choices)
     slots = sizes, consumer, tiles, keys, loads, v, scores, steps, output
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL

@@ -61,7 +61,11 @@ def scores(values: Values) -> Iterator[Part]:
     yield from _promotion(values)
     if dtype.fp8:
         yield from _descales(values)
-    yield Part(consumer=_consumer(values))
+    reads = values["scales"] == "block" and not values["scales_before_qk"]
+    yield Part(
+        consumer=_consumer(values),
+        scores=("forward/scores/scale/read.cuh",) if reads else (),
+    )
 
 
 def _consumer(values: Values) -> tuple[str, ...]:
