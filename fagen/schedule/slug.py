@@ -44,8 +44,8 @@ class SlugForm:
 
     `head` names keys in braces; what is in brackets is there only where its key says something,
     as in "fwd_{dtype}_d{head_dim}[v{head_dim_v}]". `codes` follow in this order, each only where
-    its key is not at its default; then those of numbers and flags that have no other, their names. `former` says of a code that slugs once had, as a pattern, what
-    became of it.
+    its key is not at its default; then those of numbers and flags that have no other, their names.
+    `former` says of a code that slugs once had, as a pattern, what became of it.
     """
 
     head: str
