@@ -115,7 +115,8 @@ class Combination:
 
     num_splits: int  # of a sequence, at most
     head_dim_v: int
-    window: int = 16  # chunks that are folded at a time, weighed by as many lanes
+    window: int = 16  # splits that are combined at a time, weighed by as many lanes
+    resumes: bool = False  # thread blocks have combined some, from a row's first on
 
     @property
     def lanes(self) -> int:

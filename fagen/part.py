@@ -29,9 +29,10 @@ class Seat(StrEnum):
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
     SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked
-    KERNELS = "kernels"  # kernels that run before the last one
+    KERNELS = "kernels"  # kernels that run before the last one, or behind the first
     KERNEL = "kernel"  # statements of the kernel before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
+    COMBINE = "combine"  # statements of the kernel that combines splits: where a row's begin
     HOST = "host"  # statements of the launcher that fill Params
 
 
@@ -270,6 +271,7 @@ class Part:
     kernels: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
+    combine: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     shared: tuple[Member, ...] = ()
     params: tuple[Field, ...] = ()

@@ -64,14 +64,14 @@ ONE_HEAD = scene(Sizes(1, 1, 1, 64 * 4 + 9, 64 * 5 + 3))
 MANY_HEADS = scene(Sizes(1, 8, 2, 130, 300), Sizes(2, 4, 4, 300, 40), Sizes(1, 2, 2, 131, 0))
 # the second with a block that a tile's first warpgroup skips, whose place nothing fills again
 CHUNKS = scene(Sizes(1, 3, 1, 130, 300), Sizes(1, 1, 1, 128, 384))
-# two steps of a chunk, the second with larger scores, and a last block that is not full
+# two steps of a split, the second with larger scores, and a last block that is not full
 RISING = DecodeCase(
     Sizes(2, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5), rises=True, sigma=6.0, per_sequence=False
 )
 ONE_BLOCK = DecodeCase(
     Sizes(8, 8, 2, 1, 512), (512,) * 8, per_sequence=False
 )  # the ring has place for a third one's
-# chunks that follow each other, some of several tiles; too long for a run's share; of many groups
+# splits that follow each other, some of several tiles; too long for a run's share; of many groups
 RUNS = DecodeCase(
     Sizes(8, 8, 2, 1, 64 * 17), (64 * 17, 64 * 16 + 5, 300, 70, 70, 70, 70, 70), per_sequence=False
 )
@@ -122,12 +122,12 @@ KERNELS = {
         careful=(
             "Units::Units: .*all_sync.*",
             "Units::parts_of",
-            "Units::next: (- unit.chunk.*|min\\(unit.first_key.*|at \\+= .*)",
+            "Units::next: (- unit.split.*|min\\(unit.first_key.*|at \\+= .*)",
             "tile_of",
             "Consumer::settle: (sum|reference|for).*",
-            "Consumer::begin_fold: folded_reference.*",
-            "Consumer::run: (folds|begin).*",
-            "Consumer::add_keys: .*== unit.first_key.*",
+            "Consumer::begin_combining: combined_reference.*",
+            "Consumer::take: (combines|begin).*",
+            "Consumer::take: .*== unit.first_key.*",
             "Consumer::weigh_keys: clear_values.*",
             "merge: (- begun|reference = .*|sum = .*) left out",
         ),
@@ -135,7 +135,7 @@ KERNELS = {
     "dec_fp16_d128_causal_r8n64_fixed": Tried(
         (scene(MISSED),),
         careful=(
-            r"Consumer::begin: \? .*",
+            r"Consumer::(begin|takes|first_reference): \? .*",
             r"Consumer::finish: (\? .*|failed .*)",
             "decode: if .*syncthreads_or.*",
         ),

@@ -74,7 +74,7 @@ class Gemm:
     a_in_registers: bool = False
     a_along_m: bool = False  # in shared memory, with M and not K along its rows
     b_along_n: bool = False
-    sets: bool = False  # it may take the place of what was there
+    sixteen_bits: bool = True  # else both have K along their rows
 
     @property
     def accumulators(self) -> int:
@@ -85,6 +85,14 @@ class Gemm:
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the asm operands that follow these: A, B, whether to add."""
         return operands(self.accumulators, 6 if self.a_in_registers else 3)
+
+    @property
+    def immediates(self) -> tuple[int, ...]:
+        """What comes last: A and B as they are, not negated; whether they lie along M and N."""
+        along = (int(self.b_along_n),)
+        if not self.a_in_registers:
+            along = int(self.a_along_m), *along
+        return (1, 1, *(along if self.sixteen_bits else ()))
 
 
 def carried(plan: type, schedule: Schedule, *but: str) -> dict[str, Any]:

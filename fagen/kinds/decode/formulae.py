@@ -9,7 +9,6 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.budget import (
-    FP32_BYTES,
     SHARED,
     Account,
     Budget,
@@ -17,8 +16,10 @@ from fagen.kinds.budget import (
     below,
     shared_memory,
 )
+from fagen.kinds.decode.parts import parts
 from fagen.kinds.decode.rules import padded, share
 from fagen.ledger import Margin, symbols
+from fagen.part import Parts
 from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
@@ -52,23 +53,12 @@ def padded_head_dims(values: Values) -> tuple[int, int]:
     return padded(values["head_dim"], dtype), padded(values["head_dim_v"], dtype)
 
 
-def k_is_wider(values: Values) -> bool:
-    """Whether a buffer of the ring is as wide as K, else as V."""
-    d, d_v = padded_head_dims(values)
-    return d >= d_v
-
-
 @cache
-def shared_formulae(k_wider: bool) -> Mapping[str, Any]:
+def shared_formulae(made_of: Parts) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
-    return {
-        "ring": stages * n * (d if k_wider else d_v) * e,
-        "q": q_stages * m * d * e,
-        "p": 2 * m * n * e,  # of this step, and of the one whose product is under way
-        "statistics": 2 * WARPS * m * FP32_BYTES,  # maxima and sums
-        "barriers": SM90.mbarrier_bytes * 2 * (stages + q_stages),
-    }
+    sizes = {"rows": m, "block_n": n, "stages": stages, "q_stages": q_stages, "element_bytes": e}
+    return made_of.rows({**sizes, "head_dim_padded": d, "head_dim_v_padded": d_v, "warps": WARPS})
 
 
 @cache
@@ -104,7 +94,7 @@ def _accounts(values: Values) -> Iterator[Account]:
         if room == SM90.smem_per_block
         else f"{SM90.source('smem_per_sm')}, for {blocks} blocks"
     )
-    yield shared_memory(shared_formulae, (k_is_wider(values),), "stages", room, source)
+    yield shared_memory(shared_formulae, (parts(values),), "stages", room, source)
     forms = values["speculate"], values["by"] == "stream_k"
     source = (
         f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "

@@ -11,14 +11,17 @@ from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
 from fagen.kinds.decode.formulae import (
     BUDGET,
     THREADS,
-    k_is_wider,
+    WARPS,
     padded_head_dims,
     registers_left,
 )
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.rules import SWIZZLE, straddles
+from fagen.kinds.decode.parts import parts
+from fagen.kinds.decode.rules import SWIZZLE, prefetches, straddles
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
+from fagen.part import Parts
+from fagen.schedule import Values
 from fagen.signature import Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle
 
@@ -54,7 +57,6 @@ class Plan(Budgeted, Combining):
     head_dim_v: int
     head_dim_padded: int
     head_dim_v_padded: int
-    k_is_wider: bool  # a buffer of the ring is as wide as K
     rows: int
     block_n: int
     num_splits: int
@@ -85,14 +87,20 @@ class Plan(Budgeted, Combining):
         return self.head_dim_v < self.head_dim_v_padded
 
     @property
-    def shares_lines(self) -> bool:
-        """Whether a line of L2 may have parts of two heads' rows of K or V."""
-        return straddles(self.dtype.name, self.head_dim, self.head_dim_v)
+    def eviction(self) -> str:
+        """What L2 does with K and V once read: a line may have parts of two heads' rows."""
+        shared = straddles(self.dtype.name, self.head_dim, self.head_dim_v)
+        return "NORMAL" if shared else "FIRST"
 
     @property
     def prefetches(self) -> bool:
-        """Whether first keys are asked for while the launch before ends: not beside spills."""
-        return not self.max_spill_bytes
+        """Whether first keys are asked for while the launch before ends."""
+        return prefetches(self.schedule.values())
+
+    @property
+    def prefetch_warp(self) -> int:
+        """Which does so: where nobody is waited for, the one that loads is at it already."""
+        return 0 if self.by_runs else WARPS
 
     @property
     def bytes_in_flight(self) -> int:
@@ -104,7 +112,7 @@ class Plan(Budgeted, Combining):
         """The wgmma instructions."""
         number = self.dtype.ptx
         return (
-            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, number, sets=True),
+            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, number),
             Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, number, a_along_m=True),
         )
 
@@ -116,6 +124,11 @@ class Plan(Budgeted, Combining):
     def ledger(self) -> str:
         """The ledgers, to be printed."""
         return f"{super().ledger}\n\nbytes of K and V under way per SM  {self.bytes_in_flight:,}"
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What the kernel is made of."""
+        return parts(self.schedule.values())
 
     @cached_property
     def signature(self) -> Signature:
@@ -147,22 +160,22 @@ def plan(schedule: Schedule) -> Plan:
         **carried(Plan, schedule),
         head_dim_padded=d,
         head_dim_v_padded=d_v,
-        k_is_wider=k_is_wider(values),
         by_runs=values["by"] == "stream_k",
         unified=unified,
         speculates=values["speculate"],
         slab=SWIZZLE.bytes // dtype.bytes,
         threads=THREADS,
         launch_registers=registers_left(values["blocks"]),
-        combination=_combination(values["num_splits"], values["head_dim_v"]),
+        combination=_combination(values),
         ledgers=ledgers,
         rescale_threshold=above if unified else _LAZY_ABOVE,
         least_mean=2.0**-below,
     )
 
 
-def _combination(num_splits: int, head_dim_v: int) -> Combination:
-    """Fold 8 chunks at a time, which is faster where a row fills warps; nvcc spills elsewhere."""
-    combination = Combination(num_splits, head_dim_v, window=8)
+def _combination(values: Values) -> Combination:
+    """Combine 8 splits at a time: faster where a row fills warps; nvcc spills elsewhere."""
+    resumes = values["by"] == "stream_k"
+    combination = Combination(values["num_splits"], values["head_dim_v"], 8, resumes)
     whole = combination.lanes % 32 == 0 and not combination.ragged
     return combination if whole else replace(combination, window=16)

@@ -52,6 +52,17 @@ def padded(head_dim: int, dtype: str) -> int:
     return -(-head_dim // slab) * slab
 
 
+def k_is_wider(values: Values) -> bool:
+    """Whether a buffer of the ring is as wide as K, else as V."""
+    d, d_v = (padded(values[key], values["dtype"]) for key in ("head_dim", "head_dim_v"))
+    return d >= d_v
+
+
+def prefetches(values: Values) -> bool:
+    """Whether first keys are asked for while the launch before ends: not beside spills."""
+    return not values["max_spill_bytes"]
+
+
 def straddles(dtype: str, *head_dims: int) -> bool:
     """Whether some row of K or V begins within a line of L2, which two heads share then."""
     return any(d * DTYPES[dtype].bytes % SM90.l2_line_bytes for d in head_dims)

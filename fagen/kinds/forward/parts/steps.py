@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.combining import EVERY_SPLIT, SEEN_SPLITS, combining
 from fagen.part import (
     ELEMENT,
     FLOAT,
@@ -20,7 +21,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, MASKS
 
 
 def consumer(values: Values) -> Iterator[Part]:
@@ -87,6 +88,19 @@ def output(values: Values) -> Iterator[Part]:
     """How O leaves."""
     way = "split" if values["num_splits"] > 1 else values["output"]
     varlen, dtype = values["lengths"] == "varlen", DTYPES[values["dtype"]]
+    limited = values["out_dtype"] == values["dtype"] and bool(dtype.largest)
+    v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
+    if limited:
+        yield Part(constants=(Constant("largest_output", "that is finite"),))
+    if way == "split":
+        start = SEEN_SPLITS if MASKS[values["mask"]].first_by_row else EVERY_SPLIT
+        yield Part(
+            consumer=("forward/tiles/lengths.cuh", "forward/output/split.cuh.j2"),
+            kernel=("sm90/overlap_launches.cuh",),
+            shared=(v_array,),
+        )
+        yield combining(start, "limited" if limited else "average")
+        return
     lse_strides = ("head",) if varlen else ("batch", "head")
     yield Part(
         consumer=("forward/tiles/varlen_lengths.cuh" if varlen else "forward/tiles/lengths.cuh",),
@@ -95,22 +109,6 @@ def output(values: Values) -> Iterator[Part]:
             *(Field(f"lse_stride_{s}", INT64, Argument(f"lse_stride_{s}")) for s in lse_strides),
         ),
     )
-    v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
-    if values["out_dtype"] == values["dtype"] and dtype.largest:
-        yield Part(constants=(Constant("largest_output", "that is finite"),))
-    if way == "split":
-        names = "out_stride_batch", "out_stride_seq", "out_stride_head"
-        yield Part(
-            device=("sm90/dependent_launch.cuh",),
-            consumer=("forward/output/split.cuh.j2",),
-            kernel=("forward/output/overlap_launches.cuh",),
-            shared=(v_array,),
-            params=(
-                Field("out", pointer_to(ELEMENT), Argument("out")),
-                *(Field(name, INT64, Argument(name)) for name in names),
-            ),
-        )
-        return
     yield Part(
         consumer=(
             "forward/output/varlen.cuh" if varlen else "forward/output/dense.cuh",

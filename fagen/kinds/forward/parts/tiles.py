@@ -25,7 +25,6 @@ from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 _TILE, _VARLEN_TILE = Type("Tile", 48), Type("Tile", 64)
-_SHARE = Type("Share")
 
 
 def tiles(values: Values) -> Iterator[Part]:
@@ -106,21 +105,10 @@ def _varlen(values: Values) -> Part:
 
 
 def _split() -> Part:
-    """Tiles of chunks of the keys, each of which gives a partial output."""
+    """Tiles of splits of the keys, each of which gives a partial output."""
     return Part(
-        head=("common/share.j2",),
-        methods=("common/partial.j2",),
-        constants=(
-            Constant("num_splits", "that a sequence's keys are cut into, at most", name="chunks"),
-        ),
+        kernels=("forward/tiles/splits_of.cuh.j2",),
         params=(
-            Field(
-                "partials",
-                pointer_to(FLOAT),
-                Argument("workspace"),
-                "(batch, chunks, seqlen_q, heads, columns of V): sums of P V",
-            ),
-            Field("shares", pointer_to(_SHARE), note="(batch, chunks, seqlen_q, heads)"),
             *(Field(name, INT, Argument(name)) for name in ("batch", "heads")),
             *(Field(name, INT, Argument(name)) for name in ("seqlen_q", "seqlen_k")),
             Field("chunk_blocks", INT, note="blocks of keys of a chunk, at most"),
@@ -129,8 +117,6 @@ def _split() -> Part:
             Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
             Field("chunk_tiles", DIVISOR, note="tiles of a chunk"),
             Field("kv_head_tiles", DIVISOR, note="and those of one KV head"),
-            Field("heads_divisor", DIVISOR, Divisor(Argument("heads"))),
-            Field("seqlen_q_divisor", DIVISOR, Divisor(Argument("seqlen_q"))),
             Field("scale", FLOAT, Argument("scale"), "of S"),
         ),
     )

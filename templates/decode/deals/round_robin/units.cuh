@@ -1,5 +1,5 @@
-// Finds units by their number. Those of a sequence follow each other, KV heads fastest, so that blocks that run at a
-// time read neighbouring memory and every sequence is dealt to all SMs.
+// Units by their number, dealt to thread blocks in turns. Those of a sequence follow each other, KV heads fastest, so that
+// blocks that run at a time read neighbouring memory and every sequence is dealt to all SMs.
 struct Units {
   const Params& params;
   int window = 0;  // of 32 sequences, one for each lane: the first of them
@@ -10,7 +10,7 @@ struct Units {
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
   __device__ __forceinline__ int units_of(const Sequence& sequence) const {
-    return chunks_of(sequence.length) * params.chunk_units;
+    return splits_of(sequence.length) * params.chunk_units;
   }
 
   __device__ __forceinline__ void count() {
@@ -42,12 +42,12 @@ struct Units {
     unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
     const int rest = params.kv_heads_divisor.divide(rank);
     unit.kv_head = rank - rest * params.kv_heads;
-    unit.chunk = params.row_tiles.divide(rest);
-    const int row_tile = rest - unit.chunk * params.row_tiles.value;
-    const int keys = chunk_keys(unit.sequence.length);
-    unit.first_key = unit.chunk * keys;
+    unit.split = params.row_tiles.divide(rest);
+    const int row_tile = rest - unit.split * params.row_tiles.value;
+    const int keys = split_keys(unit.sequence.length);
+    unit.first_key = unit.split * keys;
     unit.last_key = min(unit.first_key + keys, unit.sequence.length);
-{% include "decode/unit_rows.j2" %}
+    unit.take_rows(params, row_tile);
     return true;
   }
 };

@@ -9,43 +9,43 @@ __device__ __forceinline__ int tile_of(const Params& params, int group) {
   return group * abreast + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast;
 }
 
-// Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of keys. All of it is cut
+// Splits in the order of sequences, of an output tile each (a KV head and a tile of rows), and of keys. All of it is cut
 // into runs of the same number of steps, and what a run has of a tile is a unit. A thread block that begins with a tile's
-// first chunk folds what follows in registers, so most outputs are written once, and wholly. Neighbouring blocks go
+// first split combines what follows in registers, so most outputs are written once, and wholly. Neighbouring blocks go
 // through a run abreast, each in a tile of its own: they read neighbouring heads of the same keys at a time.
 //
-// Where a run's share is less than two of the longest chunks, cutting would give some runs two of them, and some one. Then
-// runs take chunks in turns, long ones and short ones.
+// Where a run's share is less than two of the longest splits, cutting would give some runs two of them, and some one. Then
+// runs take splits in turns, long ones and short ones.
 struct Units {
   const Params& params;
-  int at, end;            // steps of the run, counted from the first sequence: a chunk is its block's who has its first step
-  bool in_turns = false;  // then they are chunks
+  int at, end;            // steps of the run, counted from the first sequence: a split is its block's who has its first step
+  bool in_turns = false;  // then they are splits
   int window = 0;         // of 32 sequences, one for each lane: the first of them
   Sequence own;           // the lane's
-  int parts, ends;        // steps, or chunks, of the lane's sequence, and up to it with its own
+  int parts, ends;        // steps, or splits, of the lane's sequence, and up to it with its own
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
     const int each = tile_steps(sequence_of(params, 0));
-    int total = 0, chunks = 0, longest = 0;
+    int total = 0, splits = 0, longest = 0;
     bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
       const Sequence sequence = sequence_of(params, batch);
       const int steps = tile_steps(sequence);
       total += steps;
-      chunks += chunks_of(sequence.length);
-      longest = max(longest, chunk_steps(sequence));
+      splits += splits_of(sequence.length);
+      longest = max(longest, split_steps(sequence));
       alike &= steps == each;
     }
     total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
-    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups.value;
+    splits = __reduce_add_sync(0xffffffffu, splits) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-    // Tiles that are alike may stay whole: then nothing is left to be merged.
+    // Tiles that are alike may stay whole: then nothing is left to be combined.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     if (!whole && total / runs < 2 * longest) {
       at = run;
-      end = chunks;
+      end = splits;
       in_turns = true;
     } else {
       const int least = whole ? max(1, each) : 1;
@@ -55,17 +55,17 @@ struct Units {
     count(0);
   }
 
-  // Each chunk takes a step more than it has blocks of keys: to be begun and folded.
+  // Each split takes a step more than it has blocks of keys: to be begun and combined.
   __device__ __forceinline__ int tile_steps(const Sequence& sequence) const {
-    return blocks_of(sequence.length, kBlockN) + chunks_of(sequence.length);
+    return blocks_of(sequence.length, kBlockN) + splits_of(sequence.length);
   }
 
-  __device__ __forceinline__ int chunk_steps(const Sequence& sequence) const {
-    return chunk_keys(sequence.length) / kBlockN + 1;
+  __device__ __forceinline__ int split_steps(const Sequence& sequence) const {
+    return split_keys(sequence.length) / kBlockN + 1;
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) * params.tile_groups.value;
+    return (in_turns ? splits_of(sequence.length) : tile_steps(sequence)) * params.tile_groups.value;
   }
 
   // Of the sequences of a window, behind so many parts.
@@ -98,46 +98,32 @@ struct Units {
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
       const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
-      const int keys = chunk_keys(unit.sequence.length);
+      const int keys = split_keys(unit.sequence.length);
       int group;
       if (in_turns) {
-        unit.chunk = params.tile_groups.divide(rank);
-        group = rank - unit.chunk * params.tile_groups.value;
-        unit.first_key = unit.chunk * keys;
+        unit.split = params.tile_groups.divide(rank);
+        group = rank - unit.split * params.tile_groups.value;
+        unit.first_key = unit.split * keys;
         unit.last_key = min(unit.first_key + keys, unit.sequence.length);
         at += params.abreast.divide(gridDim.x);
       } else {
-        const int steps = tile_steps(unit.sequence), each = chunk_steps(unit.sequence);
+        const int steps = tile_steps(unit.sequence), each = split_steps(unit.sequence);
         group = rank / steps;
         const int begin = rank - group * steps;  // of the tile's steps
-        unit.chunk = blocks_of(begin, each);
-        unit.first_key = unit.chunk * keys;
+        unit.split = blocks_of(begin, each);
+        unit.first_key = unit.split * keys;
         unit.last_key = min(blocks_of(min(begin + end - at, steps), each) * keys, unit.sequence.length);
         at += steps - begin;
-        if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
+        if (unit.first_key >= unit.last_key) {  // its last split is the block's before
           continue;
         }
       }
       const int tile = tile_of(params, group);
       const int row_tile = params.kv_heads_divisor.divide(tile);
       unit.kv_head = tile - row_tile * params.kv_heads;
-{% include "decode/unit_rows.j2" %}
+      unit.take_rows(params, row_tile);
       return true;
     }
     return false;
   }
 };
-{% if plan.prefetches %}
-
-// The first unit of a thread block, as far as keys go, where tiles stay whole for want of lengths.
-__device__ __forceinline__ Unit first_of_whole(const Params& params) {
-  const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-  const int group = begin_of(run, params.batch * params.tile_groups.value, runs);
-  Unit unit{};
-  unit.batch = params.tile_groups.divide(group);
-  const int tile = tile_of(params, group - unit.batch * params.tile_groups.value);
-  unit.kv_head = tile - params.kv_heads_divisor.divide(tile) * params.kv_heads;
-  unit.last_key = params.seqlen_k;
-  return unit;
-}
-{% endif %}

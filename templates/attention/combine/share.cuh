@@ -1,4 +1,4 @@
-// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+// Of a row in a split: x, the score that P is relative to; y, the sum of P.
 using Share = float2;
 
 // A row that has seen nothing has no such score, one of what is no number none that is a number.

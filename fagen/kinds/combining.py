@@ -1,0 +1,63 @@
+"""The part of kernels that give partial outputs of splits: where they go, and who combines them."""
+
+from fagen.part import (
+    DIVISOR,
+    ELEMENT,
+    FLOAT,
+    INT64,
+    Argument,
+    Constant,
+    Divisor,
+    Field,
+    Part,
+    Type,
+    pointer_to,
+)
+
+# where a row's splits begin: with the first, or with the first that it sees keys of
+EVERY_SPLIT, SEEN_SPLITS = (f"attention/combine/{way}.cuh.j2" for way in ("every", "seen"))
+
+
+_WEIGHTS = ("attention/combine/weights.cuh.j2",)
+
+
+def combining(start: str, output: str = "average", *, in_registers: bool = False) -> Part:
+    """Return the part by which splits of the keys give partial outputs that a kernel combines.
+
+    `start` says where a row's splits begin, `output` how it is made of its sums. Thread blocks may
+    combine splits that they have one after the other, `in_registers`.
+    """
+    return Part(
+        head=("attention/combine/share.cuh",),
+        methods=("attention/combine/partial.cuh",),
+        device=("sm90/dependent_launch.cuh", *(_WEIGHTS if in_registers else ())),
+        kernels=(
+            *(() if in_registers else _WEIGHTS),
+            f"attention/combine/{output}.cuh",
+            "attention/combine/kernel.cuh.j2",
+        ),
+        combine=(start,),
+        params=(
+            Field(
+                "partials",
+                pointer_to(FLOAT),
+                Argument("workspace"),
+                "(batch, splits, seqlen_q, heads, columns of V): sums of P V",
+            ),
+            Field("shares", pointer_to(Type("Share")), note="(batch, splits, seqlen_q, heads)"),
+            Field("out", pointer_to(ELEMENT), Argument("out")),
+            Field("lse", pointer_to(FLOAT), Argument("lse"), "may be null"),
+            *(Field(name, INT64, Argument(name)) for name in _STRIDES),
+            Field("heads_divisor", DIVISOR, Divisor(Argument("heads"))),
+            Field("seqlen_q_divisor", DIVISOR, Divisor(Argument("seqlen_q"))),
+        ),
+        constants=(
+            Constant("num_splits", "that a sequence's keys are cut into, at most", name="chunks"),
+        ),
+    )
+
+
+_STRIDES = (
+    *("out_stride_batch", "out_stride_seq", "out_stride_head"),
+    *("lse_stride_batch", "lse_stride_head"),
+)

@@ -1,0 +1,248 @@
+"""The parts of a decoding kernel: what keys of a schedule mean for its text and its memory.
+
+Slots: tile (what every kernel has), deals (who takes which splits), keys (which a query sees),
+loads (how Q, K and V come), scores (how they become P, and what P is relative to), steps (the
+products), combine (where outputs of splits go, and how they become one).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from fagen.kinds.combining import EVERY_SPLIT, combining
+from fagen.kinds.decode.rules import k_is_wider, prefetches
+from fagen.part import (
+    BOOL,
+    DESCRIPTOR,
+    DIVISOR,
+    ELEMENT,
+    FLOAT,
+    INT,
+    Argument,
+    Array,
+    Barrier,
+    Constant,
+    Divisor,
+    Field,
+    Part,
+    Parts,
+    TensorMap,
+    Times,
+    Type,
+    amount,
+    pointer_to,
+)
+from fagen.schedule import Values
+
+# the keys that choose parts, and what rules make of others; sizes are none of them
+CHOSEN = ("mask", "by", "maximum", "speculate")
+RULES: Mapping[str, Callable[[Values], Any]] = {
+    "k_is_wider": k_is_wider,
+    "prefetches": prefetches,
+}
+
+# the order of members of SharedStorage and of Params, by name: machine code holds their offsets
+_SHARED = ("ring", "q", "p", "maxima", "sums", "full", "empty", "q_full", "q_empty")
+_PARAMS = (
+    *("seqused_k", "leftpad_k", "partials", "reference", "shares", "combined", "out", "lse"),
+    *("out_stride_batch", "out_stride_seq", "out_stride_head"),
+    *("lse_stride_batch", "lse_stride_head"),
+    *("batch", "heads", "kv_heads", "group", "seqlen_q", "seqlen_k"),
+    *("tile_positions", "tile_heads", "q_bytes", "chunk_units"),
+    *("abreast", "tile_groups", "level", "whole", "prefetched_keys"),
+    *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
+    *("scale", "scale_log2", "inverse_scale"),
+)
+
+_TO_INT32 = pointer_to(Type("int32_t"), const=True)
+_STAGES, _Q_STAGES, _WARPS = amount("stages"), amount("q_stages"), amount("warps")
+
+
+def parts(values: Values) -> Parts:
+    """Return the parts of a kernel with these values of a schedule's keys."""
+    chosen = (values[key] for key in CHOSEN)
+    return _parts(*chosen, *(rule(values) for rule in RULES.values()))
+
+
+@cache
+def _parts(*choices: Any) -> Parts:
+    values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
+    slots = tile, deals, keys, loads, scores, steps, combine
+    every = tuple(part for slot in slots for part in slot(values))
+    return Parts(every, shared_order=_SHARED, params_order=_PARAMS)
+
+
+def tile(_: Values) -> Iterator[Part]:
+    """What every kernel has."""
+    yield Part(
+        constants=(
+            Constant("head_dim"),
+            Constant("head_dim_v"),
+            Constant("head_dim_padded", "in shared memory, in whole slabs"),
+            Constant("head_dim_v_padded"),
+            Constant("rows", "of queries that a unit of work has at most"),
+            Constant("block_n", "keys of a step"),
+            Constant("blocks", "that share an SM"),
+            Constant("threads", "a warpgroup that computes, a warp that loads"),
+            Constant("launch_registers"),
+            Constant("dtype.wgmma_k", "the K of every wgmma", name="step_k"),
+            Constant("slab", "columns: tiles lie as slabs of 128 bytes, all rows of one together"),
+            Constant("swizzle.cute", name="descriptor", type=DESCRIPTOR),
+        ),
+        params=tuple(
+            Field(name, INT, Argument(name))
+            for name in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+        ),
+    )
+
+
+def deals(values: Values) -> Iterator[Part]:
+    """Who takes which splits."""
+    way = values["by"]
+    texts = f"decode/deals/{way}"
+    prefetched = values["prefetches"]
+    run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
+    whole = (f"{texts}/first_of_whole.cuh",) if prefetched and way == "stream_k" else ()
+    yield Part(
+        device=("decode/deals/unit.cuh", f"{texts}/units.cuh", *whole),
+        loader=(f"{texts}/first.cuh", run) if prefetched else (run,),
+        consumer=(f"{texts}/consumer.cuh", run),
+        params=(
+            Field("seqused_k", _TO_INT32, Argument("seqused_k"), "(batch); may be null"),
+            Field("leftpad_k", _TO_INT32, Argument("leftpad_k"), "(batch); may be null"),
+            Field("group", INT, note="query heads of a KV head"),
+            Field("tile_positions", INT, note="of queries, and their heads: kRows are most"),
+            Field("tile_heads", DIVISOR),
+            Field("chunk_units", INT, note="units of work of a split: KV heads and tiles of rows"),
+            Field("kv_heads_divisor", DIVISOR, Divisor(Argument("kv_heads"))),
+            Field("row_tiles", DIVISOR),
+            Field("head_tiles", DIVISOR),
+            *(_STREAM_K if way == "stream_k" else ()),
+        ),
+    )
+
+
+_STREAM_K = (
+    Field("abreast", DIVISOR, note="blocks that go through a run together, a tile of output each"),
+    Field("tile_groups", DIVISOR, note="of so many tiles, that a sequence has"),
+    Field("level", BOOL, note="runs of whole groups: few have one less than others"),
+    Field("whole", BOOL, note="no tile is cut: they are level, and for want of lengths alike"),
+)
+
+
+def keys(_: Values) -> Iterator[Part]:
+    """Which keys a query sees."""
+    yield Part(device=("decode/keys/seen.cuh.j2",), consumer=("decode/keys/mask.cuh.j2",))
+
+
+def loads(values: Values) -> Iterator[Part]:
+    """How Q, K and V come into shared memory."""
+    widest = "head_dim_padded" if values["k_is_wider"] else "head_dim_v_padded"
+    prefetched = values["prefetches"]
+    yield Part(
+        loader=(
+            "decode/loads/dense.cuh.j2",
+            "decode/loads/unit.cuh",
+            *(("decode/loads/prefetch.cuh",) if prefetched else ()),
+        ),
+        kernel=("decode/loads/prefetching.cuh",) if prefetched else (),
+        maps=(
+            TensorMap("q", (amount("slab"), amount("rows")), "swizzle"),
+            TensorMap("k", (amount("slab"), amount("block_n")), "swizzle"),
+            TensorMap("v", (amount("slab"), amount("block_n")), "swizzle"),
+        ),
+        shared=(
+            Array("ring", ELEMENT, (_STAGES, amount("block_n", widest))),
+            Array("q", ELEMENT, (_Q_STAGES, amount("rows", "head_dim_padded"))),
+            Barrier("full", (_STAGES,), amount(1), transactions=True, aligned=True),
+            Barrier("empty", (_STAGES,), _WARPS),
+            Barrier("q_full", (_Q_STAGES,), amount(1), transactions=True),
+            Barrier("q_empty", (_Q_STAGES,), _WARPS),
+        ),
+        params=(
+            Field("q_bytes", INT, note="of a tile's rows"),
+            *(
+                (Field("prefetched_keys", INT, note="of a thread block's first unit, at most"),)
+                if prefetched
+                else ()
+            ),
+        ),
+        constants=(
+            Constant("stages", "buffers of the ring, in which blocks of K and V alternate"),
+            Constant("q_stages"),
+            *((Constant("prefetch_warp", "that asks L2 for first keys"),) if prefetched else ()),
+        ),
+    )
+
+
+def scores(values: Values) -> Iterator[Part]:
+    """How scores become P."""
+    way = values["maximum"]
+    folder, fixed = f"decode/scores/{way}", way == "fixed"
+    yield Part(
+        device=(f"{folder}/device.cuh",) if fixed else (),
+        loader=(f"{folder}/loader.cuh",) if fixed else (),
+        consumer=(
+            f"{folder}/consumer.cuh",
+            "decode/scores/softmax.cuh",
+            *(
+                (f"{folder}/has_references.cuh", "decode/scores/speculative.cuh")
+                if values["speculate"]
+                else ("decode/scores/settled.cuh",)
+            ),
+        ),
+        kernel=("sm90/overlap_launches.cuh", f"{folder}/roles.cuh"),
+        shared=(
+            Array("p", ELEMENT, (amount(2), amount("rows", "block_n")), note="keys side by side"),
+            Array("maxima", FLOAT, (_WARPS, amount("rows")), row="statistics"),
+        ),
+        params=(
+            Field("scale", FLOAT, Argument("scale"), "of S"),
+            Field("scale_log2", FLOAT, Times("scale", 1.44269504089), "times log2(e)"),
+            *(_FIXED if fixed else ()),
+        ),
+        constants=(
+            Constant("rescale_threshold", "log2 units that scores may outgrow their reference by"),
+            *(
+                (Constant("least_mean", "of a row's P in a split: with less roundings would tell"),)
+                if fixed
+                else ()
+            ),
+        ),
+    )
+
+
+_FIXED = (
+    Field("reference", pointer_to(FLOAT, const=True), Argument("reference"), "(heads), base e"),
+    Field("inverse_scale", FLOAT),
+)
+
+
+def steps(_: Values) -> Iterator[Part]:
+    """The products of a step."""
+    yield Part(
+        consumer=("decode/steps/gemms.cuh", "decode/steps/steps.cuh"),
+    )
+
+
+def combine(values: Values) -> Iterator[Part]:
+    """Where outputs of splits go, and how they become one."""
+    in_registers = values["by"] == "stream_k"
+    way = "registers" if in_registers else values["maximum"]
+    start = "decode/combine/rest.cuh.j2" if in_registers else EVERY_SPLIT
+    yield combining(start, in_registers=in_registers)
+    yield Part(
+        head=("decode/combine/combined.cuh.j2",) if in_registers else (),
+        methods=("decode/combine/combined_of.cuh",) if in_registers else (),
+        consumer=("decode/combine/rows.cuh.j2", _FINISH[way]),
+        shared=(Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),),
+        params=(_COMBINED,) if in_registers else (),
+    )
+
+
+_COMBINED = Field("combined", pointer_to(Type("Combined")), note="(batch, seqlen_q, heads)")
+_FINISH = {
+    "lazy": "decode/combine/partials.cuh",
+    "fixed": "decode/scores/fixed/finish.cuh",
+    "registers": "decode/combine/registers.cuh.j2",
+}

@@ -1,0 +1,46 @@
+// ---- Units of work ---------------------------------------------------------------------------
+
+// A sequence's keys: `length` rows of the cache from `first` on.
+struct Sequence {
+  int first, length;
+};
+
+// Lengths are the caller's: whatever they are, nothing outside of the cache is meant. They are not read through L1, which
+// might have them from before the launch before this one ended.
+__device__ __forceinline__ Sequence sequence_of(const Params& params, int batch) {
+  const int end = params.seqused_k ? min(max(0, __ldcg(params.seqused_k + batch)), params.seqlen_k) : params.seqlen_k;
+  const int first = params.leftpad_k ? max(0, __ldcg(params.leftpad_k + batch)) : 0;
+  return {first, max(0, end - first)};  // neither is negative: the difference is an int
+}
+
+// How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length alone.
+__device__ __forceinline__ int split_keys(int length) {
+  return blocks_of(blocks_of(length, kBlockN), kChunks) * kBlockN;
+}
+
+__device__ __forceinline__ int splits_of(int length) { return length > 0 ? blocks_of(length, split_keys(length)) : 0; }
+
+// Every row of a sequence has its splits.
+__device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
+  return splits_of(sequence_of(params, batch).length);
+}
+
+// Keys of one KV head, a split's or those of several from this one on, for some queries of its group of heads: rows with
+// heads side by side.
+struct Unit {
+  int batch, kv_head, split;
+  Sequence sequence;
+  int first_key, last_key;  // counted in its sequence
+  int first_position, first_head;
+  int rows;  // of queries
+
+  // Of a KV head's tiles of rows, this one.
+  __device__ __forceinline__ void take_rows(const Params& params, int row_tile) {
+    const int position_tile = params.head_tiles.divide(row_tile);
+    const int group_head = (row_tile - position_tile * params.head_tiles.value) * params.tile_heads.value;
+    first_position = position_tile * params.tile_positions;
+    first_head = kv_head * params.group + group_head;
+    rows = min(params.tile_heads.value, params.group - group_head) *
+           min(params.tile_positions, params.seqlen_q - first_position);
+  }
+};

@@ -1,0 +1,3 @@
+  if (warp == kPrefetchWarp) {
+    Producer{params, shared}.prefetch();
+  }

@@ -1,0 +1,5 @@
+  if (warp == kWarps) {
+    Producer{params, shared}.run();
+  } else {
+    Consumer{params, shared}.run();
+  }

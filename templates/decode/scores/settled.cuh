@@ -1,0 +1,9 @@
+  // P of a step's scores. Where one outgrows its reference, all find their maxima first.
+  __device__ __forceinline__ void softmax(const Unit& unit, int key, Scores& s) {
+    if (key == unit.first_key || meet_and_vote(outgrown(s))) {
+      settle(s);
+    }
+    exponentiate(s, sum);
+    cutlass::arch::fence_view_async_shared();
+    meet();
+  }
