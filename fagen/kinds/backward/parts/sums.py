@@ -103,7 +103,7 @@ def _dq_columns_note(values: Values) -> str:
         return f"of an accumulator of dQ, which lies transposed: {rows}"
     whole = shared or values["dq_by"] == "one"
     note = f"that a warpgroup computes, of {'all rows' if whole else '64 rows of its own'}"
-    return note + "; the last the rest" * values["leaves_rest"]
+    return f"{note}; the last the rest" if values["leaves_rest"] else note
 
 
 def _rounded_meanwhile() -> Part:
