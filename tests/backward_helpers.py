@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fagen import registry
+from fagen.kinds.backward.parts import choices, parts_of
 from fagen.kinds.backward.plan import Plan
 from fagen.problem import Sizes
 from fagen.render import HEADER, header_text
@@ -59,7 +60,9 @@ def extreme_sizes(plan: Plan) -> tuple[Sizes, ...]:
 
 def masked(slug: str, mask: Mask) -> Plan:
     """The Plan of a causal schedule, with any mask."""
-    return replace(planned(slug), slug=slug.replace("causal", mask.name), mask=mask)
+    plan = replace(planned(slug), slug=slug.replace("causal", mask.name), mask=mask)
+    vars(plan)["parts"] = parts_of(choices(plan.schedule.values()) | {"mask": mask})
+    return plan
 
 
 def in_parts(kernel: str) -> str:

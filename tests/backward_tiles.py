@@ -10,24 +10,26 @@ from tests.programs import cut
 HEAD = """\
 struct {{ int x; }} blockIdx;
 constexpr int kBlockM = {block_m}, kBlockN = {block_n}, kCluster = {cluster};
-inline int cluster_rank() {{ return blockIdx.x % kCluster; }}
 {divisor}
 struct Params {{
   int seqlen_q, seqlen_k, heads, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
   FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor;
 }};
+using Lengths = Params;
+{tile}
 {tiles}
 """
 
 
 def compiled(plan: Plan, main: str, folder: Path) -> Path:
-    """The program `main` under what it calls: Params, FastDivisor, Tile, tile_of(params)."""
+    """The program `main` under what it calls: Params, FastDivisor, Tile, tile_of(params, index)."""
     text = render(plan).kernel
     head = HEAD.format(
         block_m=plan.block_m,
         block_n=plan.block_n,
         cluster=plan.cluster,
         divisor=cut(text, "template <class Integer>", "// Rows (batch,"),
-        tiles=cut(text, "struct Keys {", "// ---- Rows"),
+        tile=cut(text, "struct Tile {", "};") + "};",
+        tiles=cut(text, "struct Keys {", "__device__ __forceinline__ const Lengths& lengths_of"),
     )
     return programs.compiled(head + main, folder)

@@ -47,7 +47,7 @@ int main() {{
     params.batch_shares = FastDivisor(params.kv_heads * params.shares);
     params.shares_divisor = FastDivisor(params.shares);
     for (blockIdx.x = 0; blockIdx.x < params.n_blocks * heads; ++blockIdx.x) {{
-      const Tile tile = tile_of(params);
+      const Tile tile = tile_of(params, blockIdx.x);
       for (int head = tile.first_head; head < tile.last_head; ++head)
         std::printf("%d %d %d %d %d %d %d\\n", tile.batch, head, tile.first_key, tile.first, tile.full_first,
                     {full_last}, tile.last);

@@ -43,7 +43,7 @@ int main() {{
     bool rising = true;
     for (int64_t tile_index = 0; tile_index < tiles; ++tile_index) {{
       blockIdx.x = tile_index * kCluster;
-      const Tile tile = tile_of(params);
+      const Tile tile = tile_of(params, tile_index);
       for (int head = tile.first_head; head < tile.last_head; ++head) {{
         rising &= tile.first_key == dealt[tile.batch * a.heads + head]++ * kCluster * kBlockN;
       }}
@@ -87,7 +87,7 @@ def program(plan: Plan, folder: Path) -> Path:
             )
         },
         element_bytes=plan.dtype.bytes,
-        key_block=cut(text, "struct alignas(kLine) KeyBlock", "// A thread's part"),
+        key_block=cut(text, "struct alignas(kLine) KeyBlock", "};") + "};",
         shares=cut(host, "constexpr int kMultiprocessors", "// What shares of dK and dV take"),
         sizes="\n".join(re.findall(rf"^ *params\.(?:{fields}) =[^;]*;", host, re.M)),
         dealing=cut(host, "  const int64_t flat_heads", "  if (m_blocks > 0) {")

@@ -21,6 +21,7 @@ from fagen.kinds.backward.rules import (
 )
 from fagen.part import DESCRIPTOR, FLOAT, INT, Argument, Constant, Field, Part, Parts, Ratio
 from fagen.schedule import Values
+from fagen.vocab import MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
 CHOSEN = (
@@ -61,13 +62,18 @@ _INITIALISED = (
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    return _parts(*choices(values).values())
+    return parts_of(choices(values))
 
 
 def choices(values: Values) -> Values:
     """Return what parts depend on."""
-    chosen = {key: values[key] for key in CHOSEN}
+    chosen = {key: values[key] for key in CHOSEN} | {"mask": MASKS[values["mask"]]}
     return chosen | {name: rule(values) for name, rule in RULES.items()}
+
+
+def parts_of(choices: Values) -> Parts:
+    """Return the parts that there are for these choices."""
+    return _parts(*choices.values())
 
 
 @cache

@@ -17,7 +17,6 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import MASKS
 
 _ROWS_TO_WRITE = Type("Rows<Element>")
 _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
@@ -27,7 +26,7 @@ _OF_A_LAUNCH = "of a launch of a kernel before or after, whose grid may not hold
 
 def keys(values: Values) -> Iterator[Part]:
     """Yield which rows see a tile's keys."""
-    mask = MASKS[values["mask"]]
+    mask = values["mask"]
     first, last = (
         f"backward/keys/{'rising' if by_row else 'same'}_{end}.cuh"
         for end, by_row in (("first", mask.first_by_row), ("last", mask.last_by_row))
