@@ -3,14 +3,17 @@
     python tests/growth.py
 
 prints a table: for each kind of change the files that are touched by hand (tests, examples and
-pages aside), and how many there may be. Each sample is a few edits, after which code runs in the
-changed copy: it must plan, render and emulate what was added. With --build its kernel is compiled
-as well.
+pages aside), how many there may be, and by how many the conditionals in templates of kernels grow.
+Each sample is a few edits, or a patch of growth_patches/, after which code runs in the changed
+copy: it must plan, render and compute what was added, larger ones on the simulated GPU too. With
+--build its kernel is compiled as well. Names of samples after that leave out all others.
 """
 
 import ast
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from jinja2 import Environment, nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("cli.py", "fagen", "templates", "schedules")
+PATCHES = Path(__file__).parent / "growth_patches"
 LOADED = ("torch", "pydantic", "sympy", "jinja2", "click")  # once, for all samples
 
 
@@ -77,20 +81,23 @@ class Sample:
     """A change, how many files it may touch, and code that shows that it works.
 
     `added` is a folder beside this file: what lies in it is put into the tree and is not counted,
-    as a kind's own package and templates.
+    as a kind's own package and templates. `patch` is a file of PATCHES.
     """
 
     name: str
     most: int
-    edits: tuple[Edit, ...]
     shows: str
     builds: str  # the slug of a kernel that it makes
+    edits: tuple[Edit, ...] = ()
     added: str = ""
+    patch: str = ""
 
     @property
     def touched(self) -> list[str]:
         """The files that are touched by hand."""
-        return list(dict.fromkeys(edit.path for edit in self.edits))
+        text = (PATCHES / self.patch).read_text(encoding="utf-8") if self.patch else ""
+        patched = re.findall(r"^diff --git a/\S+ b/(\S+)$", text, re.M)
+        return list(dict.fromkeys((*(edit.path for edit in self.edits), *patched)))
 
 
 # what the code of every sample begins with
@@ -107,6 +114,27 @@ def made(slug):
 
 def emulated(plan, *given, **named):
     return load_named(registry.kind(plan.kind).emulate)(plan, *given, **named)
+
+def simulated(plan, **arguments):
+    # what the kernel's own text computes, on a CPU: its results in their order
+    from fagen import simulator
+    from fagen.runtime.checks import allocated, checked
+    results = allocated(plan, arguments, checked(plan, arguments))
+    named = {tensor.result: x for tensor, x in zip(plan.signature.outputs, results, strict=True)}
+    simulator.call(plan, simulator.build(render(plan).kernel), **arguments, named=named)
+    return results
+
+def close(got, wanted, atol):
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=atol)
+
+def refused(slug, words):
+    from fagen.errors import ScheduleError
+    try:
+        registry.from_slug(slug)
+    except ScheduleError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"{slug} is not refused")
 
 def dense(q, k, v, hidden=None):
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * 0.125
@@ -156,8 +184,8 @@ torch.testing.assert_close(out.double(), dense(q, k, v), rtol=2e-2, atol=2e-2)
 
 KNOB = Sample(
     name="a key of a schedule",
-    most=3,
-    builds="fwd_fp16_d64_full_m64n64_l2p128",
+    most=2,
+    builds="fwd_fp16_d64_full_m64n64_l2promotion128",
     edits=(
         Edit(
             "fagen/kinds/forward/keys.py",
@@ -168,23 +196,20 @@ KNOB = Sample(
     q_stages: int = Field(""",
         ),
         Edit(
-            "fagen/kinds/forward/rules.py",
-            """    Code("q_stages", "q"),\n""",
-            """    Code("l2_promotion", "l2p"),\n    Code("q_stages", "q"),\n""",
-        ),
-        Edit(
-            "templates/common/tensor_map.j2",  # which another kind reads, without the key
-            "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
-            "CU_TENSOR_MAP_L2_PROMOTION_L2_{% if plan.schedule.pipeline.l2_promotion is defined %}"
-            "{{ plan.schedule.pipeline.l2_promotion }}{% else %}256{% endif %}B",
+            "templates/forward/host.j2",
+            """  if (a.seqlen_k == 0) {
+    k = v = q;""",
+            """{% set bytes = plan.schedule.pipeline.l2_promotion %}
+  k.promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_{{ bytes }}B;
+  if (a.seqlen_k == 0) {
+    k = v = q;""",
         ),
     ),
     shows="""
 _, before = made("fwd_fp16_d64_full_m64n64")
-_, other = made("bwd_fp16_d64_full_m64n64")
-assert all("CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in of.kernel for of in (before, other))
+assert "CU_TENSOR_MAP_L2_PROMOTION_L2_256B" in before.kernel
 schedule = registry.from_slug("fwd_fp16_d64_full_m64n64").but(l2_promotion=128)
-assert schedule.slug == "fwd_fp16_d64_full_m64n64_l2p128"
+assert schedule.slug == "fwd_fp16_d64_full_m64n64_l2promotion128"
 plan, source = made(schedule.slug)
 assert "CU_TENSOR_MAP_L2_PROMOTION_L2_128B" in source.kernel and source.hash != before.hash
 assert "l2_promotion" in str(registry.kind("forward").schedule.json_schema())
@@ -462,6 +487,9 @@ def grown(sample: Sample, folder: Path) -> Path:
     (folder / "generated").mkdir()
     if sample.added:
         shutil.copytree(Path(__file__).parent / sample.added, folder, dirs_exist_ok=True)
+    if sample.patch:
+        command = ["git", "apply", "-C1", "--whitespace=nowarn", PATCHES / sample.patch]
+        subprocess.run(command, cwd=folder, check=True)
     for edit in sample.edits:
         path = folder / edit.path
         if not edit.old:
@@ -485,14 +513,14 @@ def shown(sample: Sample, folder: Path, build: bool) -> None:
     exec(compile(code, f"<{sample.name}>", "exec"), {})
 
 
-def main(build: bool) -> int:
-    """Try all samples, each in a process of its own, and print the table; the exit code."""
+def main(build: bool, *names: str) -> int:
+    """Try samples, each in a process of its own, and print the table; the exit code."""
     for name in LOADED:
         __import__(name)
     sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
-    failed = False
-    print("| added | files | at most | |\n|---|---|---|---|")
-    for sample in SAMPLES:
+    failed, before = False, conditionals(ROOT)
+    print("| added | files | at most | conditionals | |\n|---|---|---|---|---|")
+    for sample in (one for one in SAMPLES if not names or one.name in names):
         with tempfile.TemporaryDirectory() as folder:
             sys.stdout.flush()
             child = os.fork()
@@ -504,13 +532,15 @@ def main(build: bool) -> int:
                     os._exit(1)
                 os._exit(0)
             wrong = os.waitpid(child, 0)[1] != 0 or len(sample.touched) > sample.most
+            more = conditionals(Path(folder)) - before
         failed |= wrong
         files = ", ".join(f"`{path}`" for path in sample.touched)
-        print(f"| {sample.name} | {len(sample.touched)} | {sample.most} | {files} |")
+        counted = f"{len(sample.touched)} | {sample.most} | {more:+}"
+        print(f"| {sample.name} | {counted} | {files} |")
         if wrong:
             print(f"{sample.name}: does not work, or touches too many files", file=sys.stderr)
     return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main("--build" in sys.argv[1:]))
+    sys.exit(main("--build" in sys.argv[1:], *(word for word in sys.argv[1:] if word[:2] != "--")))
