@@ -34,20 +34,20 @@ SIZES = Sizes(1, 2, 1, 70, 150)
 
 
 def with_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Render by children of the templates `keys` and `gradients`, whose two blocks are filled."""
+    """Render by children of the steps' texts, whose two blocks are filled."""
     usual = render.environment()
     assert usual.loader
+    score = {"after_s": AFTER_S, "after_ds": AFTER_DS}
 
-    def child(part: str) -> str:
-        source, *_ = usual.loader.get_source(usual, f"backward/{part}.j2")
-        assert source.count("{% block after_s %}") == source.count("{% block after_ds %}") == 1
-        return (
-            f"{{% extends 'own/backward/{part}.j2' %}}"
-            f"{{% block after_s %}}{AFTER_S}{{% endblock %}}"
-            f"{{% block after_ds %}}{AFTER_DS}{{% endblock %}}"
-        )
+    def child(name: str) -> str:
+        source, *_ = usual.loader.get_source(usual, name)
+        blocks = [block for block in score if f"{{% block {block} %}}" in source]
+        filled = (f"{{% block {block} %}}{score[block]}{{% endblock %}}" for block in blocks)
+        return f"{{% extends 'own/{name}' %}}{''.join(filled)}" if blocks else ""
 
-    children = {f"backward/{part}.j2": child(part) for part in ("keys", "gradients")}
+    children = {name: child(name) for name in usual.list_templates(["j2"]) if "/steps/" in name}
+    children = {name: text for name, text in children.items() if text}
+    assert len(children) == 3  # by keys one has both blocks, by gradients two have one each
     loader = ChoiceLoader([DictLoader(children), PrefixLoader({"own": usual.loader}), usual.loader])
     changed = usual.overlay(loader=loader)
     monkeypatch.setattr(render, "environment", lambda: changed)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from fagen.arch import SM90
 from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, Gemm, carried, padded_head_dims
+from fagen.kinds.backward import rules
 from fagen.kinds.backward.formulae import (
     ADDERS,
     BUDGET,
@@ -110,20 +111,30 @@ class Plan(Budgeted):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether consumers need a number for even and odd uses of dQ's buffer.
-
-        Else the stage of dS tells. Persistent thread blocks have uses of no step: dK leaves there.
-        """
-        return self.persistent or self.ds_stages != 2
+        """Whether consumers need a number for even and odd uses of dQ's buffer."""
+        return rules.counts_steps(self.schedule.values())
 
     @property
     def defers_dq(self) -> bool:
-        """Whether the last slice of dQ is handed on in the next step, under other work.
+        """Whether the last slice of dQ is handed on in the next step."""
+        return rules.defers_dq(self.schedule.values())
 
-        By gradients, where its buffer is a slice: until the slice before has been read, it waits.
-        Of varlen sequences there are no registers for it.
-        """
-        return self.partition == "gradients" and self.dq_slices > 1 and not self.varlen
+    @property
+    def both_make_dq(self) -> bool:
+        """Whether, by gradients, the second warpgroup computes a part of dQ too."""
+        return rules.both_make_dq(self.schedule.values())
+
+    @property
+    def dq_row_step(self) -> int:
+        """Rows between the parts of dQ of two warpgroups; 0 where they have the same rows."""
+        own = self.dq_columns if self.dq_transposed else SM90.wgmma_m
+        return 0 if self.shares_rows else own
+
+    @property
+    def dq_column_step(self) -> int:
+        """The same of columns."""
+        own = SM90.wgmma_m if self.dq_transposed else self.dq_columns
+        return own if self.shares_rows else 0
 
     @property
     def step_clocks(self) -> int:
@@ -134,8 +145,7 @@ class Plan(Budgeted):
     @property
     def passes(self) -> bool:
         """Whether there are blocks of rows that see keys of some consumers alone."""
-        narrow = self.partition == "keys" and self.block_m < self.block_n
-        return narrow and self.mask.last_by_row
+        return rules.passes(self.schedule.values())
 
     @property
     def gemms(self) -> tuple["Gemm", ...]:
@@ -157,8 +167,8 @@ class Plan(Budgeted):
             (True, Gemm("statistics", of_statistics, rows, "bf16", **numbers)),
             (self.keeps_k, Gemm("kept", of_keys, rows, own, **in_registers)),
             (True, Gemm("scores", of_rows, rows, own)),
-            (True, Gemm("dv", of_dv, d_v, own, **gradient)),
-            (d != d_v, Gemm("dk", "dK: dS by Q.", d, own, **gradient)),
+            (True, Gemm("gradient", of_dv, d_v, own, **gradient)),
+            (d != d_v, Gemm("gradient", "dK: dS by Q.", d, own, **gradient)),
             (True, Gemm("dq", dq, self.dq_columns, own, **along)),
             (
                 self.dq_rest != self.dq_columns,

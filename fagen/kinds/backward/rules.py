@@ -7,7 +7,7 @@ from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.budget import FP32_BYTES
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
-from fagen.vocab import DTYPES, SWIZZLES, swizzle_of
+from fagen.vocab import DTYPES, MASKS, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
 
@@ -178,6 +178,40 @@ def shares_rows(keys: Values) -> bool:
 def leaves_rest(keys: Values) -> bool:
     """Whether the last warpgroup that computes dQ has fewer of its columns than the others."""
     return len({*dq_columns(keys)}) > 1
+
+
+def counts_steps(keys: Values) -> bool:
+    """Whether consumers need a number for even and odd uses of dQ's buffer.
+
+    Else the stage of dS tells. Persistent thread blocks have uses of no step: dK leaves there.
+    """
+    return bool(keys["persistent"] or keys["ds_stages"] != 2)
+
+
+def slices_dq(keys: Values) -> bool:
+    """Whether dQ is handed on in several slices."""
+    return bool(keys["dq_slices"] > 1)
+
+
+def defers_dq(keys: Values) -> bool:
+    """Whether the last slice of dQ is handed on in the next step, under other work.
+
+    By gradients, where its buffer is a slice: until the slice before has been read, it waits.
+    Of varlen sequences there are no registers for it.
+    """
+    by_gradients = keys["partition"] == "gradients"
+    return by_gradients and slices_dq(keys) and keys["lengths"] != "varlen"
+
+
+def both_make_dq(keys: Values) -> bool:
+    """Whether, by gradients, the second warpgroup computes a part of dQ too."""
+    return keys["partition"] == "gradients" and len(dq_columns(keys)) > 1
+
+
+def passes(keys: Values) -> bool:
+    """Whether there are blocks of rows that see keys of some consumers alone."""
+    narrow = keys["partition"] == "keys" and keys["block_m"] < keys["block_n"]
+    return narrow and MASKS[keys["mask"]].last_by_row
 
 
 def _transposed(rows: int, columns: int, warpgroups: int) -> tuple[int, ...]:

@@ -14,10 +14,15 @@ from fagen.kinds.backward.parts.steps import scores, steps
 from fagen.kinds.backward.parts.sums import outputs, sums
 from fagen.kinds.backward.parts.tiles import keys, tiles
 from fagen.kinds.backward.rules import (
+    both_make_dq,
+    counts_steps,
+    defers_dq,
     dq_transposed,
     leaves_rest,
     ones_in_shared_memory,
+    passes,
     shares_rows,
+    slices_dq,
 )
 from fagen.part import DESCRIPTOR, FLOAT, INT, Argument, Constant, Field, Part, Parts, Ratio
 from fagen.schedule import Values
@@ -29,7 +34,11 @@ CHOSEN = (
     *("partition", "dq_by", "kept", "intra_warpgroup", "under_dp", "postprocess"),
 )
 RULES: Mapping[str, Callable[[Values], Any]] = {
-    rule.__name__: rule for rule in (ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest)
+    rule.__name__: rule
+    for rule in (
+        *(ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest, both_make_dq),
+        *(counts_steps, slices_dq, defers_dq, passes),
+    )
 }
 
 # The order of members of SharedStorage, of Params behind the tensor maps, and in which barriers are
@@ -79,7 +88,7 @@ def parts_of(choices: Values) -> Parts:
 @cache
 def _parts(*chosen: Any) -> Parts:
     values = dict(zip((*CHOSEN, *RULES), chosen, strict=True))
-    slots = sizes, keys, tiles, loads, scores, steps, sums, outputs
+    slots = sizes, keys, tiles, loads, scores, steps, outputs, sums
     shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(every, shared_order=shared, params_order=_PARAMS, initialised=_INITIALISED)

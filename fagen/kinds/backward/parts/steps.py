@@ -20,6 +20,7 @@ _ONE, _PER_WARP = amount(1), amount("warpgroup", per=32)
 
 def scores(values: Values) -> Iterator[Part]:
     """Yield how scores become P, and P and dP become dS."""
+    yield _multiplied(values)
     numbers = Array("statistics", statistics(values), (_STAGES,))
     if not values["ones_in_shared_memory"]:
         yield Part(head=("backward/scores/statistics.cuh",), shared=(numbers,))
@@ -38,6 +39,33 @@ def scores(values: Values) -> Iterator[Part]:
     )
 
 
+def _multiplied(values: Values) -> Part:
+    """How S, P, dP and dS are computed."""
+    ones, by_keys = values["ones_in_shared_memory"], values["partition"] == "keys"
+    in_registers = values["kept"] == "k"
+    return Part(
+        device=(
+            *(f"sm90/{name}.cuh" for name in ("accumulators", "elements", "exp2")),
+            "sm90/store_matrices.cuh",
+            "backward/scores/wgmma.cuh.j2",
+            f"backward/scores/statistics_{'together' if ones else 'apart'}.cuh",
+        ),
+        consumer=texts(
+            "scores",
+            f"statistics_of_{'shared' if ones else 'registers'}.cuh",
+            "issue_scores_of_registers.cuh" if in_registers else "issue_scores.cuh.j2",
+            "issue_dp.cuh.j2",
+            "exponentiate.cuh.j2",
+            f"differentiate{'' if by_keys else '_packed'}.cuh",
+        ),
+    )
+
+
+def texts(folder: str, *names: str) -> tuple[str, ...]:
+    """Return files of a folder of the backward kernel's templates."""
+    return tuple(f"backward/{folder}/{name}" for name in names)
+
+
 def statistics(values: Values) -> Type:
     """Of each row two numbers, as tensor cores multiply them: 16 of 16 bits, one step of K.
 
@@ -48,6 +76,15 @@ def statistics(values: Values) -> Type:
 
 def steps(values: Values) -> Iterator[Part]:
     """Yield in which order GEMMs run, and who runs them."""
+    by_keys, turned = values["partition"] == "keys", values["dq_transposed"]
+    own = _by_keys(values) if by_keys else _by_gradients(values)
+    yield Part(
+        consumer=(
+            *texts("steps", "rings.cuh.j2", "arrive.cuh", "issue_gradients.cuh", "multiply_dq.cuh"),
+            *texts("steps", f"issue_dq{'_transposed' if turned else ''}.cuh", "store_ds.cuh.j2"),
+            *texts(f"steps/{values['partition']}", *own),
+        )
+    )
     shared_by = amount("cluster", "dq_parts", "warpgroup", per=32)
     ds_full = Barrier("ds_full", (_DS_STAGES,), _PER_WARP)
     ds = Array("ds", ELEMENT, (_DS_STAGES, _DS), note="transposed: keys along the rows")
@@ -81,8 +118,36 @@ def steps(values: Values) -> Iterator[Part]:
     if values["cluster"] > 1:
         yield Part(
             named_barriers=("kKeyConsumer",),
+            device=("backward/steps/gradients/peer.cuh",),
             shared=(
                 Array("ds_peer", ELEMENT, (_DS_STAGES, _DS), note="of the other block's keys"),
                 Barrier("ds_peer_full", (_DS_STAGES,), _ONE, transactions=True),
             ),
         )
+
+
+def _by_keys(values: Values) -> Iterator[str]:
+    """Yield members of consumers that each have 64 keys of their own."""
+    ones, by = values["ones_in_shared_memory"], f"dq_by_{values['dq_by']}.cuh.j2"
+    yield "rows.cuh"
+    yield "scores_and_dp.cuh" if ones else "statistics_scores_and_dp.cuh"
+    yield by
+    yield "step.cuh.j2"
+    if values["passes"]:
+        yield f"pass_{by}"
+        yield "pass.cuh.j2"
+    yield "run_persistent.cuh.j2" if values["persistent"] else "run.cuh.j2"
+
+
+def _by_gradients(values: Values) -> Iterator[str]:
+    """Yield members of consumers that each have one gradient of the same keys."""
+    pair, ahead = values["cluster"] > 1, values["intra_warpgroup"]
+    yield "rows.cuh"
+    yield f"give_back{'_pair' if pair else ''}.cuh"
+    yield "dq_of_pair.cuh" if pair else "dq.cuh"
+    yield "p.cuh"
+    yield "make_p.cuh.j2"
+    yield "step_dv_ahead.cuh" if ahead else "step_dv.cuh"
+    yield "dk_and_dq.cuh.j2" if values["both_make_dq"] else "dk_alone.cuh"
+    yield "step_dk.cuh.j2"
+    yield "run.cuh.j2"

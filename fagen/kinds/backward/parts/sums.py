@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fagen.kinds.backward.parts.steps import statistics
+from fagen.kinds.backward.parts.steps import statistics, texts
 from fagen.part import (
     DIVISOR,
     FLOAT,
@@ -37,6 +37,8 @@ def sums(values: Values) -> Iterator[Part]:
         head=("backward/sums/row_block.cuh.j2",),
         constants=(
             Constant("dq_columns", _dq_columns_note(values)),
+            Constant("dq_row_step", "rows between the parts of dQ of two warpgroups"),
+            Constant("dq_column_step", "and columns; of both one is 0"),
             Constant("dq_parts", "warpgroups that compute dQ"),
             Constant("dq_adders", "threads that add it up, in turns"),
             Constant("dq_slices", "in which each hands it on"),
@@ -67,6 +69,41 @@ def sums(values: Values) -> Iterator[Part]:
     )
     if values["postprocess"]:
         yield _rounded_meanwhile()
+    yield _added_up(values)
+
+
+def _added_up(values: Values) -> Part:
+    """How a step's dQ gets into the sums, which are cleared before and rounded after."""
+    pair, drawn, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
+    meanwhile, varlen = values["postprocess"], values["lengths"] == "varlen"
+    turns = "turns_by_stage.cuh"
+    if values["counts_steps"]:
+        turns = "turns_of_tiles.cuh.j2" if drawn else "turns_counted.cuh"
+    passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
+    return Part(
+        device=(
+            *texts("rows", "varlen.cuh" if varlen else "dense.cuh"),
+            *texts("sums", "clear_pair.cuh" if pair else "clear.cuh.j2"),
+            *texts("rows", "prepare.cuh.j2"),
+            *(texts("sums", "sections.cuh") if meanwhile else ()),
+            *texts("sums", "round_dq.cuh.j2"),
+        ),
+        producer=texts(
+            "sums",
+            "global.cuh",
+            "parts.cuh.j2",
+            "own_half.cuh" if pair else "own.cuh",
+            "in_order.cuh" if values["deterministic"] else "any_order.cuh",
+            f"add_dq{'_persistent' if drawn else ''}.cuh.j2",
+            *(("has_counted.cuh", "rounder.cuh.j2") if meanwhile else ()),
+        ),
+        consumer=texts(
+            "sums",
+            turns,
+            "hand_on.cuh",
+            "defer_slice.cuh" if values["defers_dq"] else passes_on,
+        ),
+    )
 
 
 def row_block(values: Values) -> Iterator[Array]:
@@ -111,7 +148,6 @@ def _rounded_meanwhile() -> Part:
     flag = "1 once the last one is drawn"
     return Part(
         head=("backward/sums/piece.cuh",),
-        device=("backward/sums/block_of_rows.cuh",),
         constants=(Constant("pieces", "of sums of dQ, on their way to the warp that rounds them"),),
         shared=(
             Array("pieces", Type("Piece", amount("warpgroup", 32)), (amount("pieces"),), "sums"),
@@ -135,6 +171,7 @@ def _rounded_meanwhile() -> Part:
 def outputs(values: Values) -> Iterator[Part]:
     """Yield how dK and dV leave."""
     drawn = values["persistent"]
+    yield _left(values)
     rows = amount("block_n") if drawn else amount("warpgroup_rows")
     maps = (
         TensorMap("dk", (amount("qk_slab"), rows), "qk_swizzle"),
@@ -153,4 +190,25 @@ def outputs(values: Values) -> Iterator[Part]:
             ),
         )
     if values["lengths"] == "equal":
-        yield Part(head=("backward/outputs/key_block.cuh",))
+        sum_shares = ("backward/outputs/sum_shares.cuh",)
+        yield Part(head=("backward/outputs/key_block.cuh",), device=sum_shares)
+
+
+def _left(values: Values) -> Part:
+    """How consumers leave dK and dV, and who stores them."""
+    varlen, by_keys = values["lengths"] == "varlen", values["partition"] == "keys"
+    first = ("round_rows.cuh",) if varlen else ("keep.cuh", "round_rows.cuh")
+    if values["persistent"]:
+        return Part(
+            producer=texts("outputs", "store_gradients.cuh"),
+            consumer=texts("outputs", *first, "pass_on.cuh"),
+        )
+    return Part(
+        consumer=texts(
+            "outputs",
+            *first,
+            f"copy_rows{'_varlen' if varlen else ''}.cuh",
+            "store.cuh",
+            f"leave_{'both' if by_keys else 'each'}.cuh.j2",
+        )
+    )

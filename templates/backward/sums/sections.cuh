@@ -1,8 +1,4 @@
-// Of all blocks of rows, in the order of their records: the first early_blocks are those of whole sections.
-struct BlockOfRows {
-  int batch, head, m_block;
-};
-
+// A block of rows of all, in the order of their records: the first early_blocks are those of whole sections.
 __device__ __forceinline__ BlockOfRows block_of_rows(const Params& params, int index) {
   const int flat_head = params.m_blocks_divisor.divide(index), batch = params.heads_divisor.divide(flat_head);
   return {batch, flat_head - batch * params.heads, index - flat_head * params.m_blocks};

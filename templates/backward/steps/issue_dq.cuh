@@ -1,0 +1,7 @@
+  // Issues dQ = dS K: of some rows, or some columns of K.
+  template <int count>
+  __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows, const Element* columns) {
+    multiply_dq<kDsSlab, kQkSlab>(dq, along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor),
+                                  along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor));
+  }
+
