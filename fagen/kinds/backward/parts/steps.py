@@ -143,7 +143,7 @@ def _by_gradients(values: Values) -> Iterator[str]:
     """Yield members of consumers that each have one gradient of the same keys."""
     pair, ahead = values["cluster"] > 1, values["intra_warpgroup"]
     yield "rows.cuh"
-    yield f"give_back{'_pair' if pair else ''}.cuh"
+    yield f"release{'_pair' if pair else ''}.cuh"
     yield "dq_of_pair.cuh" if pair else "dq.cuh"
     yield "p.cuh"
     yield "make_p.cuh.j2"

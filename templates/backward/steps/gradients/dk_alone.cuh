@@ -1,6 +1,6 @@
   __device__ __forceinline__ void finish_dk(KeyGradient& dk) {
     wgmma_wait<0>();
     fence_operand(dk);
-    give_back(shared.q_empty[q.stage]);
+    release(shared.q_empty[q.stage]);
   }
 

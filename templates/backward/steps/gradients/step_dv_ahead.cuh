@@ -18,14 +18,14 @@
     issue_next_scores(s, more);
     wgmma_wait<1>();  // P's registers are free, and dO, whose ring may be of one
     fence_operand(dv);
-    give_back(shared.dout_empty[dout().stage]);
+    release(shared.dout_empty[dout().stage]);
     shared.ds_full[ds().stage].wait(ds().phase);
     float dq[kDqColumns / 2];
     issue_dq_from(0, dq);
     wgmma_wait<0>();
     fence_operand(dq);
     fence_operand(s);
-    give_back(shared.ds_empty[ds().stage]);
+    release(shared.ds_empty[ds().stage]);
     pass_dq_on(dq, 0);
     advance();
   }
