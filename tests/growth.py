@@ -29,7 +29,10 @@ LOADED = ("torch", "pydantic", "sympy", "jinja2", "click")  # once, for all samp
 
 
 # what kernels are made of, in templates/
-KERNELS = ("forward", "backward", "decode", "quantize", "combine", "common", "host", "sm90")
+KERNELS = (
+    *("forward", "backward", "decode", "quantize", "combine"),
+    *("attention", "common", "host", "sm90"),
+)
 CHOICES = (nodes.If, nodes.CondExpr)  # an elif is an If too
 BRANCHES = (ast.If, ast.IfExp, ast.match_case, ast.While)
 

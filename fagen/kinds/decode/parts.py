@@ -234,15 +234,16 @@ def combine(values: Values) -> Iterator[Part]:
     yield Part(
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),
-        consumer=("decode/combine/rows.cuh.j2", _FINISH[way]),
+        consumer=("decode/combine/rows.cuh.j2", *_FINISH[way]),
         shared=(Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),),
         params=(_COMBINED,) if in_registers else (),
     )
 
 
 _COMBINED = Field("combined", pointer_to(Type("Combined")), note="(batch, seqlen_q, heads)")
+_SHARE = "decode/combine/share.cuh"
 _FINISH = {
-    "lazy": "decode/combine/partials.cuh",
-    "fixed": "decode/scores/fixed/finish.cuh",
-    "registers": "decode/combine/registers.cuh.j2",
+    "lazy": (_SHARE, "decode/combine/partials.cuh"),
+    "fixed": ("decode/scores/fixed/finish.cuh",),
+    "registers": (_SHARE, "decode/combine/registers.cuh.j2"),
 }
