@@ -133,7 +133,7 @@ class Combination:
     def launch(self) -> Launch:
         """The kernel, which may begin under the end of the one before it."""
         grid = Grid(Product(_ROWS, per=self.threads // self.lanes))
-        return Launch("merge", grid, self.threads, overlaps=True)
+        return Launch("merge", grid, self.threads, overlaps=True, threads_as="merge_threads")
 
     def workspace(self, beside: int = 0) -> Product:
         """Return the bytes of partial outputs of all chunks, and so many more of a row.

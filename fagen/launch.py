@@ -60,6 +60,8 @@ class Launch:
     shared_bytes: int = 0
     unless: str = ""  # the argument that makes it needless where it is given
     overlaps: bool = False  # it may start under the end of the launch before it
+    threads_as: str = ""  # what the kernel's text calls `threads`, if it has a name
+    needless: str = ""  # the member of Params that makes it needless where it is true
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,13 @@ class Launches:
     workspace: Product = Product((Extent(number=0),))
     unless: str = ""
     zeroed: bool = False
+    empty: tuple[str, ...] = ()  # sizes: where one is 0 a call does nothing
     shares: bool = False  # parts of outputs are kept there too, where one function of C says so
+
+    @property
+    def main(self) -> Launch:
+        """The kernel with the most shared memory."""
+        return max(self.kernels, key=lambda launch: launch.shared_bytes)
 
     @property
     def needs_workspace(self) -> bool:

@@ -33,7 +33,9 @@ class Seat(StrEnum):
     KERNEL = "kernel"  # statements of the kernel before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
     COMBINE = "combine"  # statements of the kernel that combines splits: where a row's begin
-    HOST = "host"  # statements of the launcher that fill Params
+    WORKSPACE = "workspace"  # functions of the launcher by which it knows how large that is
+    HOST = "host"  # statements of the launcher that fill Params, and say how large `grid` is
+    LAUNCHES = "launches"  # statements that launch, where they are no plain list of kernels
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,14 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """How many blocks of a size of the kernel an argument has."""
+
+    of: str
+    per: str
+
+
+@dataclass(frozen=True)
 class Divisor:
     """A value that the kernel divides by: a FastDivisor of it."""
 
@@ -194,12 +204,13 @@ class Times:
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor of the signature: where it begins, and its strides in the order of the C struct."""
+    """A tensor of the signature: where it begins, and the strides of its dimensions."""
 
     tensor: str
+    pointee: str = "const float"
 
 
-Value = Argument | Ratio | Divisor | Times | Strided
+Value = Argument | Ratio | Blocks | Divisor | Times | Strided
 
 
 @dataclass(frozen=True)
@@ -217,14 +228,19 @@ class Field:
 class TensorMap:
     """A member of Params by which TMA copies boxes of a tensor of the signature.
 
-    `swizzle` and `dtype` are fields of the Plan.
+    Its dimensions are the contiguous one, and those of these strides in their order, as far as the
+    tensor has them; boxes are 1 where `box` ends. A dimension that is a number is `columns`.
+    `swizzle` is a field of the Plan, `elements` the name of a type by its field.
     """
 
     name: str
-    box: tuple[Amount, Amount]  # columns, rows
+    box: tuple[Amount, ...]
     swizzle: str
-    dtype: str = "dtype"
-    tensor: str = ""  # name if left out
+    columns: str = "head_dim"
+    elements: tuple[str, str] = ("Element", "dtype")
+    dims: tuple[str, ...] = ("seq", "head", "batch")
+    promotion: int = 256  # bytes that a miss of the L2 cache fetches
+    stand_in: str = ""  # another tensor, whose address serves where this one is empty
 
 
 @dataclass(frozen=True)
@@ -272,7 +288,9 @@ class Part:
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
     combine: tuple[str, ...] = ()
+    workspace: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ()
     shared: tuple[Member, ...] = ()
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()

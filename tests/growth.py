@@ -199,13 +199,9 @@ KNOB = Sample(
     q_stages: int = Field(""",
         ),
         Edit(
-            "templates/forward/host.j2",
-            """  if (a.seqlen_k == 0) {
-    k = v = q;""",
-            """{% set bytes = plan.schedule.pipeline.l2_promotion %}
-  k.promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_{{ bytes }}B;
-  if (a.seqlen_k == 0) {
-    k = v = q;""",
+            "fagen/render/cpp.py",  # which writes tensor maps of other kinds, without the key
+            "{tensor_map.promotion}",
+            "{plan.schedule.values().get('l2_promotion', tensor_map.promotion)}",
         ),
     ),
     shows="""

@@ -80,7 +80,7 @@ def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
         ("forward", "(int divisor = 1)", "(int divisor = 2)", {"device", "launcher"}),
         # the launcher itself, and what it asks the driver for
         ("forward", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_SWIZZLE_64B", {"launcher"}),
-        ("forward", "sizeof(SharedStorage), stream", "sizeof(Params), stream", {"launcher"}),
+        ("forward", "bytes = sizeof(SharedStorage)", "bytes = sizeof(Params)", {"launcher"}),
         ("forward", '"cuTensorMapEncodeTiled"', '"cuTensorMapEncodeIm2col"', {"launcher"}),
         ("forward", "static_cast<cudaStream_t>(stream))", "nullptr)", {"launcher"}),
         ("backward", "if (m_blocks > 0)", "if (m_blocks > 1)", {"launcher"}),

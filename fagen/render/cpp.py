@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.launch import Launch, Product
 from fagen.part import (
     DESCRIPTOR,
     Alias,
@@ -15,14 +16,17 @@ from fagen.part import (
     Argument,
     Array,
     Barrier,
+    Blocks,
     Constant,
     Divisor,
     Field,
     Ratio,
     Strided,
+    TensorMap,
     Times,
     Union,
 )
+from fagen.signature import Extent
 
 _COLUMNS = 116  # that a line has, indented once
 
@@ -172,6 +176,11 @@ def _(ratio: Ratio, plan: Any) -> str:
 
 
 @cpp.register
+def _(blocks: Blocks, plan: Any) -> str:
+    return f"int(ceil_div(a.{blocks.of}, {constant_name(blocks.per)}))"
+
+
+@cpp.register
 def _(divisor: Divisor, plan: Any) -> str:
     return f"FastDivisor({cpp(divisor.value, plan)})"
 
@@ -183,6 +192,68 @@ def _(times: Times, plan: Any) -> str:
 
 @cpp.register
 def _(strided: Strided, plan: Any) -> str:
-    name, strides = strided.tensor, plan.signature.tensor(strided.tensor).strides
-    fields = ", ".join(f"a.{name}_stride_{stride}" for stride in strides)
-    return f"{{static_cast<const float*>(a.{name}), {fields}}}"
+    name, dims = strided.tensor, plan.signature.tensor(strided.tensor).dims
+    strides = "".join(f", a.{name}_stride_{dim.stride}" for dim in dims if dim.stride)
+    return f"{{static_cast<{strided.pointee}*>(a.{name}){strides}}}"
+
+
+# ---- the launcher --------------------------------------------------------------------------------
+
+
+def counted(of: Extent | Product, sizes: str) -> str:
+    """Return how many that is: named sizes are members of `sizes`."""
+    if isinstance(of, Product):
+        factors = [counted(factor, sizes) for factor in of.factors]
+        product = " * ".join([f"int64_t({factors[0]})", *factors[1:]]) if factors else "1"
+        return f"ceil_div({product}, {of.per})" if of.per > 1 else product
+    if not of.name:
+        return f"{of.number}"
+    name = f"{sizes}{of.name}"
+    blocks = name if of.times == of.per == 1 else f"ceil_div({name}, {of.per})"
+    blocks += f" * {of.times}" if of.times > 1 else ""
+    more = f" + {sizes}{of.more}" if of.more else ""
+    return blocks + more + (f" {of.added}" if of.plus else "")
+
+
+@cpp.register
+def _(tensor_map: TensorMap, plan: Any) -> str:
+    name, (element, dtype) = tensor_map.name, tensor_map.elements
+    dims = plan.signature.tensor(name).dims
+    by_stride = {dim.stride: dim.extent for dim in dims}
+    strides = [stride for stride in tensor_map.dims if stride in by_stride]
+    columns = constant_name(tensor_map.columns)
+    extents = [by_stride[stride] for stride in ("", *strides)]
+    sizes = [counted(extent, "a.") if extent.name else columns for extent in extents]
+    box = [cpp(amount, plan) for amount in tensor_map.box]
+    data = f"a.{name}"
+    if tensor_map.stand_in:
+        rows = next(e.name for e in extents if e.name.startswith(("seqlen", "total")))
+        data = f"a.{rows} > 0 ? {data} : a.{tensor_map.stand_in}"
+    fields = (
+        f".data = {data}",
+        f".sizes = {{{', '.join(sizes)}}}",
+        f".strides = {{{', '.join(f'a.{name}_stride_{stride}' for stride in strides)}}}",
+        f".box = {{{', '.join([*box, *('1' for _ in sizes[len(box) :])])}}}",
+        f".swizzle = {attrgetter(tensor_map.swizzle)(plan).tma}",
+        f".type = {attrgetter(dtype)(plan).tma}",
+        f".element_bytes = sizeof({element})",
+        f".promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_{tensor_map.promotion}B",
+    )
+    return f"{{{', '.join(fields)}}}"
+
+
+def described(tensor_map: TensorMap, plan: Any) -> str:
+    """Return the call that encodes a tensor map, true if it can; varlen tensors have no batch."""
+    place = f"&params.{tensor_map.name}, {tensor_map.name}"
+    batched = any(dim.stride == "batch" for dim in plan.signature.tensor(tensor_map.name).dims)
+    return f"describe({place})" if batched else f"describe_varlen({place}, kRagged)"
+
+
+@cpp.register
+def _(launch: Launch, plan: Any) -> str:
+    """Return a launch's configuration: of what is dealt to SMs, parts work out the grid."""
+    x, *others = (counted(of, "a.") for of in (launch.grid.x, launch.grid.y, launch.grid.z))
+    blocks = x if launch.overlaps else f"dim3({', '.join((x, *others))})"
+    threads = constant_name(launch.threads_as) if launch.threads_as else launch.threads
+    shared_bytes = "shared_bytes" if launch.shared_bytes else "0"
+    return f"{'grid' if launch.grid.resident else blocks}, {threads}, {shared_bytes}, stream"

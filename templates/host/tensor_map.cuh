@@ -7,14 +7,16 @@ struct Tensor {
   CUtensorMapSwizzle swizzle;
   CUtensorMapDataType type;
   int64_t element_bytes;
-  CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  CUtensorMapL2promotion promotion;
 };
 
 static inline bool describe(CUtensorMap* map, const Tensor& t) {
   cuuint64_t sizes[4], strides[3];
   cuuint32_t box[4];
-  std::copy_n(t.sizes, 4, sizes);
-  std::copy_n(t.box, 4, box);
+  for (int i = 0; i < 4; ++i) {
+    sizes[i] = std::max<int64_t>(1, t.sizes[i]);  // an empty tensor is never read, but its map cannot be empty
+    box[i] = t.box[i];
+  }
   for (int i = 0; i < 3; ++i) {
     strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
   }

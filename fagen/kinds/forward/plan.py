@@ -1,6 +1,6 @@
 """Turn a Schedule into a Plan: every number that a template prints, for a schedule that fits."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Dtype, Mask, Swizzle,
 _DRAW_AHEAD = 2
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
+_EMPTY, _EMPTY_VARLEN = ("batch", "heads", "seqlen_q"), ("heads", "total_q")
 
 # Of scores whose standard deviation is 8, blocks after so many keys rarely outgrow P: a sixth of
 # the misses of a tile that finds no maximum first.
@@ -201,16 +202,18 @@ class Plan(Budgeted, Combining, Exponents):
         if self.splits:
             units = Product((*tiles.factors, Extent(number=self.num_splits)))
             grid = Grid(units, resident=True)
-            kernel = Launch(
-                "attention_forward", grid, self.threads, self.shared_bytes, overlaps=True
-            )
-            return Launches((kernel, self.combination.launch), self.combination.workspace())
-        grid = Grid(tiles, resident=True, cluster=self.cluster)
-        kernel = Launch("attention_forward", grid, self.threads, self.shared_bytes)
+            kernels = replace(self._kernel(grid), overlaps=True), self.combination.launch
+            return Launches(kernels, self.combination.workspace(), empty=_EMPTY)
+        kernel = self._kernel(Grid(tiles, resident=True, cluster=self.cluster))
+        empty = _EMPTY_VARLEN if self.varlen else _EMPTY
         if not self.dynamic:
-            return Launches((kernel,))
+            return Launches((kernel,), empty=empty)
         counter = Product((Extent(number=_COUNTER_BYTES),))
-        return Launches((kernel,), counter, zeroed=True)
+        return Launches((kernel,), counter, zeroed=True, empty=empty)
+
+    def _kernel(self, grid: Grid) -> Launch:
+        name, memory = "attention_forward", self.shared_bytes
+        return Launch(name, grid, self.threads, memory, threads_as="threads")
 
 
 _OF_STRUCTURE = {field.name for field in fields(Plan)}  # rules that are fields of a Plan too

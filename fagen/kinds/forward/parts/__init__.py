@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from fagen.kinds.forward.parts.launcher import launcher
 from fagen.kinds.forward.parts.loads import loads
 from fagen.kinds.forward.parts.scores import scores
 from fagen.kinds.forward.parts.steps import consumer, output, steps
@@ -71,7 +72,7 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(*choices: tuple[str, Any]) -> Parts:
     values = dict(choices)
-    slots = sizes, consumer, tiles, keys, loads, v, scores, steps, output
+    slots = sizes, consumer, tiles, keys, loads, v, scores, steps, output, launcher
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
     every = tuple(part for slot in slots for part in slot(values))

@@ -42,6 +42,6 @@ def loads(values: Values) -> Iterator[Part]:
         ),
         maps=(
             TensorMap("q", (columns, amount("warpgroup_rows")), "qk_swizzle"),
-            TensorMap("k", (columns, rows), "qk_swizzle"),
+            TensorMap("k", (columns, rows), "qk_swizzle", stand_in="q"),
         ),
     )

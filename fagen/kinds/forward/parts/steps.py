@@ -141,5 +141,13 @@ def output(values: Values) -> Iterator[Part]:
             if way == "reuse_v"
             else (v_array, o_array)
         ),
-        maps=(TensorMap("out", (amount("o_slab"), amount("warpgroup_rows")), "o_swizzle"),),
+        maps=(
+            TensorMap(
+                "out",
+                (amount("o_slab"), amount("warpgroup_rows")),
+                "o_swizzle",
+                "head_dim_v",
+                ("OutElement", "out_dtype"),
+            ),
+        ),
     )

@@ -24,7 +24,7 @@ def v(values: Values) -> Iterator[Part]:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield Part(
             constants=constants,
-            maps=(TensorMap("v", box, "v_swizzle"),),
+            maps=(TensorMap("v", box, "v_swizzle", "head_dim_v", stand_in="q"),),
             shared=(Barrier("v_full", (_STAGES,), amount(1), transactions=True),),
         )
         return
@@ -36,7 +36,15 @@ def v(values: Values) -> Iterator[Part]:
             Constant("v_rows_swizzle.xor_bits", name="v_rows_swizzle_bits"),
             Constant("transposers", "warps of the producer's warpgroup"),
         ),
-        maps=(TensorMap("v", (amount("v_rows_slab"), rows), "v_rows_swizzle"),),
+        maps=(
+            TensorMap(
+                "v",
+                (amount("v_rows_slab"), rows),
+                "v_rows_swizzle",
+                "head_dim_v",
+                stand_in="q",
+            ),
+        ),
         shared=(
             Array(
                 "v_rows",

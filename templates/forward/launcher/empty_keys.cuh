@@ -1,0 +1,1 @@
+  params.has_empty_tiles = a.seqlen_k == 0;

@@ -1,0 +1,4 @@
+  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
+  params.m_blocks = m_blocks;
+  const int tiles = m_blocks * a.heads * a.batch;
+  const int grid = std::min(tiles, multiprocessors);
