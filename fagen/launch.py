@@ -57,7 +57,7 @@ class Launch:
     kernel: str  # the function's name in the source
     grid: Grid
     threads: int
-    shared_bytes: int = 0
+    shared_bytes: int = 0  # that it is launched with
     unless: str = ""  # the argument that makes it needless where it is given
     overlaps: bool = False  # it may start under the end of the launch before it
     threads_as: str = ""  # what the kernel's text calls `threads`, if it has a name

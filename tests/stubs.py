@@ -36,11 +36,14 @@ STUB = """
 #include <initializer_list>
 {% include "abi.h.j2" %}
 using cudaStream_t = void*;
+#ifndef FAGEN_HOST_H
+#define FAGEN_HOST_H
 namespace fagen_host {
 {% set calls = plan.signature %}
 {% include "host/calls.cuh.j2" %}
 {% include "host/tensor.cuh" %}
 }
+#endif
 namespace fagen_{{ plan.slug }}_kernel {
 constexpr int kSharedBytes = {{ plan.shared_bytes }}, kThreads = {{ plan.threads }};
 constexpr int kLaunchRegisters = {{ plan.launch_registers }};

@@ -45,7 +45,6 @@ int main() {{
     params.seqlen_q = a.seqlen_q;
     params.seqlen_k = a.seqlen_k;
     params.m_blocks = m_blocks;
-    params.has_empty_tiles = a.seqlen_q > a.seqlen_k;  // some rows see no key
 {dealing}
     std::set<std::tuple<int, int, int>> seen;
     std::vector<double> costs;
@@ -89,7 +88,7 @@ def program(plan: Plan, folder: Path) -> Path:
         else cut(kernel, "template <class Integer>", "struct Params"),
         tiles=cut(kernel, "struct Blocks {", "struct SharedStorage")
         + cut(kernel, "struct Keys {", "// The tiles that the producer draws"),
-        dealing=cut(kernel, "const int64_t flat_heads", "params.scale_log2"),
+        dealing=cut(kernel, "// Whether no row of a tile sees a key", "const Tensor q{"),
         sms=SM90.sm_count,
     )
     return compiled(code, folder)

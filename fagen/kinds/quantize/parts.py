@@ -20,6 +20,7 @@ from fagen.part import (
     UINT8,
     UINT32,
     Argument,
+    Blocks,
     Constant,
     Divisor,
     Field,
@@ -105,7 +106,7 @@ def rows(values: Values) -> Part:
             _argument("x", _IN),
             *_strides("x", "batch", "seq", "head"),
             Field("heads", DIVISOR, Divisor(Argument("heads"))),
-            Field("tiles", DIVISOR, note="of kRows rows of a head"),
+            Field("tiles", DIVISOR, Divisor(Blocks("seqlen", "rows")), "of kRows rows of a head"),
             _argument("seqlen", INT),
         ),
     )
@@ -154,6 +155,7 @@ def rotation(values: Values) -> Part:
         consumer=("quantize/rotation/rotated.cuh",),
         constants=(*((_HADAMARD,) if together > 32 or values["center"] else ()), _NORM),
         params=(Field("signs", UINT32, dims=(amount("chunks"),)),),
+        host=("quantize/rotation/launch.cuh",),
     )
 
 
@@ -202,7 +204,7 @@ def columns(values: Values) -> Part:
         ),
         params=(
             Field("numbers", _FLOATS, Argument("workspace"), _NUMBERS),
-            Field("column_tiles", DIVISOR),
+            Field("column_tiles", DIVISOR, Divisor(Blocks("seqlen", "column_rows"))),
             *((_argument("mean", _FLOATS), *_strides("mean", "batch", "head")) if center else ()),
         ),
     )
@@ -271,6 +273,7 @@ def scales(values: Values) -> Part:
             Field("maxima", _FLOATS, Argument("workspace"), "(batch, heads, tiles) of find_maxima"),
             Field("maxima_of_one", INT64, note="that a descale is made of"),
         ),
+        host=(f"quantize/scales/launch_by_{way}.cuh",),
     )
 
 
@@ -282,8 +285,8 @@ def output(values: Values) -> Part:
         _argument("descale", _FLOATS),
         *_strides("values", "batch", "head"),
         _argument("values_stride_row", INT64, "values_stride_seq"),
-        Field("descale_stride_batch", INT64),
-        Field("descale_stride_head", INT64, note="blocks are contiguous"),
+        *_strides("descale", "batch"),
+        _argument("descale_stride_head", INT64, note="blocks are contiguous"),
     )
     if not by_columns:
         return Part(

@@ -157,9 +157,10 @@ class Plan(Streaming):
         Those are numbers of columns, and the maxima of a head or tensor.
         """
         heads, batch = Extent("heads"), Extent("batch")
+        empty = "batch", "heads", "seqlen"
         tiles = Extent("seqlen", per=self.rows)
         grid = Grid(Product((heads, tiles, batch)))
-        kernels = [Launch("quantize", grid, self.threads, self.shared_bytes)]
+        kernels = [Launch("quantize", grid, self.threads)]
         fp32 = Extent(number=4)
         workspace = None
         unless = "mean" if self.by_block else "descale"
@@ -184,8 +185,8 @@ class Plan(Streaming):
             numbers = Extent(number=self.column_numbers * self.head_dim)
             workspace = Product((batch, heads, of_columns, numbers, fp32))
         if workspace is None:
-            return Launches(tuple(kernels))
-        return Launches(tuple(kernels), workspace, unless=unless)
+            return Launches(tuple(kernels), empty=empty)
+        return Launches(tuple(kernels), workspace, unless=unless, empty=empty)
 
     def _recorded(self) -> dict[str, Any]:
         return {"kernels": len(self.launches.kernels), "reads": self.reads}

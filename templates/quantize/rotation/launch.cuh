@@ -1,0 +1,1 @@
+  std::copy_n(a.signs, kChunks, params.signs);

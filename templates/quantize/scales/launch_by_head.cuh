@@ -1,0 +1,1 @@
+  params.maxima_of_one = params.tiles.value;
