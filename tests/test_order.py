@@ -33,6 +33,7 @@ struct Args {{
   void* workspace;
 }};
 {tiles}
+{seen}
 int main() {{
   Args a{{}};
   while (std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5) {{
@@ -83,11 +84,11 @@ def program(plan: Plan, folder: Path) -> Path:
     code = PROGRAM.format(
         element_bytes=plan.dtype.bytes,
         numbers="\n".join(line for line in numbers if any(word in line for word in expected)),
-        divisor=cut(kernel, "template <class Integer>", "struct ScaleTensor")
+        divisor=cut(kernel, "template <class Integer>", "struct Blocks {"),
+        tiles=cut(kernel, "struct Blocks {", "struct ScaleTensor")
         if plan.descales
-        else cut(kernel, "template <class Integer>", "struct Params"),
-        tiles=cut(kernel, "struct Blocks {", "struct SharedStorage")
-        + cut(kernel, "struct Keys {", "// The tiles that the producer draws"),
+        else cut(kernel, "struct Blocks {", "struct SharedStorage"),
+        seen=cut(kernel, "struct Keys {", "// The tiles that the producer draws"),
         dealing=cut(kernel, "// Whether no row of a tile sees a key", "const Tensor q{"),
         sms=SM90.sm_count,
     )
