@@ -196,9 +196,9 @@ class Divisor:
 
 @dataclass(frozen=True)
 class Times:
-    """An argument, times a number."""
+    """An argument, or a ratio of two, times a number."""
 
-    of: str
+    of: str | Ratio
     number: float
 
 

@@ -380,7 +380,16 @@ ARGUMENT = Sample(
             "Limit, Signature,",
             "Limit, Scalar, Signature,",
         ),
-        Edit("templates/forward/host.j2", "a.scale * 1.44", "a.scale / a.temperature * 1.44"),
+        Edit(
+            "fagen/kinds/forward/parts/scores.py",
+            'Times("scale", ',
+            'Times(Ratio("scale", "temperature"), ',
+        ),
+        Edit(
+            "fagen/kinds/forward/parts/scores.py",
+            "    Strided,\n",
+            "    Ratio,\n    Strided,\n",
+        ),
         Edit(
             "fagen/kinds/forward/emulate/__init__.py",
             """scale: float, **more: Any

@@ -187,7 +187,8 @@ def _(divisor: Divisor, plan: Any) -> str:
 
 @cpp.register
 def _(times: Times, plan: Any) -> str:
-    return f"a.{times.of} * {times.number}f"
+    of = times.of if isinstance(times.of, Ratio) else Argument(times.of)
+    return f"{cpp(of, plan)} * {times.number}f"
 
 
 @cpp.register
