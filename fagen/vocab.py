@@ -90,6 +90,16 @@ class Mask:
         return bool(self.last)
 
     @property
+    def first_seen(self) -> str:
+        """The first key that a row sees, as C++."""
+        return f"max(0, {self.first})" if self.first else "0"
+
+    @property
+    def last_seen(self) -> str:
+        """The key behind the last one that a row sees, as C++."""
+        return f"min(seqlen_k, {self.last})" if self.last else "seqlen_k"
+
+    @property
     def by_row(self) -> bool:
         """Whether rows differ in what they see."""
         return self.first_by_row or self.last_by_row

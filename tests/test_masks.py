@@ -47,6 +47,8 @@ LENGTHS = [(1, 1), (64, 64), (130, 300), (300, 130), (257, 0), (1, 500), (200, 2
 
 def planned(mask: Mask, slug: str = "fwd_fp16_d64_causal_m128n64_noprod") -> Plan:
     """The Plan of a schedule, with any mask."""
+    if mask.name in MASKS:
+        return plan(Schedule.from_slug(slug.replace("causal", mask.name)))
     usual = plan(Schedule.from_slug(slug))
     return replace(usual, slug=slug.replace("causal", mask.name), mask=mask)
 
@@ -107,7 +109,7 @@ struct Params {{ int seqlen_q, seqlen_k; }};
 int main() {{
   Params params;
   for (int top, bottom; std::scanf("%d %d %d %d", &params.seqlen_q, &params.seqlen_k, &top, &bottom) == 4;) {{
-    const Blocks blocks = {of_rows};
+    const Blocks blocks = blocks_of(params, top, bottom);
     const auto [first, last] = {keys};
     std::printf("%d %d %d %d %d %d\\n", first, last, blocks.first, {full_first}, {full_last}, blocks.last);
   }}
@@ -121,16 +123,16 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
     plan = planned(mask)
     kernel = render(plan).kernel
     blocks, tile = kernel.index("struct Blocks {"), kernel.index("struct Tile {")
-    rows = kernel.index("struct Keys {") if mask.by_row else kernel.index("Blocks blocks_of(")
     parts = [
-        "constexpr int kBlockN = 64;",
+        "constexpr int kBlockM = 128, kBlockN = 64;",
         kernel[kernel.index("template <class Integer>") : kernel.index("// n / value")],
         kernel[blocks:tile],
-        kernel[rows : kernel.index("__device__ __forceinline__ Tile tile_of")],
+        kernel[
+            kernel.index("using Lengths") : kernel.index("__device__ __forceinline__ Tile tile_of")
+        ],
     ]
     code = PROGRAM.format(
         code="\n".join(parts),
-        of_rows="blocks_of(params, top, bottom)" if mask.by_row else "blocks_of(params)",
         keys="seen_by(params, top)" if mask.by_row else "std::pair(0, params.seqlen_k)",
         full_first="blocks.full_first" if mask.first_by_row else "blocks.first",
         full_last="blocks.full_last" if plan.masked_steps else "params.seqlen_k / kBlockN",

@@ -88,7 +88,7 @@ def program(plan: Plan, folder: Path) -> Path:
         tiles=cut(kernel, "struct Blocks {", "struct ScaleTensor")
         if plan.descales
         else cut(kernel, "struct Blocks {", "struct SharedStorage"),
-        seen=cut(kernel, "struct Keys {", "// The tiles that the producer draws"),
+        seen=cut(kernel, "using Lengths", "// The tiles that the producer draws"),
         dealing=cut(kernel, "// Whether no row of a tile sees a key", "const Tensor q{"),
         sms=SM90.sm_count,
     )

@@ -154,6 +154,16 @@ class Plan(Budgeted, Combining, Exponents):
     ledgers: Ledgers
 
     @property
+    def unrolled_copies(self) -> int:
+        """How many copies a thread issues without a loop: of all of a tile, or one."""
+        return SM90.wgmma_n_max // 32 if self.unrolls_copies else 1
+
+    @property
+    def transposed_loads(self) -> int:
+        """How many units a transposer has in flight."""
+        return 4 if self.unrolls_copies else 2
+
+    @property
     def promotes(self) -> int:
         """After how many blocks sums of PV begin anew; 0: never."""
         return 1 if self.part_columns else self.promote

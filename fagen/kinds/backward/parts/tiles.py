@@ -32,7 +32,8 @@ def keys(values: Values) -> Iterator[Part]:
         for end, by_row in (("first", mask.first_by_row), ("last", mask.last_by_row))
     )
     search = ("backward/keys/search.cuh",) if mask.by_row else ()
-    texts = "backward/keys/seen_by.cuh.j2", *search, last, first, "backward/keys/blocks.cuh"
+    seen = "attention/keys/by_row.cuh.j2" if mask.by_row else "attention/keys/every.cuh"
+    texts = seen, *search, last, first, "backward/keys/blocks.cuh"
     yield Part(device=texts)
 
 

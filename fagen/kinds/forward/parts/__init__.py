@@ -1,7 +1,7 @@
 """The parts of a forward kernel: what keys of a schedule mean for its text and its memory.
 
-Slots: tiles (who deals them), keys (which of them a tile sees), loads (how Q, K and V come), values
-(how V lies), scores (softmax), steps (in which order GEMMs and softmax run), output (how O leaves).
+Slots: keys (which a tile sees), tiles (who deals them), loads (how Q, K and V come), values (how V
+lies), scores (softmax), steps (in which order GEMMs and softmax run), output (how O leaves).
 """
 
 from collections.abc import Iterator
@@ -72,7 +72,7 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(*choices: tuple[str, Any]) -> Parts:
     values = dict(choices)
-    slots = sizes, consumer, tiles, keys, loads, v, scores, steps, output, launcher
+    slots = sizes, consumer, keys, tiles, loads, v, scores, steps, output, launcher
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
     every = tuple(part for slot in slots for part in slot(values))

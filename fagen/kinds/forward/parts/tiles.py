@@ -36,10 +36,13 @@ def tiles(values: Values) -> Iterator[Part]:
         yield Part(consumer=(f"forward/tiles/{which}q_row.cuh",))
     if varlen:
         yield _varlen(values)
+        yield from _found(values)
     elif splits:
         yield _split()
+        yield from _dealt(values)
     else:
         yield _dense(values)
+        yield from _drawn() if order.dynamic else _dealt(values)
     if values["cluster"] > 1:
         yield Part(constants=(Constant("cluster", "thread blocks that share K and V"),))
     if order.dynamic:
@@ -83,7 +86,7 @@ def _varlen(values: Values) -> Part:
     to_int32 = pointer_to(Type("int32_t"), const=True)
     head_major = values["head_major"]
     return Part(
-        head=("forward/tiles/sequence.cuh",),
+        head=("forward/tiles/sequence.cuh", "forward/tiles/tile.cuh.j2"),
         constants=((Constant("l2_bytes", type=INT64, name="l2_bytes"),) if head_major else ()),
         params=(
             Field("cu_seqlens_q", to_int32, note="where sequences begin, and the last one ends"),
@@ -107,6 +110,7 @@ def _varlen(values: Values) -> Part:
 def _split() -> Part:
     """Tiles of splits of the keys, each of which gives a partial output."""
     return Part(
+        head=("forward/tiles/tile.cuh.j2",),
         kernels=("forward/tiles/splits_of.cuh.j2",),
         params=(
             *(Field(name, INT, Argument(name)) for name in ("batch", "heads")),
@@ -170,18 +174,97 @@ def _dense(values: Values) -> Part:
             Field("tiles", INT, note="of all tiles; slots are for those that see a key"),
         ]
         constants += [Constant("section_rounds", "tiles for each SM in the last section of heads")]
-    return Part(constants=tuple(constants), params=tuple(params))
+    return Part(
+        head=("forward/tiles/tile.cuh.j2",), constants=tuple(constants), params=tuple(params)
+    )
+
+
+def _drawn() -> Iterator[Part]:
+    """The longest first, to whoever comes free: the producer draws them from a counter."""
+    yield Part(
+        device=(
+            "forward/tiles/of_head.cuh",
+            "forward/tiles/longest_first.cuh.j2",
+            "forward/tiles/drawn.cuh",
+            "forward/tiles/by_block.cuh",
+            "forward/tiles/empty.cuh.j2",
+        ),
+        producer=("forward/tiles/scheduler.cuh", "forward/tiles/produce_drawn.cuh.j2"),
+    )
+
+
+def _dealt(values: Values) -> Iterator[Part]:
+    """In an order that each thread block, or cluster, works out by itself."""
+    longest_first, paired = ORDERS[values["order"]].longest_first, values["cluster"] > 1
+    order = "forward/tiles/serpentine.cuh" if longest_first else "forward/tiles/round_robin.cuh"
+    takers = "forward/tiles/by_cluster.cuh" if paired else "forward/tiles/by_block.cuh"
+    if values["num_splits"] > 1:
+        yield Part(device=(takers, order, "forward/tiles/of_chunks.cuh", "forward/tiles/dealt.cuh"))
+    else:
+        in_order = "forward/tiles/pairs_in_order.cuh" if paired else "forward/tiles/in_order.cuh"
+        yield Part(
+            device=(
+                "forward/tiles/of_head.cuh",
+                "forward/tiles/longest_first.cuh.j2" if longest_first else in_order,
+                takers,
+                order,
+                "forward/tiles/dealt.cuh",
+                "forward/tiles/empty.cuh.j2",
+            )
+        )
+    if values["producer"] == "warp":
+        yield Part(producer=("forward/tiles/produce_dealt.cuh.j2",))
+
+
+def _found(values: Values) -> Iterator[Part]:
+    """Of sequences of lengths of their own: a warp finds out which tiles there are."""
+    turns = values["skips_idle_warpgroups"]
+    yield Part(
+        device=(
+            "forward/tiles/varlen/sequences.cuh",
+            "forward/keys/first_tile_by_row.cuh"
+            if MASKS[values["mask"]].last_by_row
+            else "forward/keys/first_tile.cuh",
+            "forward/tiles/varlen/finder.j2",
+            *(("forward/tiles/varlen/turns.cuh",) if turns else ()),
+            "forward/tiles/varlen/ring.cuh.j2",
+        )
+    )
+    if not turns or values["v_layout"] == "rows":
+        yield Part(device=("forward/tiles/varlen/empty.cuh",))
+    if values["scheduler_warp"]:
+        yield Part(
+            producer=(
+                "forward/tiles/varlen/scheduler_warp.cuh.j2",
+                "forward/tiles/varlen/requests.cuh",
+                "forward/tiles/varlen/produce_requested.cuh.j2",
+            )
+        )
+    else:
+        yield Part(
+            producer=(
+                "forward/tiles/varlen/scheduler.cuh.j2",
+                "forward/tiles/varlen/produce_drawn.cuh.j2",
+            )
+        )
 
 
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
-    by_row = MASKS[values["mask"]].by_row
-    which = "varlen_" if values["lengths"] == "varlen" else ""
+    varlen, by_row = values["lengths"] == "varlen", MASKS[values["mask"]].by_row
+    which = "varlen_" if varlen else ""
     names = [f"{which}row_keys.cuh" if by_row else f"{which}length.cuh"]
     names.append("mask_rows.cuh.j2" if by_row else "mask_end.cuh")
     if values["finds_spread"]:
         names.append("seen_rows.cuh.j2" if by_row else "seen_end.cuh")
     yield Part(
-        head=("forward/keys/blocks.cuh.j2", "forward/tiles/tile.cuh.j2"),
+        head=("forward/keys/blocks.cuh.j2",),
+        device=(
+            "forward/keys/varlen_lengths.cuh" if varlen else "forward/keys/lengths.cuh",
+            *(("attention/keys/by_row.cuh.j2",) if by_row else ()),
+            "forward/keys/by_row.cuh.j2" if by_row else "forward/keys/every.cuh.j2",
+            "forward/keys/of_pair.cuh" if values["cluster"] > 1 else "forward/keys/of_tile.cuh",
+            *(("forward/keys/within.cuh.j2",) if values["num_splits"] > 1 else ()),
+        ),
         consumer=tuple(f"forward/keys/{name}" for name in names),
     )

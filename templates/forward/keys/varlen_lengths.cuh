@@ -1,0 +1,1 @@
+using Lengths = Sequence;  // seqlen_q and seqlen_k

@@ -1,0 +1,14 @@
+  uint32_t tiles = 0;  // whose Q was loaded
+
+  __device__ __forceinline__ void load_q(const Tile& tile) {
+    const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
+    // Each warpgroup's rows as soon as it has read its last ones.
+#pragma unroll kUnrolledCopies
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      shared.q_empty[stage][consumer].wait(phase ^ 1);
+      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
+          params.q, shared.q_full[stage][consumer], shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, of_q(tile), cute::TMA::CacheHintSm90::EVICT_FIRST);
+    }
+    ++tiles;
+  }

@@ -1,0 +1,1 @@
+__device__ __forceinline__ int lane() { return threadIdx.x % 32; }
