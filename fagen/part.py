@@ -28,7 +28,9 @@ class Seat(StrEnum):
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
-    SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked
+    SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked, or
+    # of gradients on S - LSE / scale
+    DERIVATIVES = "derivatives"  # statements on dp, the gradient of what those on S left
     KERNELS = "kernels"  # kernels that run before the last one, or behind the first
     KERNEL = "kernel"  # statements of the kernel before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
@@ -284,6 +286,7 @@ class Part:
     producer: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
+    derivatives: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()

@@ -1,17 +1,20 @@
-"""Room for a score in the backward kernels: what a child of their templates says is computed."""
+"""Room for a score in the backward kernels: what one more part says is computed."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from jinja2 import ChoiceLoader, DictLoader, PrefixLoader
+from jinja2 import ChoiceLoader, DictLoader
 from torch import Tensor
 
 from fagen import ledger, render, simulator
 from fagen.kinds.backward import formulae
 from fagen.kinds.backward.formulae import BUDGET
 from fagen.kinds.backward.keys import Schedule
+from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import inputs
+from fagen.part import Part, Parts
 from fagen.problem import Sizes
 from tests.backward_helpers import planned
 
@@ -34,23 +37,19 @@ SIZES = Sizes(1, 2, 1, 70, 150)
 
 
 def with_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Render by children of the steps' texts, whose two blocks are filled."""
-    usual = render.environment()
-    assert usual.loader
-    score = {"after_s": AFTER_S, "after_ds": AFTER_DS}
+    """Render with one more part, whose texts are of the seats for a score."""
+    usual, own_parts = render.environment(), Plan.parts.func
+    assert usual.loader and own_parts
+    texts = {"own/after_s.cuh": AFTER_S, "own/after_ds.cuh": AFTER_DS}
+    score = Part(scores=("own/after_s.cuh",), derivatives=("own/after_ds.cuh",))
 
-    def child(name: str) -> str:
-        source, *_ = usual.loader.get_source(usual, name)
-        blocks = [block for block in score if f"{{% block {block} %}}" in source]
-        filled = (f"{{% block {block} %}}{score[block]}{{% endblock %}}" for block in blocks)
-        return f"{{% extends 'own/{name}' %}}{''.join(filled)}" if blocks else ""
+    def parts(plan: Plan) -> Parts:
+        own = own_parts(plan)
+        return replace(own, parts=(*own.parts, score))
 
-    children = {name: child(name) for name in usual.list_templates(["j2"]) if "/steps/" in name}
-    children = {name: text for name, text in children.items() if text}
-    assert len(children) == 3  # by keys one has both blocks, by gradients two have one each
-    loader = ChoiceLoader([DictLoader(children), PrefixLoader({"own": usual.loader}), usual.loader])
-    changed = usual.overlay(loader=loader)
+    changed = usual.overlay(loader=ChoiceLoader([DictLoader(texts), usual.loader]))
     monkeypatch.setattr(render, "environment", lambda: changed)
+    monkeypatch.setattr(Plan, "parts", property(parts))
 
 
 def reference(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:

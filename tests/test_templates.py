@@ -29,11 +29,8 @@ ARITHMETIC = (
     nodes.CallBlock,
 )
 WRITE_PARTS = {
-    "cpp",
-    "members",
-    "initialised",
-    "filled",
-    "join",
+    *("cpp", "members", "initialised", "filled"),
+    *("join", "map", "batch"),
 }  # filters: what parts declare, as C++
 
 
