@@ -32,7 +32,8 @@ class Seat(StrEnum):
     # of gradients on S - LSE / scale
     DERIVATIVES = "derivatives"  # statements on dp, the gradient of what those on S left
     KERNELS = "kernels"  # kernels that run before the last one, or behind the first
-    KERNEL = "kernel"  # statements of the kernel before its roles part
+    ENTRY = "entry"  # statements of the kernel before it initialises its barriers
+    KERNEL = "kernel"  # and before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
     COMBINE = "combine"  # statements of the kernel that combines splits: where a row's begin
     WORKSPACE = "workspace"  # functions of the launcher by which it knows how large that is
@@ -288,6 +289,7 @@ class Part:
     scores: tuple[str, ...] = ()
     derivatives: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
+    entry: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
     combine: tuple[str, ...] = ()

@@ -121,7 +121,6 @@ def sizes(values: Values) -> Iterator[Part]:
             Constant("row_lanes", "of those, that share a row"),
         )
     )
-    yield Part(device=("sm90/ring.cuh",))
     swizzles = [(f"{tile}_slab", f"{tile}_swizzle") for tile in ("qk", "v", "ds")]
     yield Part(
         constants=(

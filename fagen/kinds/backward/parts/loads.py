@@ -30,6 +30,7 @@ def loads(values: Values) -> Iterator[Part]:
     readers = amount("cluster", "consumers", "warpgroup", per=32)
     yield Part(
         loader=tuple(f"backward/loads/{text}.cuh" for text in _loader(values)),
+        role=(f"backward/roles/load{'_drawn' if drawn else ''}.cuh",),
         shared=(
             Array("k", ELEMENT, (_K,)),
             Array("v", ELEMENT, (_V,)),

@@ -31,7 +31,7 @@ def scores(values: Values) -> Iterator[Part]:
     )
     yield Part(
         head=("backward/scores/side_by_side.cuh",),
-        kernel=("backward/scores/ones.cuh",),
+        entry=("backward/scores/ones.cuh",),
         shared=(
             numbers,
             Array("ones", Type("uint4", 16), (amount(24),), note=note, aligned=False),
@@ -91,7 +91,7 @@ def steps(values: Values) -> Iterator[Part]:
     if values["partition"] == "gradients":
         yield Part(
             named_barriers=("kKeysRead", "kValuesRead"),
-            device=("backward/steps/barrier_arrive.cuh",),
+            device=("sm90/barrier_arrive.cuh",),
             shared=(
                 ds,
                 Array(

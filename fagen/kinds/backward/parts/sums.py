@@ -35,6 +35,7 @@ def sums(values: Values) -> Iterator[Part]:
     shape = "batch, heads, m_blocks" if values["lengths"] == "equal" else "heads, m_slots"
     yield Part(
         head=("backward/sums/row_block.cuh.j2",),
+        role=texts("roles", f"add_dq{'_drawn' if values['persistent'] else ''}.cuh"),
         constants=(
             Constant("dq_columns", _dq_columns_note(values)),
             Constant("dq_row_step", "rows between the parts of dQ of two warpgroups"),
@@ -148,6 +149,7 @@ def _rounded_meanwhile() -> Part:
     flag = "1 once the last one is drawn"
     return Part(
         head=("backward/sums/piece.cuh",),
+        role=("backward/roles/round_dq.cuh",),
         constants=(Constant("pieces", "of sums of dQ, on their way to the warp that rounds them"),),
         shared=(
             Array("pieces", Type("Piece", amount("warpgroup", 32)), (amount("pieces"),), "sums"),

@@ -40,14 +40,17 @@ def keys(values: Values) -> Iterator[Part]:
 def tiles(values: Values) -> Iterator[Part]:
     """Yield who deals tiles."""
     if values["cluster"] > 1:
-        yield Part(device=("backward/tiles/cluster_rank.cuh",))
-    yield _varlen() if values["lengths"] == "varlen" else _equal()
+        sync = ("sm90/sync_cluster.cuh",)
+        yield Part(device=("backward/tiles/cluster_rank.cuh",), kernel=sync)
+    else:
+        yield Part(kernel=("sm90/sync.cuh",))
+    yield _varlen() if values["lengths"] == "varlen" else _equal(values["persistent"])
     if values["persistent"]:
         yield _drawn()
     yield Part(device=("backward/tiles/order.cuh",))
 
 
-def _equal() -> Part:
+def _equal(drawn: bool) -> Part:
     """Sequences of one length; tiles in an order that the host works out."""
     to_key_blocks = pointer_to(Type("KeyBlock"))
     return Part(
@@ -58,6 +61,7 @@ def _equal() -> Part:
         ),
         methods=("backward/tiles/records.cuh",),
         device=("backward/tiles/equal.cuh.j2",),
+        kernel=() if drawn else ("backward/tiles/own_tile.cuh",),
         constants=(
             Constant(
                 "l2_share_bytes",
@@ -92,7 +96,7 @@ def _varlen() -> Part:
         head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_tile.cuh.j2"),
         methods=("backward/tiles/varlen_records.cuh",),
         device=("backward/tiles/slots.cuh", "backward/tiles/varlen.cuh"),
-        kernel=("backward/tiles/varlen_kernel.cuh",),
+        entry=("backward/tiles/varlen_entry.cuh",),
         shared=(Array("sequence", Type("Sequence", 24), aligned=False),),
         params=(
             Field(

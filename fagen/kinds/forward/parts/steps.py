@@ -42,9 +42,7 @@ def consumer(values: Values) -> Iterator[Part]:
 def steps(values: Values) -> Iterator[Part]:
     """In which order GEMMs and softmax run."""
     clustered = values["cluster"] > 1
-    yield Part(
-        kernel=("forward/steps/sync_cluster.cuh" if clustered else "forward/steps/sync.cuh",)
-    )
+    yield Part(kernel=("sm90/sync_cluster.cuh" if clustered else "sm90/sync.cuh",))
     if values["producer"] == "warp":
         names = "producer_registers", "consumer_registers"
         yield Part(role=tuple(_roles(values)), constants=tuple(map(Constant, names)))

@@ -1,0 +1,3 @@
+    if (threadIdx.x % 32 == 0 && threadIdx.x <= 32 * kDqAdders) {
+      add_dq(params, shared, tile, threadIdx.x / 32 - 1);
+    }

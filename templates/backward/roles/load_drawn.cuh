@@ -1,0 +1,3 @@
+    if (threadIdx.x == 0) {
+      Loader{params, shared}.run();
+    }

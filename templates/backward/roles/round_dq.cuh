@@ -1,0 +1,3 @@
+    if (threadIdx.x / 32 == kDqAdders + 1) {
+      Rounder{params, shared}.run();
+    }

@@ -1,0 +1,1 @@
+  const Tile tile = tile_of(params, blockIdx.x / kCluster);
