@@ -84,7 +84,8 @@ class Sample:
     """A change, how many files it may touch, and code that shows that it works.
 
     `added` is a folder beside this file: what lies in it is put into the tree and is not counted,
-    as a kind's own package and templates. `patch` is a file of PATCHES.
+    as a kind's own package and templates. `patch` is a file of PATCHES. Where more files are
+    touched than they should be, `aim` says how many that is.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Sample:
     edits: tuple[Edit, ...] = ()
     added: str = ""
     patch: str = ""
+    aim: int = 0
 
     @property
     def touched(self) -> list[str]:
@@ -481,7 +483,42 @@ for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
 """,
 )
 
-SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT)
+SOFTCAP = Sample(
+    name="a softcap in both passes",
+    most=12,
+    aim=8,
+    builds="fwd_bf16_d64_causal_m64n64_softcap50",
+    patch="softcap.patch",
+    shows="""
+def capped(q, k, cap):
+    scores = cap * torch.tanh(torch.einsum("bqhd,bkhd->bhqk", q, k) * (0.125 / cap))
+    return scores.masked_fill(torch.arange(90) > torch.arange(70)[:, None] + 20, -math.inf)
+
+q, k, v = tensors(torch.float16, 64)
+dout = q.flip(1)
+exact = [x.double().requires_grad_() for x in (q, k, v)]
+scores = capped(*exact[:2], 2)
+out = (scores.softmax(-1) @ exact[2].transpose(1, 2)).transpose(1, 2)
+lse = scores.logsumexp(-1)
+gradients = torch.autograd.grad(out, exact, dout.double())
+out, lse = out.detach(), lse.detach()
+
+named = {"q": q, "k": k, "v": v, "scale": 0.125}
+forward, _ = made("fwd_fp16_d64_causal_m64n64_softcap2")
+backward, _ = made("bwd_fp16_d64_causal_m64n64_softcap2")
+own = {"dout": dout, "out": out.to(q.dtype), "lse": lse.float()}
+for compute in (emulated, simulated):
+    got = compute(forward, **named)
+    close(got[0], out, 1e-3)
+    close(got[1], lse, 1e-5)
+    for got, wanted in zip(compute(backward, **named, **own), gradients):
+        assert (got.double() - wanted).norm() < 1e-3 * wanted.norm()
+refused("fwd_e4m3_d64_full_m64n64_softcap30", "needs scores without descales")
+refused("bwd_fp16_d192_full_m64n64_softcap30", "needs P in fp32")
+""",
+)
+
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP)
 
 
 def grown(sample: Sample, folder: Path) -> Path:
@@ -527,7 +564,7 @@ def main(build: bool, *names: str) -> int:
         __import__(name)
     sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
     failed, before = False, conditionals(ROOT)
-    print("| added | files | at most | conditionals | |\n|---|---|---|---|---|")
+    print("| added | files | at most | aim | conditionals | |\n|---|---|---|---|---|---|")
     for sample in (one for one in SAMPLES if not names or one.name in names):
         with tempfile.TemporaryDirectory() as folder:
             sys.stdout.flush()
@@ -543,7 +580,7 @@ def main(build: bool, *names: str) -> int:
             more = conditionals(Path(folder)) - before
         failed |= wrong
         files = ", ".join(f"`{path}`" for path in sample.touched)
-        counted = f"{len(sample.touched)} | {sample.most} | {more:+}"
+        counted = f"{len(sample.touched)} | {sample.most} | {sample.aim or sample.most} | {more:+}"
         print(f"| {sample.name} | {counted} | {files} |")
         if wrong:
             print(f"{sample.name}: does not work, or touches too many files", file=sys.stderr)
