@@ -232,12 +232,13 @@ class TensorMap:
     """A member of Params by which TMA copies boxes of a tensor of the signature.
 
     Its dimensions are the contiguous one, and those of these strides in their order, as far as the
-    tensor has them; boxes are 1 where `box` ends. A dimension that is a number is `columns`.
+    tensor has them; boxes are 1 where `box` ends, whose words are
+    variables of the launcher. A dimension that is a number is `columns`.
     `swizzle` is a field of the Plan, `elements` the name of a type by its field.
     """
 
     name: str
-    box: tuple[Amount, ...]
+    box: tuple[Amount | str, ...]
     swizzle: str
     columns: str = "head_dim"
     elements: tuple[str, str] = ("Element", "dtype")

@@ -37,6 +37,7 @@ def combining(start: str, output: str = "average", *, in_registers: bool = False
             "attention/combine/kernel.cuh.j2",
         ),
         combine=(start,),
+        host=("attention/combine/launch.cuh",),
         params=(
             Field(
                 "partials",

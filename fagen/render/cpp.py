@@ -225,7 +225,7 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
     columns = constant_name(tensor_map.columns)
     extents = [by_stride[stride] for stride in ("", *strides)]
     sizes = [counted(extent, "a.") if extent.name else columns for extent in extents]
-    box = [cpp(amount, plan) for amount in tensor_map.box]
+    box = [one if isinstance(one, str) else cpp(one, plan) for one in tensor_map.box]
     data = f"a.{name}"
     if tensor_map.stand_in:
         rows = next(e.name for e in extents if e.name.startswith(("seqlen", "total")))

@@ -107,6 +107,11 @@ def deals(values: Values) -> Iterator[Part]:
         device=("decode/deals/unit.cuh", f"{texts}/units.cuh", *whole),
         loader=(f"{texts}/first.cuh", run) if prefetched else (run,),
         consumer=(f"{texts}/consumer.cuh", run),
+        host=(
+            "decode/deals/launch.cuh",
+            f"{texts}/launch.cuh",
+            *((f"{texts}/launch_prefetching.cuh",) if prefetched else ()),
+        ),
         params=(
             Field("seqused_k", _TO_INT32, Argument("seqused_k"), "(batch); may be null"),
             Field("leftpad_k", _TO_INT32, Argument("leftpad_k"), "(batch); may be null"),
@@ -147,9 +152,11 @@ def loads(values: Values) -> Iterator[Part]:
         ),
         kernel=("decode/loads/prefetching.cuh",) if prefetched else (),
         maps=(
-            TensorMap("q", (amount("slab"), amount("rows")), "swizzle"),
-            TensorMap("k", (amount("slab"), amount("block_n")), "swizzle"),
-            TensorMap("v", (amount("slab"), amount("block_n")), "swizzle"),
+            TensorMap("q", (_SLAB, "tile_heads", "tile_positions"), dims=_HEADS_FIRST, **_LINES),
+            TensorMap("k", (_SLAB, amount("block_n")), stand_in="q", **_LINES),
+            TensorMap(
+                "v", (_SLAB, amount("block_n")), columns="head_dim_v", stand_in="q", **_LINES
+            ),
         ),
         shared=(
             Array("ring", ELEMENT, (_STAGES, amount("block_n", widest))),
@@ -175,6 +182,11 @@ def loads(values: Values) -> Iterator[Part]:
     )
 
 
+_SLAB, _HEADS_FIRST = amount("slab"), ("head", "seq", "batch")
+# a row of a box has 128 bytes: twice that, as L2 may fetch, is slower out of memory
+_LINES: dict[str, Any] = {"swizzle": "swizzle", "promotion": 128}
+
+
 def scores(values: Values) -> Iterator[Part]:
     """How scores become P."""
     way = values["maximum"]
@@ -192,6 +204,7 @@ def scores(values: Values) -> Iterator[Part]:
             ),
         ),
         kernel=("sm90/overlap_launches.cuh", f"{folder}/roles.cuh"),
+        host=(f"{folder}/launch.cuh",) if fixed else (),
         shared=(
             Array("p", ELEMENT, (amount(2), amount("rows", "block_n")), note="keys side by side"),
             Array("maxima", FLOAT, (_WARPS, amount("rows")), row="statistics"),
@@ -234,6 +247,7 @@ def combine(values: Values) -> Iterator[Part]:
     yield Part(
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),
+        host=("decode/combine/launch.cuh",) if in_registers else (),
         consumer=("decode/combine/rows.cuh.j2", *_FINISH[way]),
         shared=(Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),),
         params=(_COMBINED,) if in_registers else (),

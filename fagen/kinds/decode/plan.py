@@ -139,10 +139,13 @@ class Plan(Budgeted, Combining):
     def launches(self) -> Launches:
         """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
         grid = Grid(self.combination.units, resident=True, per_sm=self.blocks)
-        decode = Launch("decode", grid, self.threads, self.shared_bytes, overlaps=True)
-        kernels = decode, self.combination.launch
+        decode = Launch(
+            "decode", grid, self.threads, self.shared_bytes, overlaps=True, threads_as="threads"
+        )
+        whole = "whole" if self.by_runs else ""  # where thread blocks have combined all splits
+        kernels = decode, replace(self.combination.launch, needless=whole)
         workspace = self.combination.workspace(self.folded_bytes if self.by_runs else 0)
-        return Launches(kernels, workspace=workspace)
+        return Launches(kernels, workspace=workspace, empty=("batch", "heads", "seqlen_q"))
 
     def _recorded(self) -> dict[str, Any]:
         return {"bytes_in_flight": self.bytes_in_flight}

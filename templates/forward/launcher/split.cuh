@@ -1,6 +1,4 @@
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)), blocks = int(ceil_div(a.seqlen_k, kBlockN));
-  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
-  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
   params.chunk_blocks = std::max(1, int(ceil_div(blocks, kChunks)));
   params.kv_head_tiles = FastDivisor(m_blocks * (a.heads / a.kv_heads));
   params.chunk_tiles = FastDivisor(m_blocks * a.heads * a.batch);

@@ -1,0 +1,1 @@
+  params.prefetched_keys = params.whole || !alike ? kStages / 2 * kBlockN : 0;

@@ -1,0 +1,1 @@
+  params.inverse_scale = 1.0f / a.scale;
