@@ -77,12 +77,6 @@ class Gemm:
     sixteen_bits: bool = True  # else both have K along their rows
 
     @property
-    def transposes(self) -> tuple[int, ...]:
-        """Of each operand in shared memory, whether M or N and not K lies along its rows."""
-        along = (self.b_along_n,) if self.a_in_registers else (self.a_along_m, self.b_along_n)
-        return tuple(map(int, along))
-
-    @property
     def accumulators(self) -> int:
         """Fp32 registers of a thread."""
         return accumulators(self.n)

@@ -83,6 +83,7 @@ def steps(values: Values) -> Iterator[Part]:
             *texts("steps", "rings.cuh.j2", "arrive.cuh", "issue_gradients.cuh", "multiply_dq.cuh"),
             *texts("steps", f"issue_dq{'_transposed' if turned else ''}.cuh", "store_ds.cuh.j2"),
             *texts(f"steps/{values['partition']}", *own),
+            "backward/steps/blocks.cuh.j2",
         )
     )
     shared_by = amount("cluster", "dq_parts", "warpgroup", per=32)

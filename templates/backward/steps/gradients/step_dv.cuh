@@ -1,6 +1,6 @@
   // One block of rows, for dV and a part of dQ.
   template <bool masked>
-  __device__ __forceinline__ void step_dv(const Tile& tile, int block, ValueGradient& dv) {
+  __device__ __forceinline__ void step(const Tile& tile, int block, ValueGradient& dv) {
     Scores s;
     shared.q_full[q.stage].wait(q.phase);
     issue_scores(s, q.stage);
@@ -21,4 +21,6 @@
     pass_dq_on(dq, 0);
     advance();
   }
+
+  __device__ __forceinline__ void make_dv(const Tile& tile, ValueGradient& dv) { take_steps(tile, dv); }
 

@@ -11,7 +11,7 @@
 
   // One block of rows, for dV and a part of dQ, whose S is there; when this ends, so is that of the next.
   template <bool masked>
-  __device__ __forceinline__ void step_dv(const Tile& tile, int block, bool more, Scores& s, ValueGradient& dv) {
+  __device__ __forceinline__ void step(const Tile& tile, int block, bool more, Scores& s, ValueGradient& dv) {
     Packed p;
     make_p<masked>(tile, block, s, p);
     issue_dv(dv, p);
@@ -28,5 +28,16 @@
     release(shared.ds_empty[ds().stage]);
     pass_dq_on(dq, 0);
     advance();
+  }
+
+  __device__ __forceinline__ void make_dv(const Tile& tile, ValueGradient& dv) {
+    Scores s;
+    if (tile.first < tile.last) {
+      shared.q_full[0].wait(0);
+      issue_scores(s, 0);
+      wgmma_wait<0>();
+      fence_operand(s);
+    }
+    take_steps(tile, s, dv);
   }
 
