@@ -89,7 +89,7 @@ class Gemm:
     @property
     def immediates(self) -> tuple[int, ...]:
         """What comes last: A and B as they are, not negated; whether they lie along M and N."""
-        along = (int(self.b_along_n),)
+        along: tuple[int, ...] = (int(self.b_along_n),)
         if not self.a_in_registers:
             along = int(self.a_along_m), *along
         return (1, 1, *(along if self.sixteen_bits else ()))

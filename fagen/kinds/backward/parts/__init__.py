@@ -1,8 +1,8 @@
 """The parts of a backward kernel: what keys of a schedule mean for its text and its memory.
 
 Slots: keys (which rows see them), tiles (who deals them), loads (how Q, K, V and dO come), scores
-(P and dS), steps (in which order GEMMs run), sums (how dQ is added up and rounded), outputs (how dK
-and dV leave).
+(P and dS), steps (which GEMMs there are, and, last of all, in which order consumers run them),
+outputs (how dK and dV leave), sums (how dQ is added up and rounded).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fagen.kinds.backward.parts.loads import loads
-from fagen.kinds.backward.parts.steps import scores, steps
+from fagen.kinds.backward.parts.steps import consumers, runs, scores, steps
 from fagen.kinds.backward.parts.sums import outputs, sums
 from fagen.kinds.backward.parts.tiles import keys, tiles
 from fagen.kinds.backward.rules import (
@@ -88,7 +88,8 @@ def parts_of(choices: Values) -> Parts:
 @cache
 def _parts(*chosen: Any) -> Parts:
     values = dict(zip((*CHOSEN, *RULES), chosen, strict=True))
-    slots = sizes, keys, tiles, loads, scores, steps, outputs, sums
+    first = sizes, keys, tiles, loads, consumers
+    slots = *first, scores, steps, outputs, sums, runs
     shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(every, shared_order=shared, params_order=_PARAMS, initialised=_INITIALISED)

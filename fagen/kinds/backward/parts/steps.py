@@ -76,14 +76,11 @@ def statistics(values: Values) -> Type:
 
 def steps(values: Values) -> Iterator[Part]:
     """Yield in which order GEMMs run, and who runs them."""
-    by_keys, turned = values["partition"] == "keys", values["dq_transposed"]
-    own = _by_keys(values) if by_keys else _by_gradients(values)
+    turned = "_transposed" if values["dq_transposed"] else ""
     yield Part(
         consumer=(
-            *texts("steps", "rings.cuh.j2", "arrive.cuh", "issue_gradients.cuh", "multiply_dq.cuh"),
-            *texts("steps", f"issue_dq{'_transposed' if turned else ''}.cuh", "store_ds.cuh.j2"),
-            *texts(f"steps/{values['partition']}", *own),
-            "backward/steps/blocks.cuh.j2",
+            *texts("steps", "store_ds.cuh.j2", "issue_gradients.cuh", "multiply_dq.cuh"),
+            *texts("steps", f"issue_dq{turned}.cuh"),
         )
     )
     shared_by = amount("cluster", "dq_parts", "warpgroup", per=32)
@@ -127,10 +124,23 @@ def steps(values: Values) -> Iterator[Part]:
         )
 
 
+def consumers(values: Values) -> Iterator[Part]:
+    """Yield what steps of all kinds go by: rings, and which of a tile's keys are whose."""
+    rows = f"{values['partition']}/rows.cuh"
+    yield Part(consumer=texts("steps", "rings.cuh.j2", rows, "arrive.cuh"))
+
+
+def runs(values: Values) -> Iterator[Part]:
+    """Yield what consumers run: their steps, of what all slots before have."""
+    partition = values["partition"]
+    own = _by_keys(values) if partition == "keys" else _by_gradients(values)
+    *members, run = texts(f"steps/{partition}", *own)
+    yield Part(consumer=(*members, "backward/steps/blocks.cuh.j2", run))
+
+
 def _by_keys(values: Values) -> Iterator[str]:
     """Yield members of consumers that each have 64 keys of their own."""
     ones, by = values["ones_in_shared_memory"], f"dq_by_{values['dq_by']}.cuh.j2"
-    yield "rows.cuh"
     yield "scores_and_dp.cuh" if ones else "statistics_scores_and_dp.cuh"
     yield by
     yield "step.cuh.j2"
@@ -143,7 +153,6 @@ def _by_keys(values: Values) -> Iterator[str]:
 def _by_gradients(values: Values) -> Iterator[str]:
     """Yield members of consumers that each have one gradient of the same keys."""
     pair, ahead = values["cluster"] > 1, values["intra_warpgroup"]
-    yield "rows.cuh"
     yield f"release{'_pair' if pair else ''}.cuh"
     yield "dq_of_pair.cuh" if pair else "dq.cuh"
     yield "p.cuh"

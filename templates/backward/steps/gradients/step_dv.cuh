@@ -22,5 +22,6 @@
     advance();
   }
 
+  // All of a tile.
   __device__ __forceinline__ void make_dv(const Tile& tile, ValueGradient& dv) { take_steps(tile, dv); }
 

@@ -30,6 +30,7 @@
     advance();
   }
 
+  // All of a tile.
   __device__ __forceinline__ void make_dv(const Tile& tile, ValueGradient& dv) {
     Scores s;
     if (tile.first < tile.last) {
