@@ -96,7 +96,7 @@ KERNELS = {
         (scene(MIXED, LONG),),
         careful=(
             "Turns::give",
-            "Consumer::(place|scheduler_barrier_wait|next_with_rows)",
+            "Consumer::(place|begin_turn|next_with_rows)",
             "Consumer::run: q.advance.*",
         ),
     ),

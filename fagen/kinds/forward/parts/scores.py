@@ -78,7 +78,9 @@ def _consumer(values: Values) -> tuple[str, ...]:
     names = ["qk.cuh.j2"]
     if fp8:
         scale = "block.cuh.j2" if values["scales"] == "block" else "head.cuh"
-        names += [f"scale/{scale}", "scale/mean.cuh"]
+        names += [f"scale/{scale}", "scale/of_tile.cuh", "scale/mean.cuh"]
+    else:
+        names.append("scale/given.cuh")
     if overlap:
         names.append("first.cuh.j2")
     if lazy and fp8:

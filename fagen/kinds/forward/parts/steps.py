@@ -41,19 +41,75 @@ def consumer(values: Values) -> Iterator[Part]:
 
 def steps(values: Values) -> Iterator[Part]:
     """In which order GEMMs and softmax run."""
+    in_turns, alone = values["skips_idle_warpgroups"], values["producer"] == "none"
     clustered = values["cluster"] > 1
-    yield Part(kernel=("sm90/sync_cluster.cuh" if clustered else "sm90/sync.cuh",))
-    if values["producer"] == "warp":
+    if values["inter_warpgroup"]:
+        yield _ping_pong(in_turns)
+    if alone:
+        yield Part(consumer=("forward/steps/prefetch.cuh.j2",))
+    yield Part(consumer=tuple(_overlapped(values) if values["intra_warpgroup"] else _PLAIN))
+    yield Part(
+        consumer=("forward/steps/reset.cuh", _RUN[in_turns, values["num_splits"] > 1]),
+        kernel=("sm90/sync_cluster.cuh" if clustered else "sm90/sync.cuh",),
+    )
+    if not alone:
         names = "producer_registers", "consumer_registers"
         yield Part(role=tuple(_roles(values)), constants=tuple(map(Constant, names)))
 
 
+_PLAIN = "forward/steps/plain/step.cuh.j2", "forward/steps/plain/tiles.cuh.j2"
+
+# by whether warpgroups take rows in turns, and whether tiles are of chunks
+_RUN = {
+    (False, False): "forward/steps/run.cuh.j2",
+    (False, True): "forward/steps/run_chunks.cuh.j2",
+    (True, False): "forward/steps/run_in_turns.cuh.j2",
+}
+
+
+# by whether K and V are loaded for pairs of tiles, and whether tiles are of chunks
+_OWN_BLOCKS = {
+    (False, False): "forward/steps/skip/own_blocks.cuh.j2",
+    (False, True): "forward/steps/skip/own_blocks_of_chunk.cuh",
+    (True, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
+}
+
+
+def _ping_pong(in_turns: bool) -> Part:
+    """Turns of the warpgroups at the tensor cores."""
+    return Part(
+        device=("sm90/barrier_arrive.cuh", "forward/steps/ping_pong/barriers.cuh"),
+        consumer=(
+            "forward/steps/ping_pong/pass_on_turn.cuh",
+            "forward/steps/ping_pong/turns_of_whole_tiles.cuh"
+            if in_turns
+            else "forward/steps/ping_pong/turns.cuh",
+        ),
+    )
+
+
+def _overlapped(values: Values) -> Iterator[str]:
+    """Yield the texts of steps with S of a block and PV of the block before in flight."""
+    if values["skips_masked_blocks"]:
+        yield _OWN_BLOCKS[values["cluster"] > 1, values["num_splits"] > 1]
+        yield "forward/steps/skip/blocks.cuh.j2"
+    if values["skips_steps"]:
+        yield "forward/steps/skip/steps.cuh.j2"
+    yield "forward/steps/overlapped/step.cuh.j2"
+    yield "forward/steps/overlapped/first_block.cuh.j2"
+    if values["skips_idle_warpgroups"]:
+        yield "forward/steps/overlapped/tiles_in_turns.cuh.j2"
+        return
+    yield "forward/steps/overlapped/last_pv.cuh.j2"
+    if values["producer"] == "none":
+        yield "forward/steps/overlapped/alone.cuh.j2"
+    else:
+        yield "forward/steps/overlapped/tiles.cuh.j2"
+
+
 def _barriers(values: Values) -> tuple[str, ...]:
-    """The texts of named barriers: of a warpgroup, where some are needed, and for ping-pong."""
-    if values["inter_warpgroup"]:
-        names = "sm90/barrier_sync.cuh", "sm90/barrier_arrive.cuh"
-        return *names, "forward/steps/barriers.cuh", "forward/steps/turn_barriers.cuh"
-    if values["num_splits"] > 1 and not values["finds_spread"]:
+    """The texts of named barriers of warpgroups, where there are some."""
+    if values["num_splits"] > 1 and not (values["inter_warpgroup"] or values["finds_spread"]):
         return ()
     return "sm90/barrier_sync.cuh", "forward/steps/barriers.cuh"
 
