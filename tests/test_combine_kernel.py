@@ -83,5 +83,5 @@ def test_what_comes_from_another_launch_is_read_past_the_read_only_cache():
     text = render(planned("comb_fp32_d128_obf16_varlen")).kernel
     kernel = text[text.index("combine(const __grid_constant__") :]
     assert "__ldg" not in text and "ld.global.nc" not in text
-    reads = (kernel.index(word) for word in ("find_splits(", "load_lses(0)", "load_split(stage)"))
+    reads = (kernel.index(word) for word in ("count_splits(", "load_lses(0)", "load_split(stage)"))
     assert kernel.index("griddepcontrol.wait") < min(reads)

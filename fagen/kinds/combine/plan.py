@@ -1,23 +1,26 @@
 """Turn a schedule of combining into its Plan: every number that its templates print."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 from fagen.arch import SM90
 from fagen.combining import Combining
 from fagen.kinds.attention import carried
 from fagen.kinds.combine.keys import Schedule
+from fagen.kinds.combine.parts import parts
+from fagen.kinds.combine.rules import LOAD_BYTES, is_ragged, lanes, row_loads
 from fagen.kinds.combine.signature import rows_of, signature
 from fagen.kinds.streaming import Streaming, table, warps_that_fit
 from fagen.launch import Grid, Launch, Launches, Product
-from fagen.ledger import Ledger, Row
+from fagen.ledger import Ledger, symbols
+from fagen.ledger import rows as rows_at
+from fagen.part import Parts
 from fagen.signature import Signature
 from fagen.vocab import PARTIALS, Dtype
 
-LOAD_BYTES = 16
 _THREADS = 128  # of a thread block, at most: it takes whole rows
-_LOADS = 2  # that a lane makes of a row, at most
 _STAGES = 8  # splits whose loads are under way
 _OTHERS = 32  # registers for addresses, steps, an LSE, a weight and what is counted
 
@@ -136,6 +139,11 @@ class Plan(Streaming, Combining):
         return f"{table(rows, 36)}\n\n{self.shared}"
 
     @cached_property
+    def parts(self) -> Parts:
+        """What the kernel is made of."""
+        return parts(self.schedule.values())
+
+    @cached_property
     def signature(self) -> Signature:
         """What a call takes and gives."""
         return signature(self)
@@ -156,11 +164,12 @@ def plan(schedule: Schedule) -> Plan:
     keys = schedule.combine
     dtype, out_dtype = PARTIALS[keys.dtype], PARTIALS[keys.out_dtype]
     vector = LOAD_BYTES // dtype.bytes
-    lanes = _lanes(dtype, keys.head_dim)
-    loads = -(-_row_loads(dtype, keys.head_dim) // lanes)
-    rows = _THREADS // lanes
-    threads = rows * lanes
-    weighing = min(lanes, _STAGES)
+    values = schedule.values()
+    row_lanes = lanes(values)
+    loads = -(-row_loads(values) // row_lanes)
+    rows = _THREADS // row_lanes
+    threads = rows * row_lanes
+    weighing = min(row_lanes, _STAGES)
     held = _STAGES // weighing
     together = SM90.warps_resident(_registers(vector * loads, held))
     blocks = together * SM90.warp_threads // threads
@@ -169,42 +178,31 @@ def plan(schedule: Schedule) -> Plan:
         varlen=keys.layout == "varlen",
         vector=vector,
         out_words=vector * out_dtype.bytes // 4,
-        lanes=lanes,
+        lanes=row_lanes,
         loads=loads,
-        ragged=lanes * loads * vector > keys.head_dim,
+        ragged=is_ragged(values),
         rows=rows,
-        one_row=lanes >= SM90.warp_threads,
+        one_row=row_lanes >= SM90.warp_threads,
         threads=threads,
         blocks=blocks,
         launch_registers=SM90.registers_left(threads * blocks),
         stages=_STAGES,
         weighing=weighing,
         held=held,
-        shared=_ring(loads, threads),
+        shared=_ring(parts(values), loads=loads, stages=_STAGES, threads=threads),
     )
 
 
-def _ring(loads: int, threads: int) -> Ledger:
+def _ring(made_of: Parts, **sizes: int) -> Ledger:
     """What the loads that are under way take of shared memory."""
-    row = Row("ring", _STAGES * loads * threads * LOAD_BYTES, "16·loads·stages·threads")
-    source = SM90.source("smem_static")
-    return Ledger("shared memory", "bytes", (row,), SM90.smem_static, source)
+    lines = rows_at(sizes, 1, shared_formulae, (made_of, tuple(sizes)))
+    return Ledger("shared memory", "bytes", lines, SM90.smem_static, SM90.source("smem_static"))
 
 
-def _lanes(dtype: Dtype, head_dim: int) -> int:
-    """How many lanes share a row, each with its loads: a power of two, or whole warps.
-
-    What is left over of them is idle.
-    """
-    needed = -(-_row_loads(dtype, head_dim) // _LOADS)
-    if needed > SM90.warp_threads:
-        return -(-needed // SM90.warp_threads) * SM90.warp_threads
-    return 1 << (needed - 1).bit_length()
-
-
-def _row_loads(dtype: Dtype, head_dim: int) -> int:
-    """How many loads a row takes."""
-    return head_dim * dtype.bytes // LOAD_BYTES
+@cache
+def shared_formulae(made_of: Parts, sizes: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return each array in shared memory with its bytes."""
+    return made_of.rows(symbols(sizes))
 
 
 def _registers(sums: int, held: int) -> int:
