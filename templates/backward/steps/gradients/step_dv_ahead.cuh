@@ -20,7 +20,7 @@
     fence_operand(dv);
     release(shared.dout_empty[dout().stage]);
     shared.ds_full[ds().stage].wait(ds().phase);
-    float dq[kDqColumns / 2];
+    QueryGradient dq;
     issue_dq_from(0, dq);
     wgmma_wait<0>();
     fence_operand(dq);
