@@ -35,6 +35,8 @@ class Seat(StrEnum):
     ENTRY = "entry"  # statements of the kernel before it initialises its barriers
     KERNEL = "kernel"  # and before its roles part
     ROLE = "role"  # an if that says what warps beside the consumers do; else the next
+    CONSUMER_ROLE = "consumer_role"  # a statement that says what consumers do
+    EXIT = "exit"  # statements of the kernel behind all roles
     COMBINE = "combine"  # statements of the kernel that combines splits: where a row's begin
     WORKSPACE = "workspace"  # functions of the launcher by which it knows how large that is
     HOST = "host"  # statements of the launcher that fill Params, and say how large `grid` is
@@ -293,6 +295,8 @@ class Part:
     entry: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     role: tuple[str, ...] = ()
+    consumer_role: tuple[str, ...] = ()
+    exit: tuple[str, ...] = ()
     combine: tuple[str, ...] = ()
     workspace: tuple[str, ...] = ()
     host: tuple[str, ...] = ()

@@ -135,7 +135,17 @@ def runs(values: Values) -> Iterator[Part]:
     partition = values["partition"]
     own = _by_keys(values) if partition == "keys" else _by_gradients(values)
     *members, run = texts(f"steps/{partition}", *own)
-    yield Part(consumer=(*members, "backward/steps/blocks.cuh.j2", run))
+    yield Part(
+        consumer=(*members, "backward/steps/blocks.cuh.j2", run),
+        consumer_role=texts("roles", f"{_role(values)}.cuh"),
+    )
+
+
+def _role(values: Values) -> str:
+    if values["partition"] == "gradients":
+        return "by_gradients"
+    way = "one_makes_dq" if values["dq_by"] == "one" else "by_keys"
+    return f"{way}_drawn" if values["persistent"] else way
 
 
 def _by_keys(values: Values) -> Iterator[str]:

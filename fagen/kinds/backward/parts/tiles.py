@@ -40,8 +40,11 @@ def keys(values: Values) -> Iterator[Part]:
 def tiles(values: Values) -> Iterator[Part]:
     """Yield who deals tiles."""
     if values["cluster"] > 1:
-        sync = ("sm90/sync_cluster.cuh",)
-        yield Part(device=("backward/tiles/cluster_rank.cuh",), kernel=sync)
+        yield Part(
+            device=("backward/tiles/cluster_rank.cuh",),
+            kernel=("sm90/sync_cluster.cuh",),
+            exit=("backward/tiles/leave_cluster.cuh",),
+        )
     else:
         yield Part(kernel=("sm90/sync.cuh",))
     yield _varlen() if values["lengths"] == "varlen" else _equal(values["persistent"])
