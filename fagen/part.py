@@ -204,7 +204,7 @@ class Times:
     """An argument, or a ratio of two, times a number."""
 
     of: str | Ratio
-    number: float
+    number: float | int
 
 
 @dataclass(frozen=True)

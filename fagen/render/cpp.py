@@ -188,7 +188,8 @@ def _(divisor: Divisor, plan: Any) -> str:
 @cpp.register
 def _(times: Times, plan: Any) -> str:
     of = times.of if isinstance(times.of, Ratio) else Argument(times.of)
-    return f"{cpp(of, plan)} * {times.number}f"
+    number = f"{times.number}f" if isinstance(times.number, float) else times.number
+    return f"{cpp(of, plan)} * {number}"
 
 
 @cpp.register
@@ -224,11 +225,12 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
     strides = [stride for stride in tensor_map.dims if stride in by_stride]
     columns = constant_name(tensor_map.columns)
     extents = [by_stride[stride] for stride in ("", *strides)]
-    sizes = [counted(extent, "a.") if extent.name else columns for extent in extents]
+    own = attrgetter(tensor_map.columns)(plan)
+    sizes = [columns if extent.number == own else counted(extent, "a.") for extent in extents]
     box = [one if isinstance(one, str) else cpp(one, plan) for one in tensor_map.box]
     data = f"a.{name}"
     if tensor_map.stand_in:
-        rows = next(e.name for e in extents if e.name.startswith(("seqlen", "total")))
+        rows = next(e.name for e in extents if e.name and not e.name.endswith("heads"))
         data = f"a.{rows} > 0 ? {data} : a.{tensor_map.stand_in}"
     fields = (
         f".data = {data}",

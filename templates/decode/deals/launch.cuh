@@ -11,4 +11,4 @@
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
   // No sequence has more splits than it has blocks of keys: what there is of either is known here.
-  const int64_t units = int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(a.seqlen_k, kBlockN));
+  const int64_t units = int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(params.seqlen_k, kBlockN));

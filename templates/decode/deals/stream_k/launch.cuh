@@ -5,7 +5,7 @@
   }
   params.abreast = FastDivisor(abreast);
   params.tile_groups = FastDivisor(params.chunk_units / abreast);
-  if (int64_t(params.chunk_units) * a.batch * (blocks_of(a.seqlen_k, kBlockN) + kChunks) >= 1 << 30) {
+  if (int64_t(params.chunk_units) * a.batch * (blocks_of(params.seqlen_k, kBlockN) + kChunks) >= 1 << 30) {
     return kTooMany;
   }
   const int64_t grid = std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
