@@ -237,6 +237,7 @@ class Plan(Budgeted):
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
             shares=True,
+            empty=("batch", "heads"),
         )
 
     def _varlen_launches(self) -> Launches:
@@ -250,6 +251,7 @@ class Plan(Budgeted):
                 Launch("round_dq", row_grid, self.row_threads),
             ),
             workspace=Product((*rows, Extent(number=self.record_bytes))),
+            empty=("heads",),
         )
 
 

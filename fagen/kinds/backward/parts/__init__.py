@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from fagen.kinds.backward.parts.launcher import launcher
 from fagen.kinds.backward.parts.loads import loads
 from fagen.kinds.backward.parts.steps import consumers, runs, scores, steps
 from fagen.kinds.backward.parts.sums import outputs, sums
@@ -89,7 +90,7 @@ def parts_of(choices: Values) -> Parts:
 def _parts(*chosen: Any) -> Parts:
     values = dict(zip((*CHOSEN, *RULES), chosen, strict=True))
     first = sizes, keys, tiles, loads, consumers
-    slots = *first, scores, steps, outputs, sums, runs
+    slots = *first, scores, steps, outputs, sums, runs, launcher
     shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(every, shared_order=shared, params_order=_PARAMS, initialised=_INITIALISED)

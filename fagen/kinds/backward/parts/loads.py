@@ -12,6 +12,7 @@ from fagen.part import (
 )
 from fagen.schedule import Values
 
+_QK_SLAB, _V_SLAB = amount("qk_slab"), amount("v_slab")
 _STAGES, _DO_STAGES, _ONE = amount("stages"), amount("do_stages"), amount(1)
 _Q, _DOUT = amount("block_m", "head_dim_padded"), amount("block_m", "head_dim_v_padded")
 _K, _V = amount("block_n", "head_dim_padded"), amount("block_n", "head_dim_v_padded")
@@ -55,10 +56,14 @@ def loads(values: Values) -> Iterator[Part]:
             Barrier("dout_empty", (_DO_STAGES,), readers),
         ),
         maps=(
-            TensorMap("q", (amount("qk_slab"), amount("block_m")), "qk_swizzle"),
-            TensorMap("k", (amount("qk_slab"), amount("block_n")), "qk_swizzle"),
-            TensorMap("v", (amount("v_slab"), amount("block_n")), "v_swizzle"),
-            TensorMap("dout", (amount("v_slab"), amount("block_m")), "v_swizzle"),
+            TensorMap("q", (_QK_SLAB, amount("block_m")), "qk_swizzle", stand_in="k"),
+            TensorMap("k", (_QK_SLAB, amount("block_n")), "qk_swizzle", stand_in="q"),
+            TensorMap(
+                "v", (_V_SLAB, amount("block_n")), "v_swizzle", "head_dim_v", stand_in="dout"
+            ),
+            TensorMap(
+                "dout", (_V_SLAB, amount("block_m")), "v_swizzle", "head_dim_v", stand_in="v"
+            ),
         ),
     )
     if values["cluster"] > 1:

@@ -60,9 +60,9 @@ def sums(values: Values) -> Iterator[Part]:
             Barrier("dq_empty", (amount("dq_parts"),), _ONE),
         ),
         params=(
-            Field("out_rows", _ROWS_TO_READ),
-            Field("dout_rows", _ROWS_TO_READ),
-            Field("dq_rows", _ROWS_TO_WRITE),
+            Field("out_rows", _ROWS_TO_READ, Strided("out", "const Element")),
+            Field("dout_rows", _ROWS_TO_READ, Strided("dout", "const Element")),
+            Field("dq_rows", _ROWS_TO_WRITE, Strided("dq", "Element")),
             Field("lse", _NUMBERS, Strided("lse")),
             Field("dlse", _NUMBERS, Strided("dlse"), "dlse.data may be null"),
             Field("row_blocks", pointer_to(Type("RowBlock")), Argument("workspace"), f"({shape})"),
@@ -176,8 +176,8 @@ def outputs(values: Values) -> Iterator[Part]:
     yield _left(values)
     rows = amount("block_n") if drawn else amount("warpgroup_rows")
     maps = (
-        TensorMap("dk", (amount("qk_slab"), rows), "qk_swizzle"),
-        TensorMap("dv", (amount("v_slab"), rows), "v_swizzle"),
+        TensorMap("dk", (amount("qk_slab"), rows), "qk_swizzle", stand_in="q"),
+        TensorMap("dv", (amount("v_slab"), rows), "v_swizzle", "head_dim_v", stand_in="dout"),
     )
     if not drawn:
         yield Part(named_barriers=("kStore",), maps=maps)

@@ -12,6 +12,7 @@ from fagen.part import (
     Constant,
     Field,
     Part,
+    Strided,
     Type,
     amount,
     pointer_to,
@@ -74,8 +75,8 @@ def _equal(drawn: bool) -> Part:
             ),
         ),
         params=(
-            Field("dk_rows", _ROWS_TO_WRITE),
-            Field("dv_rows", _ROWS_TO_WRITE),
+            Field("dk_rows", _ROWS_TO_WRITE, Strided("dk", "Element")),
+            Field("dv_rows", _ROWS_TO_WRITE, Strided("dv", "Element")),
             Field("key_blocks", to_key_blocks, note="(batch, kv_heads, blocks of keys, shares)"),
             *(Field(name, INT, Argument(name)) for name in ("heads", "kv_heads")),
             Field("shares", INT, note="in which a group is dealt to thread blocks"),

@@ -1,0 +1,1 @@
+  const int tile_blocks = 1;  // thread blocks of a tile

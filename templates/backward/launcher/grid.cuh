@@ -1,0 +1,1 @@
+  const int grid = int(tiles * tile_blocks);

@@ -1,0 +1,1 @@
+  const int64_t last = 1;

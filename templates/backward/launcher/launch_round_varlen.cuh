@@ -1,0 +1,5 @@
+  if (m_slots > 0) {
+    by_heads(params, a.heads, [&](int heads) {
+      round_dq<<<dim3(m_slots, heads), kRowThreads, 0, stream>>>(params);
+    });
+  }

@@ -1,0 +1,1 @@
+  const int tile_blocks = kCluster;  // thread blocks of a tile
