@@ -32,7 +32,8 @@ struct FagenBackwardArgs {{
 int main() {{
   for (FagenBackwardArgs a; std::scanf("%d %d %d %d %d", &a.batch, &a.heads, &a.kv_heads, &a.seqlen_q, &a.seqlen_k) == 5;) {{
     const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
-    const int m_blocks = ceil_div(a.seqlen_q, kBlockM);
+    const int tile_blocks = kCluster, m_blocks = ceil_div(a.seqlen_q, kBlockM);
+    const int n_blocks = ceil_div(a.seqlen_k, tile_blocks * kBlockN);
     Params params;
 {sizes}
 {dealing}
@@ -77,7 +78,10 @@ def program(plan: Plan, folder: Path) -> Path:
     """The dealing of a Plan's tiles: sizes in, a verdict on each out."""
     text = render(plan).kernel
     host = text[text.index("// ---- The host's side") :]
-    fields = "kv_heads|group|shares|share_heads|seqlen_q|seqlen_k|m_blocks|n_blocks"
+    fields = (
+        "kv_heads|group|shares|share_heads|seqlen_q|seqlen_k|m_blocks|n_blocks"
+        "|batch_shares|shares_divisor"
+    )
     main = DEALT.format(
         **{
             name: getattr(plan, name)
@@ -90,8 +94,7 @@ def program(plan: Plan, folder: Path) -> Path:
         key_block=cut(text, "struct alignas(kLine) KeyBlock", "};") + "};",
         shares=cut(host, "constexpr int kMultiprocessors", "// What shares of dK and dV take"),
         sizes="\n".join(re.findall(rf"^ *params\.(?:{fields}) =[^;]*;", host, re.M)),
-        dealing=cut(host, "  const int64_t flat_heads", "  if (m_blocks > 0) {")
-        + cut(host, "    params.sections =", "    attention_backward<<<"),
+        dealing=cut(host, "  const int64_t flat_heads", "  const int grid ="),
         step=cost.step(plan.schedule.values()).clocks,
         tile=cost.tile(plan.schedule.values()),
     )
