@@ -38,6 +38,7 @@ def sums(values: Values) -> Iterator[Part]:
         role=texts("roles", f"add_dq{'_drawn' if values['persistent'] else ''}.cuh"),
         constants=(
             Constant("dq_columns", _dq_columns_note(values)),
+            *((Constant("dq_rest", "of the last warpgroup"),) if values["leaves_rest"] else ()),
             Constant("dq_row_step", "rows between the parts of dQ of two warpgroups"),
             Constant("dq_column_step", "and columns; of both one is 0"),
             Constant("dq_parts", "warpgroups that compute dQ"),
@@ -86,13 +87,15 @@ def _added_up(values: Values) -> Part:
             *texts("rows", "varlen.cuh" if varlen else "dense.cuh"),
             *texts("sums", "clear_pair.cuh" if pair else "clear.cuh.j2"),
             *texts("rows", "prepare.cuh.j2"),
-            *(texts("sums", "sections.cuh") if meanwhile else ()),
-            *texts("sums", "round_dq.cuh.j2"),
+            *texts(
+                "sums",
+                *(("sections.cuh", "round_rest.cuh.j2") if meanwhile else ("round_dq.cuh.j2",)),
+            ),
         ),
         producer=texts(
             "sums",
             "global.cuh",
-            "parts.cuh.j2",
+            "unequal_parts.cuh" if values["leaves_rest"] else "equal_parts.cuh",
             "own_half.cuh" if pair else "own.cuh",
             "in_order.cuh" if values["deterministic"] else "any_order.cuh",
             f"add_dq{'_persistent' if drawn else ''}.cuh.j2",
