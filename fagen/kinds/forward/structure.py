@@ -32,12 +32,6 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     return math.gcd(block_n, scale_rows)
 
 
-def splits_scales(values: Values) -> bool:
-    """Whether keys of a step that share a scale are fewer than those of a block of scales."""
-    rows = values["scale_rows"]
-    return bool(rows) and keys_of_a_scale(values["block_n"], rows) < rows
-
-
 def finds_spread(values: Values) -> bool:
     """Whether a tile whose scores are widely spread goes on in a way of its own.
 
@@ -137,6 +131,6 @@ RULES: Mapping[str, Callable[[Values], Any]] = {
     rule.__name__: rule
     for rule in (
         *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
-        *(skips_steps, unrolls_copies, finds_spread, splits_scales, scales_before_qk, lays_q_anew),
+        *(skips_steps, unrolls_copies, finds_spread, scales_before_qk, lays_q_anew),
     )
 }

@@ -12,18 +12,20 @@ from fagen.part import (
     amount,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES
 
-_READERS = amount("consumers", "warpgroup", per=32)
-_CLUSTER_READERS = amount("cluster", "consumers", "warpgroup", per=32)
+# by cluster: warps that read what a stage holds, and keys that a thread block copies of it
+_READERS = {
+    1: amount("consumers", "warpgroup", per=32),
+    2: amount("cluster", "consumers", "warpgroup", per=32),
+}
+ROWS = {1: amount("block_n"), 2: amount("block_n", per="cluster")}
 _STAGES, _Q_STAGES = amount("stages"), amount("q_stages")
 
 
 def loads(values: Values) -> Iterator[Part]:
     """How Q, K and V come into shared memory."""
-    readers = _CLUSTER_READERS if values["cluster"] > 1 else _READERS
+    readers, rows = _READERS[values["cluster"]], ROWS[values["cluster"]]
     columns = amount("qk_slab")
-    rows = amount("block_n", per="cluster") if values["cluster"] > 1 else amount("block_n")
     by_block = values["scales"] == "block"
     consumers = (_Q_STAGES, amount("consumers"))
     yield Part(
@@ -49,6 +51,8 @@ def loads(values: Values) -> Iterator[Part]:
             TensorMap("k", (columns, rows), "qk_swizzle", stand_in="q"),
         ),
     )
+    if values["output"] == "reuse_v":
+        yield Part(loader=_waits(values))
     if by_block:
         yield Part(producer=("forward/loads/scales.cuh.j2",))
     if values["v_layout"] == "rows":
@@ -59,22 +63,28 @@ def loads(values: Values) -> Iterator[Part]:
 
 def _copies(values: Values) -> tuple[str, ...]:
     """Return what Loader has."""
-    varlen, warp = values["lengths"] == "varlen", values["producer"] == "warp"
-    reuse_v, turns = values["output"] == "reuse_v", values["skips_idle_warpgroups"]
-    ahead = warp and values["skips_masked_blocks"] and reuse_v
-    rows, columns = values["v_layout"] == "rows", DTYPES[values["dtype"]].fp8
+    copy = _COPY[values["lengths"]]
+    q = _Q[values["skips_idle_warpgroups"]]
+    if values["cluster"] > 1:
+        return copy, q, "forward/loads/multicast.cuh"
+    return copy, q, "forward/loads/k.cuh", _V[values["v_layout"]]
+
+
+_COPY = {"equal": "forward/loads/copy.cuh", "varlen": "forward/loads/varlen_copy.cuh"}
+_Q = {False: "forward/loads/q.cuh", True: "forward/loads/q_in_turns.cuh"}
+_V = {
+    "": "forward/loads/v.cuh",
+    "rows": "forward/loads/v_rows.cuh",
+    "columns": "forward/loads/v_columns.cuh",
+}
+
+
+def _waits(values: Values) -> tuple[str, ...]:
+    """Return what Loader has where O is stored through V's space."""
+    ahead = values["producer"] == "warp" and values["skips_masked_blocks"]
     return (
-        "forward/loads/varlen_copy.cuh" if varlen else "forward/loads/copy.cuh",
-        *(("forward/loads/multicast.cuh",) if values["cluster"] > 1 else ()),
-        "forward/loads/q_in_turns.cuh" if turns else "forward/loads/q.cuh",
-        "forward/loads/k.cuh.j2",
         *(("forward/loads/k_ahead.cuh",) if ahead else ()),
-        "forward/loads/v_rows.cuh"
-        if rows
-        else "forward/loads/v_columns.cuh"
-        if columns
-        else "forward/loads/v.cuh.j2",
-        *(("forward/output/wait_for_output.cuh",) if reuse_v and not rows else ()),
+        *(("forward/output/wait_for_output.cuh",) if values["v_layout"] != "rows" else ()),
     )
 
 

@@ -184,16 +184,10 @@ def _descales(values: Values) -> Iterator[Part]:
     )
     if not by_block:
         return
+    note = "that share one in a block: kScaleRows and kBlockN are multiples of it"
     groups = (
-        (
-            Constant(
-                "group_keys",
-                "that share one in a block: kScaleRows and kBlockN are multiples of it",
-            ),
-            Constant("groups", value=amount("block_n", per="group_keys")),
-        )
-        if values["splits_scales"]
-        else (Constant("groups", value=amount("block_n", per="scale_rows")),)
+        Constant("group_keys", note),
+        Constant("groups", value=amount("block_n", per="group_keys")),
     )
     of_keys = "forward/scores/key_scales.cuh" if v_by_block else "forward/scores/k_scales.cuh"
     yield Part(

@@ -1,0 +1,29 @@
+  // In a class tiles go sequence by sequence and KV head by KV head: who shares K and V loads them at the same time.
+
+  // Counts all tiles, and looks at the first ones.
+  __device__ __forceinline__ void begin_with_longest() {
+    for (int index = lane(); index < params.batch + kAround; index += 32) {
+      count(index);
+    }
+    add_up();
+    look();
+  }
+
+  __device__ __forceinline__ int heads_at_hand() const { return params.heads; }
+
+  // Looks at the sequences from `first` on.
+  __device__ __forceinline__ void look() {
+    find_range();
+    count_up_to(params.heads);
+  }
+
+  __device__ __forceinline__ void next_class() { own_class = highest_class(classes & ((1u << own_class) - 1)); }
+
+  // The head of a rank among the tiles of this lane's sequence and this class, and its row, counted from the last.
+  __device__ __forceinline__ void find_row(int rank, int& head, int& kv_head, int& row) const {
+    const int group = params.heads_per_kv_head.value;
+    kv_head = rank / (group * (end - begin));
+    rank -= kv_head * group * (end - begin);
+    row = params.heads_per_kv_head.divide(rank);
+    head = kv_head * group + rank - row * group;
+  }
