@@ -94,7 +94,7 @@ def _overlapped(values: Values) -> Iterator[str]:
         yield _OWN_BLOCKS[values["cluster"] > 1, values["num_splits"] > 1]
         yield "forward/steps/skip/blocks.cuh.j2"
     if values["skips_steps"]:
-        yield "forward/steps/skip/steps.cuh.j2"
+        yield "forward/steps/skip/step.cuh.j2"
     yield "forward/steps/overlapped/step.cuh.j2"
     yield "forward/steps/overlapped/first_block.cuh.j2"
     if values["skips_idle_warpgroups"]:
