@@ -90,6 +90,7 @@ def rows(values: Values) -> Part:
     }
     return Part(
         device=("combine/rows/varlen.cuh.j2" if varlen else "combine/rows/dense.cuh",),
+        host=("combine/rows/launch_varlen.cuh" if varlen else "combine/rows/launch_dense.cuh",),
         params=(
             *(
                 _given(f"{tensor}_stride_{dim}", INT64)
@@ -114,6 +115,7 @@ def partials(values: Values) -> Part:
     way = "narrow.cuh.j2" if PARTIALS[values["dtype"]].bytes < _FP32 else "fp32.cuh"
     return Part(
         device=("combine/partials/load.cuh", f"combine/partials/{way}"),
+        host=("combine/partials/launch.cuh",),
         constants=(
             Alias("Element", "dtype.cpp"),
             Constant("loads", "of 16 bytes, that each lane makes of a split's row"),

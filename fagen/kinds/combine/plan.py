@@ -152,8 +152,11 @@ class Plan(Streaming, Combining):
     def launches(self) -> Launches:
         """One kernel; it waits for the end of the launch before it, which may make the partials."""
         grid = Grid(Product(rows_of(self), per=self.rows))
-        kernel = Launch("combine", grid, self.threads, self.shared_bytes, overlaps=True)
-        return Launches((kernel,))
+        kernel = Launch(
+            "combine", grid, self.threads, self.shared_bytes, overlaps=True, threads_as="threads"
+        )
+        rows = ("seqlen", "heads") if self.varlen else ("batch", "seqlen", "heads")
+        return Launches((kernel,), empty=rows)
 
     def _recorded(self) -> dict[str, Any]:
         return {"bytes_in_flight": self.bytes_in_flight, "row_bytes": self.row_bytes}

@@ -1,0 +1,1 @@
+  const int shared_bytes = std::min(a.splits, kStages) * sizeof(Stage);

@@ -1,0 +1,1 @@
+  params.rows = a.batch * a.seqlen * a.heads;
