@@ -120,11 +120,6 @@ class Plan(Budgeted):
         return rules.defers_dq(self.schedule.values())
 
     @property
-    def both_make_dq(self) -> bool:
-        """Whether, by gradients, the second warpgroup computes a part of dQ too."""
-        return rules.both_make_dq(self.schedule.values())
-
-    @property
     def dq_row_step(self) -> int:
         """Rows between the parts of dQ of two warpgroups; 0 where they have the same rows."""
         own = self.dq_columns if self.dq_transposed else SM90.wgmma_m
