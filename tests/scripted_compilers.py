@@ -83,7 +83,7 @@ def scripted(folder: Path) -> Toolchain:
 def source(log: str = GOOD, slug: str = "fwd_x") -> Source:
     """What such an nvcc will print."""
     planned: Any = None  # builds are judged by one that is given beside it
-    return Source(slug, log, "", hash="0" * 64, hashes=Hashes("", "", ""), plan=planned)
+    return Source(slug, log, "", "", hash="0" * 64, hashes=Hashes("", "", ""), plan=planned)
 
 
 def make(log: str, planned: Plan, tools: Toolchain, slug: str = "fwd_x") -> Binary:

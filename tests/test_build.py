@@ -68,7 +68,7 @@ from fagen.toolchain import Toolchain
 from pathlib import PosixPath
 tools = {tools!r}
 planned = plan(from_slug("fwd_fp16_d128_full_m128n128"))
-source = Source("fwd_x", {log!r}, "", "0" * 64, "0" * 64, planned)
+source = Source("fwd_x", {log!r}, "", "", "0" * 64, "0" * 64, planned)
 print(build(source, planned, binding=False, toolchain=tools).cached, flush=True)
 """
 SLOW = GOOD + "SLOW\n"

@@ -29,7 +29,7 @@ ARITHMETIC = (
     nodes.CallBlock,
 )
 WRITE_PARTS = {
-    *("cpp", "members", "initialised", "filled"),
+    *("cpp", "members", "initialised", "filled", "counted"),
     *("join", "map", "batch"),
 }  # filters: what parts declare, as C++
 

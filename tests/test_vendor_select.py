@@ -91,7 +91,7 @@ def calls_of(group: Group) -> str:
 
 def kernels_of(schedules: Iterable[Any]) -> tuple[Kernel, ...]:
     """Kernels whose sources are empty."""
-    nothing = Source("", "", "", "", "", None)
+    nothing = Source("", "", "", "", "", "", None)
     return tuple(Kernel("", s, registry.plan(s), nothing, None) for s in schedules)
 
 

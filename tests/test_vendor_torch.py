@@ -89,7 +89,7 @@ def test_build_toml_names_every_source():
     assert build["general"]["name"] == "my-demo" and build["torch"]["stable-abi"]["cuda"] == "2.10"
     kernel = build["kernel"]["my_demo"]
     assert kernel["depends"] == ["torch", "cutlass_4_0"]
-    assert kernel["src"] == [f"src/{slug}.cu" for slug in KERNELS]
+    assert kernel["src"] == ["src/fagen_host.h", *(f"src/{slug}.cu" for slug in KERNELS)]
     assert "--expt-relaxed-constexpr" in kernel["cuda-flags"]
     bindings = [f"src/{slug}_torch.cpp" for slug in KERNELS]
     assert build["torch"]["src"] == ["torch-ext/torch_binding.cpp", *bindings]

@@ -12,7 +12,7 @@ import torch
 
 from fagen import process, registry
 from fagen.paths import locate
-from fagen.render import render
+from fagen.render import HEADER, render
 from fagen.runtime.c_interface import struct_of
 from fagen.signature import Extent, random_words
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_gxx, find_toolchain
@@ -196,7 +196,9 @@ def test_kernels_of_one_kind_and_of_several_compile_in_one_translation_unit(tmp_
         "dec_fp16_d64_causal_r16n128",
     )
     for slug in slugs:
-        (tmp_path / f"{slug}.cu").write_text(render(registry.plan_of(slug)).kernel)
+        source = render(registry.plan_of(slug))
+        (tmp_path / f"{slug}.cu").write_text(source.kernel)
+        (tmp_path / HEADER).write_text(source.header)
     calls = ", ".join(f"fagen_{slug}_info()" for slug in slugs)
     lines = [*(f'#include "{slug}.cu"' for slug in slugs)]
     lines += ["int main() {", f"  const FagenKernelInfo* infos[] = {{{calls}}};"]
