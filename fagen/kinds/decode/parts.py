@@ -33,6 +33,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
+from fagen.vocab import MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
 CHOSEN = ("mask", "by", "maximum", "speculate")
@@ -135,9 +136,14 @@ _STREAM_K = (
 )
 
 
-def keys(_: Values) -> Iterator[Part]:
+def keys(values: Values) -> Iterator[Part]:
     """Which keys a query sees."""
-    yield Part(device=("decode/keys/seen.cuh.j2",), consumer=("decode/keys/mask.cuh.j2",))
+    by_row = MASKS[values["mask"]].by_row
+    seen = "attention/keys/by_row.cuh.j2" if by_row else "attention/keys/every.cuh"
+    yield Part(
+        device=("decode/keys/lengths.cuh", seen),
+        consumer=("decode/keys/mask.cuh.j2",),
+    )
 
 
 def loads(values: Values) -> Iterator[Part]:
