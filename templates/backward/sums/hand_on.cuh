@@ -1,4 +1,4 @@
-  // Hands numbers of a part of dQ to the thread that adds them up, once there is room.
+  // Hands numbers of a part of dQ to the thread that adds them up, once there is room; the first finds it.
   template <int count>
   __device__ __forceinline__ void hand_on(float4* to, const float* numbers, int part, uint32_t phase, int adder) {
     shared.dq_empty[part].wait(phase);

@@ -124,9 +124,13 @@ def steps(values: Values) -> Iterator[Part]:
 
 
 def consumers(values: Values) -> Iterator[Part]:
-    """Yield what steps of all kinds go by: rings, and which of a tile's keys are whose."""
+    """Yield what steps of all kinds go by: rings, turns, and which of a tile's keys are whose."""
+    turns = "turns_by_stage.cuh"
+    if values["counts_steps"]:
+        turns = "turns_of_tiles.cuh.j2" if values["persistent"] else "turns_counted.cuh"
     rows = f"{values['partition']}/rows.cuh"
-    yield Part(consumer=texts("steps", "rings.cuh.j2", rows, "arrive.cuh"))
+    rings, *others = texts("steps", "rings.cuh.j2", rows, "arrive.cuh")
+    yield Part(consumer=(rings, *texts("sums", turns), *others))
 
 
 def runs(values: Values) -> Iterator[Part]:

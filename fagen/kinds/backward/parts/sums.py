@@ -78,9 +78,6 @@ def _added_up(values: Values) -> Part:
     """How a step's dQ gets into the sums, which are cleared before and rounded after."""
     pair, drawn, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
     meanwhile, varlen = values["postprocess"], values["lengths"] == "varlen"
-    turns = "turns_by_stage.cuh"
-    if values["counts_steps"]:
-        turns = "turns_of_tiles.cuh.j2" if drawn else "turns_counted.cuh"
     passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
     return Part(
         device=(
@@ -103,7 +100,6 @@ def _added_up(values: Values) -> Part:
         ),
         consumer=texts(
             "sums",
-            turns,
             "hand_on.cuh",
             "defer_slice.cuh" if values["defers_dq"] else passes_on,
         ),
