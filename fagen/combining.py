@@ -1,6 +1,6 @@
 """How partial outputs are combined: the definition, its numbers, the kernel, and it all in torch.
 
-They are folded in the order of their splits.
+They are combined in the order of their splits.
 
 A split is (o, lse): its output, normalised by its own sum, and its log-sum-exp in natural
 logarithm. Beginning with m = -inf, s = 0, acc = 0, each split in turn does
@@ -17,19 +17,19 @@ and after the last one
     out = acc · (1 / s), rounded once more to its dtype;   0 where s = 0
     lse = m + ln(s);   -inf where s = 0
 
-Kernels that merge chunks of their own keep an LSE in two parts, since fp32 rounds that of large
-scores: the score m that P is relative to, before it is scaled, and the sum of P, s. A chunk is
-(o, m, s), o a sum of P V that is not normalised. The fold is the same but for
+Kernels that combine splits of their own keep an LSE in two parts, since fp32 rounds that of large
+scores: the score m that P is relative to, before it is scaled, and the sum of P, s. A split is
+(o, m, s), o a sum of P V that is not normalised. They are combined likewise but for
 
     d = (its m - the largest m so far) · scale
     s = s · old + its s · own
 
-and lse = m · scale + ln(s) at the end. Where a chunk saw no key m is -inf, and o a number or NaN.
+and lse = m · scale + ln(s) at the end. Where a split saw no key m is -inf, and o a number or NaN.
 
 All of it is fp32, each operation rounded to nearest by itself: no fused multiply-add, no
 approximation of the hardware, no flushed subnormals. So the bits of out and lse depend on the
 splits and their order alone: not on threads, tiles or batch, not on whether a kernel reads the
-partials from memory or folds them as it makes them, not on a GPU or a CPU. One of old and own is
+partials from memory or combines them as it makes them, not on a GPU or a CPU. One of old and own is
 exactly 1, so one split comes out as it went in, and s lies in 1 … the number of splits. A split
 without keys, lse = -inf, changes nothing; nor does one that lies 86 below, whose weight is 0.
 No +inf is made of finite numbers: where nothing was seen the LSE is -inf. An LSE that is not a
@@ -51,7 +51,7 @@ ln(s), s >= 1:
 
 Both are within 1.5 units in the last place.
 
-A sequence of n keys has ⌈n / block_n⌉ blocks, and a chunk ⌈blocks / chunks⌉ of them: equally long
+A sequence of n keys has ⌈n / block_n⌉ blocks, and a split ⌈blocks / splits⌉ of them: equally long
 ones, but for the last, by the sequence's own length alone.
 
 On a CPU torch has the bits of a GPU, since each operation is rounded by itself. It is imported by
@@ -108,7 +108,7 @@ _ROWS = (Extent("seqlen_q"), Extent("heads"), Extent("batch"))
 
 @dataclass(frozen=True)
 class Combination:
-    """What templates/common/combine.j2 prints: a row's chunks merged, as it is defined here."""
+    """What templates/attention/combine prints: a row's splits combined, as it is defined here."""
 
     threads: ClassVar[int] = 128
     vector: ClassVar[int] = 2  # fp32 numbers of a load
@@ -133,10 +133,16 @@ class Combination:
     def launch(self) -> Launch:
         """The kernel, which may begin under the end of the one before it."""
         grid = Grid(Product(_ROWS, per=self.threads // self.lanes))
-        return Launch("merge", grid, self.threads, overlaps=True, threads_as="merge_threads")
+        return Launch(
+            "combine_partial_outputs",
+            grid,
+            self.threads,
+            overlaps=True,
+            threads_as="combine_threads",
+        )
 
     def workspace(self, beside: int = 0) -> Product:
-        """Return the bytes of partial outputs of all chunks, and so many more of a row.
+        """Return the bytes of partial outputs of all splits, and so many more of a row.
 
         Beside an output there are the score that it is relative to, and its sum.
         """
@@ -145,18 +151,18 @@ class Combination:
 
     @property
     def units(self) -> Product:
-        """Rows of chunks."""
+        """Rows of splits."""
         return Product((*_ROWS, Extent(number=self.num_splits)))
 
 
-def chunk_blocks(length: int, block_n: int, num_splits: int) -> int:
-    """Return how many blocks of keys a chunk of a sequence of so many keys has."""
+def split_blocks(length: int, block_n: int, num_splits: int) -> int:
+    """Return how many blocks of keys a split of a sequence of so many keys has."""
     blocks = -(-length // block_n)
     return -(-blocks // num_splits)
 
 
 class Combining:
-    """A Plan whose kernel folds: the numbers that templates/combine/j2 prints."""
+    """A Plan whose kernel combines: the numbers that its weights are made with."""
 
     log2_e: ClassVar[float] = LOG2_E
     ln_2: ClassVar[float] = LN_2
@@ -174,7 +180,7 @@ _BIAS = 127
 
 
 def combined(splits: "Iterable[tuple[Tensor, Tensor]]", like: "Tensor") -> "tuple[Tensor, Tensor]":
-    """Fold (output, LSE) of each split, (…, D) and (…), in fp32; `like` is an output's shape.
+    """Combine (output, LSE) of each split, (…, D) and (…), in fp32; `like` is an output's shape.
 
     Without a split, or where none saw a key, that is 0 and minus infinity.
     """
@@ -193,10 +199,10 @@ def combined(splits: "Iterable[tuple[Tensor, Tensor]]", like: "Tensor") -> "tupl
     return total * inverse[..., None], maximum + log_above(summed)
 
 
-def combined_chunks(
-    chunks: "Iterable[tuple[Tensor, Tensor, Tensor]]", like: "Tensor", scale: float
+def combined_partials(
+    splits: "Iterable[tuple[Tensor, Tensor, Tensor]]", like: "Tensor", scale: float
 ) -> "tuple[Tensor, Tensor]":
-    """Combine the chunks of rows: sums of P V (…, D), the scores P is relative to, sums of P (…).
+    """Combine the splits of rows: sums of P V (…, D), the scores P is relative to, sums of P (…).
 
     Scores are before `scale`; like `combined` otherwise.
     """
@@ -205,7 +211,7 @@ def combined_chunks(
     total = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     reference = total.new_full(like.shape[:-1], -math.inf)
     summed = torch.zeros_like(reference)
-    for out, score, own_sum in chunks:
+    for out, score, own_sum in splits:
         own_reference = torch.where(own_sum > 0, score, -math.inf).masked_fill(
             own_sum.isnan(), math.nan
         )

@@ -58,7 +58,7 @@ def test_keys_outside_of_a_sequence_are_no_numbers_in_these_cases():
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1_023, 1_024, 1_025, 8_192, 8_193, 131_072])
 def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
     for plan in map(planned, SPREAD):
-        keys = plan.chunk_keys(length)
+        keys = plan.split_keys(length)
         assert keys % plan.block_n == 0 and keys > 0
         assert -(-length // keys) <= plan.num_splits
         # one block less to a chunk would make too many
@@ -68,7 +68,7 @@ def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
 
 def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
     for length in (1_024, 2_048, 8_192, 131_072):
-        assert FIRST.chunk_keys(length) == length // 16
+        assert FIRST.split_keys(length) == length // 16
 
 
 def busiest(plan, kv_heads, lengths, per_sm=2):
@@ -77,9 +77,9 @@ def busiest(plan, kv_heads, lengths, per_sm=2):
     Blocks take units in turns, and neighbours in number are on different SMs.
     """
     units = [
-        min(plan.chunk_keys(length), length - first)
+        min(plan.split_keys(length), length - first)
         for length in lengths
-        for first in range(0, length, plan.chunk_keys(length) or 1)
+        for first in range(0, length, plan.split_keys(length) or 1)
         for _ in range(kv_heads)
     ]
     loads = [0] * SM90.sm_count

@@ -20,10 +20,10 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
     schedule = registry.read(path)
     plan = planned(path.stem)
     assert schedule.slug == path.stem
-    more = {"by"} if plan.by_runs else set()
-    if plan.by_runs and (plan.head_dim, plan.rows) == (256, 32):
+    more = {"by"} if plan.stream_k else set()
+    if plan.stream_k and (plan.head_dim, plan.rows) == (256, 32):
         more |= {"max_spill_bytes"}
-    if plan.by_runs and (plan.head_dim, plan.rows) == (96, 8):
+    if plan.stream_k and (plan.head_dim, plan.rows) == (96, 8):
         more |= {"stages"}
     if plan.head_dim_v != plan.head_dim:
         more |= {"head_dim_v"}

@@ -112,7 +112,7 @@ def test_more_rows_of_chunks_or_steps_of_runs_than_can_be_numbered_are_refused()
         q, k = zero.expand(2**16, queries, heads, -1), zero.expand(2**16, keys, 8, -1)
         out = torch.empty(q.shape, dtype=q.dtype) if slug != FIRST else q
         named = {"q": q, "k": k, "v": k, "scale": 0.1, "out": out}
-        with pytest.raises(ValueError, match=r"there are 2\^30 rows of chunks or .*more"):
+        with pytest.raises(ValueError, match=r"there are 2\^30 rows of splits or .*more"):
             described(plan, built(plan), named, workspace=room)(None)
 
 

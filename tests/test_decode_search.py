@@ -112,15 +112,15 @@ def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
         cost.parts(values(f"dec_fp16_d128_causal_r8n64{by}"), sizes) for by in ("", "_streamk")
     )
     # 16 chunks of 4,608 rows, 129 numbers each
-    assert turns.merge == pytest.approx(16 * 4_608 * 129 * 4 / cost.PARTIAL_BYTES)
+    assert turns.combining == pytest.approx(16 * 4_608 * 129 * 4 / cost.PARTIAL_BYTES)
     # 264 thread blocks that hand on half of the chunks of a tile of 4 rows
-    assert runs.merge == pytest.approx(264 * 8 * 4 * 129 * 4 / cost.PARTIAL_BYTES)
-    assert runs.merge < 0.2 * turns.merge and runs.chain > turns.chain  # chunks are folded
+    assert runs.combining == pytest.approx(264 * 8 * 4 * 129 * 4 / cost.PARTIAL_BYTES)
+    assert runs.combining < 0.2 * turns.combining and runs.chain > turns.chain
     # 128 sequences are 3 or 4 whole tiles for each thread block
     for batch, partials in ((128, False), (32, False), (35, True), (1, True)):
         whole = Sizes(batch, 32, 8, 1, 2_048)
         runs = cost.parts(values("dec_fp16_d128_causal_r8n64_streamk"), whole)
-        assert (runs.merge > 0) == partials
+        assert (runs.combining > 0) == partials
     few = Sizes(1, 32, 8, 1, 1_024)  # a tile for each of 8 KV heads: nothing is anybody's own
     alike = [
         cost.seconds(values(f"dec_fp16_d128_causal_r8n64{by}"), few) for by in ("", "_streamk")

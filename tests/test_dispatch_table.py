@@ -377,7 +377,7 @@ def test_sums_over_very_many_keys_move_to_fp32(promoted):
         assert picked(200_000, keys) == promoted
         for queries in (1, 16, 17, 128, 640):  # their kernels share the keys
             slug = picked(queries, keys)
-            assert slug == promoted or plan(slug).chunk_keys(keys) <= bound
+            assert slug == promoted or plan(slug).split_keys(keys) <= bound
     for keys in (1, OPEN_KEYS, bound):
         assert not any(
             picked(queries, keys).values().get("promote") for queries in (1, 128, 200_000)

@@ -83,7 +83,7 @@ def test_emulated_decoding_is_as_exact(slug: str) -> None:
     plan = registry.plan_of(slug)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        more = {"reference": torch.tensor([0.0, 1e6])} if plan.unified else {}
+        more = {"reference": torch.tensor([0.0, 1e6])} if plan.fixed else {}
         return compute(plan, q, k, v, scale, **more)
 
     assert not wrong(plan, kernel, exact(plan), SIZES, FAMILIES)

@@ -92,8 +92,8 @@ def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
         ("quantize", "if (!a.descale_given)", "if (a.descale_given)", {"launcher"}),
         # a name that the text itself gives
         ("forward", "kBlockM", "kRowsOfATile", set()),
-        ("decode", "merge", "kernel_behind", set()),
-        ("decode", "kChunks", "kBlockN", {"device", "launcher"}),  # two in one
+        ("decode", "combine_partial_outputs", "kernel_behind", set()),
+        ("decode", "kNumSplits", "kBlockN", {"device", "launcher"}),  # two in one
         ("backward", "params.group", "params.heads", {"device", "launcher"}),
     ],
 )

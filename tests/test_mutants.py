@@ -129,7 +129,7 @@ KERNELS = {
             "Consumer::take: (combines|begin).*",
             "Consumer::take: .*== unit.first_key.*",
             "Consumer::weigh_keys: clear_values.*",
-            "merge: (- begun|reference = .*|sum = .*) left out",
+            "combine_partial_outputs: (- begun|reference = .*|sum = .*) left out",
         ),
     ),
     "dec_fp16_d128_causal_r8n64_fixed": Tried(

@@ -35,7 +35,7 @@ def test_its_schedule_reads_back_and_its_text_renders(slug):
     assert plan.schedule.slug == slug and plan.schedule.grid.order == "persistent"
     assert plan.splits and "o" not in {row.name for row in plan.shared.rows}
     text = kernel_text(plan)
-    assert f"kChunks = {plan.num_splits};" in text
+    assert f"kNumSplits = {plan.num_splits};" in text
     assert "atomic" not in text.replace("std::atomic", "").replace("#include <atomic>", "")
     assert "cudaMemset" not in text
 
@@ -62,7 +62,7 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     sizes = dict(batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys)
     launches = plan.launches
     main, merge = launches.kernels
-    assert (main.kernel, merge.kernel) == ("attention_forward", "merge")
+    assert (main.kernel, merge.kernel) == ("attention_forward", "combine_partial_outputs")
     assert main.overlaps and merge.overlaps and not launches.zeroed
     rows = batch * heads * queries
     assert launches.workspace.at(sizes) == 4 * (plan.head_dim_v + 2) * rows * plan.num_splits
@@ -70,7 +70,7 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     assert main.grid.x.at(sizes) == tiles * plan.num_splits
     assert merge.grid.x.at(sizes) * (merge.threads // plan.combination.lanes) >= rows
     # chunks: whole blocks, equally long but for the last, and no more than there are
-    step = plan.chunk_keys(keys)
+    step = plan.split_keys(keys)
     assert step % plan.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= plan.num_splits)
 
 

@@ -52,9 +52,7 @@ def combining(start: str, output: str = "average", *, in_registers: bool = False
             Field("heads_divisor", DIVISOR, Divisor(Argument("heads"))),
             Field("seqlen_q_divisor", DIVISOR, Divisor(Argument("seqlen_q"))),
         ),
-        constants=(
-            Constant("num_splits", "that a sequence's keys are cut into, at most", name="chunks"),
-        ),
+        constants=(Constant("num_splits", "that a sequence's keys are cut into, at most"),),
     )
 
 

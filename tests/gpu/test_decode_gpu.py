@@ -390,7 +390,7 @@ def test_more_rows_of_chunks_than_can_be_numbered_are_refused(pair_of, by):
     one = torch.zeros(1, 1, 1, 128, device="cuda", dtype=torch.float16)
     q, k = one.expand(2**16, 32, 32, -1), one.expand(2**16, 64, 8, -1)
     room = torch.empty(1, device="cuda", dtype=torch.uint8).expand(2**40)  # nobody writes to it
-    with pytest.raises(ValueError, match=r"there are 2\^30 rows of chunks or .*more"):
+    with pytest.raises(ValueError, match=r"there are 2\^30 rows of splits or .*more"):
         bind(plan, binary.library, workspace=room, q=q, k=k, v=k, scale=0.1, out=q)
 
 

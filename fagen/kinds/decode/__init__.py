@@ -1,4 +1,4 @@
-"""Decoding: attention of a few queries over many keys, whose chunks thread blocks share."""
+"""Decoding: attention of a few queries over many keys, whose splits thread blocks share."""
 
 from fagen.kind import Kind
 from fagen.kinds.decode.defaults import deal_for, derived, num_splits_for, rows_for, steps

@@ -1,9 +1,10 @@
 """Predict how long a schedule takes at some sizes: bytes that are read, and steps of thread blocks.
 
 All keys and values come from memory once, as fast as it gives them; beside that a thread block goes
-step by step through the chunks that it was dealt, and a step, block_n keys, takes a warpgroup so
+step by step through the splits that it was dealt, and a step, block_n keys, takes a warpgroup so
 many clocks however fast memory is. Neither hides wholly behind the other, so they are added as a
-norm. Before comes what launches take, behind it the merge, which reads what was written of chunks.
+norm. Before comes what launches take, behind it what combining does, which reads what was written
+of splits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,18 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.combining import chunk_blocks
+from fagen.combining import split_blocks
 from fagen.kinds.cost import norm
 from fagen.kinds.decode.rules import padded, straddles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
-# Fitted to 439 timings of head dims 64 to 256, 8 to 64 rows, 8 and 16 chunks, 3 to 12 buffers on an
+# Fitted to 439 timings of head dims 64 to 256, 8 to 64 rows, 8 and 16 splits, 3 to 12 buffers on an
 # NVIDIA H200, which are met within 3.1 % in turns (root mean square), 5.5 % in runs; those of head
 # dim 96 within 8.6 and 7.2 %: benchmarks/notes/log.md.
-LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last merge
+LAUNCHES = 4.05e-6  # seconds, of both kernels in a graph, with the first load and the last combine
 READ_BYTES = 4.61e12  # a second, of K and V out of memory
-PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read by the merge
+PARTIAL_BYTES = 2.40e12  # the same of partial outputs: written beside, and read to be combined
 # What part of rows that begin within lines is read twice, with 12 buffers an SM. It
 # falls with their square: of few, a line is likely in L2 yet when a neighbour wants its rest.
 READ_TWICE = {"round_robin": 0.5, "stream_k": 0.32}
@@ -31,21 +32,21 @@ SHARPNESS = 3.92
 SCORES = 18.0  # clocks of a step, for each row beside 64 keys
 READ = 0.006  # the same, for each byte of K and V that tensor cores read
 CROWD = 0.1  # by how much a step takes longer for each other thread block of the SM
-OUTPUT = 0.283  # clocks of a chunk, for each number of its output
-QUERIES = 3_000.0  # of a chunk that waits for its queries
+OUTPUT = 0.283  # clocks of a split, for each number of its output
+QUERIES = 3_000.0  # of a split that waits for its queries
 RUNS = 2.1e-6  # seconds of a call in runs, before its first unit is found
-FOLD = 1.0  # clocks of a chunk in a run, for each number of its output
-HAND = 2.4  # of a tile, for each number that is handed on when its chunks are folded
+COMBINE = 1.0  # clocks of a split in a run, for each number of its output
+HAND = 2.4  # of a tile, for each number that is handed on when its splits are combined
 FETCH = 1_350.0  # clocks from a buffer that is free to one that is full again, under load
 
 # Not measured yet.
-VOTE = 300.0  # of a step, where maxima are asked for first; of a chunk, to exchange them once
+VOTE = 300.0  # of a step, where maxima are asked for first; of a split, to exchange them once
 AGAIN_BYTES = 5.5e12  # a second, of K and V out of the L2 cache, for further tiles of rows
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """What chunks make of a call: units of work, and the share of who has the most of them.
+    """What splits make of a call: units of work, and the share of who has the most of them.
 
     `resident` are the thread blocks of an SM; `partials` the rows of partial outputs.
     """
@@ -55,7 +56,7 @@ class Dealt:
     units: float
     steps: float
     partials: float
-    outputs: float = 0  # of tiles that are folded, where chunks are dealt in runs
+    outputs: float = 0  # of tiles that are combined, where splits are dealt in runs
 
 
 @dataclass(frozen=True)
@@ -64,47 +65,47 @@ class Parts:
 
     memory: float
     chain: float
-    merge: float
+    combining: float
     launches: float = LAUNCHES
 
     @property
     def seconds(self) -> float:
         """All in all."""
-        return self.launches + norm((self.memory, self.chain), SHARPNESS) + self.merge
+        return self.launches + norm((self.memory, self.chain), SHARPNESS) + self.combining
 
 
 _DEAL_KEYS = ("rows", "block_n", "num_splits", "by", "blocks")
 
 
 def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
-    """Return how the chunks of a call are dealt to thread blocks."""
+    """Return how the splits of a call are dealt to thread blocks."""
     rows, block_n, num_splits, by, blocks = (values[key] for key in _DEAL_KEYS)
     group = sizes.heads // sizes.kv_heads
     positions = max(1, min(rows // group, sizes.seqlen_q))
     tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
     outputs = sizes.batch * sizes.kv_heads * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
-    chunk = chunk_blocks(sizes.seqlen_k, block_n, num_splits)
-    num_chunks = ceil(n_blocks / chunk)
+    split = split_blocks(sizes.seqlen_k, block_n, num_splits)
+    splits = ceil(n_blocks / split)
     most = SM90.sm_count * blocks
-    slots = min(outputs * num_chunks, most)
+    slots = min(outputs * splits, most)
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "stream_k":
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
-            return Dealt(tiles, resident, whole * num_chunks, whole * n_blocks, 0, whole)
+            return Dealt(tiles, resident, whole * splits, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
-        if even + outputs * num_chunks / slots >= 2 * (chunk + 1):  # a run has two chunks, or more
-            # who has a chunk's first step has all of it: about half of one too many
-            steps = max(chunk, even + chunk / 2)
-            # a thread block begins within a tile, whose chunks it hands on: half in the mean
-            partials = of_rows * num_chunks * min(1.0, slots / outputs / 2)
-            units = max(1, even * num_chunks / n_blocks)
+        if even + outputs * splits / slots >= 2 * (split + 1):  # a run has two splits, or more
+            # who has a split's first step has all of it: about half of one too many
+            steps = max(split, even + split / 2)
+            # a thread block begins within a tile, whose splits it hands on: half in the mean
+            partials = of_rows * splits * min(1.0, slots / outputs / 2)
+            units = max(1, even * splits / n_blocks)
             return Dealt(tiles, resident, units, steps, partials, 1 + outputs / slots)
-    rounds = ceil(outputs * num_chunks / slots)
-    steps = max(chunk, rounds * n_blocks / num_chunks)
-    folded = rounds if by == "stream_k" else 0
-    return Dealt(tiles, resident, rounds, steps, of_rows * num_chunks, folded)
+    rounds = ceil(outputs * splits / slots)
+    steps = max(split, rounds * n_blocks / splits)
+    combined = rounds if by == "stream_k" else 0
+    return Dealt(tiles, resident, rounds, steps, of_rows * splits, combined)
 
 
 def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
@@ -147,7 +148,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     unit = OUTPUT * values["rows"] * head_dim_v
     unit += 0 if values["maximum"] == "fixed" else VOTE
     unit += QUERIES if values["q_stages"] == 1 else 0
-    unit += FOLD * values["rows"] * head_dim_v if values["by"] == "stream_k" else 0
+    unit += COMBINE * values["rows"] * head_dim_v if values["by"] == "stream_k" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
     clocks += deal.outputs * HAND * values["rows"] * head_dim_v
     return Parts(
@@ -155,7 +156,7 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
         + (deal.tiles - 1) * cache_bytes / AGAIN_BYTES
         + partial_bytes / PARTIAL_BYTES,
         chain=clocks / SM90.clock_hz,
-        merge=partial_bytes / PARTIAL_BYTES,
+        combining=partial_bytes / PARTIAL_BYTES,
         launches=LAUNCHES + (RUNS if values["by"] == "stream_k" else 0),
     )
 

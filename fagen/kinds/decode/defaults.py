@@ -16,14 +16,14 @@ from fagen.kinds.decode.rules import straddles
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
 _UNITS = 128  # of a sequence, at least: a few less than there are SMs
-# Into how many chunks keys are cut from so many KV heads on.
+# Into how many splits keys are cut from so many KV heads on.
 _CUTS = (*((_UNITS // num_splits, num_splits) for num_splits in (16, 32)), (0, 64))
 _TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns
 # output tiles of a thread block from which on runs were faster (benchmarks/notes/log.md)
 _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
-# Columns beyond which 32 rows in runs spill some bytes, once a chunk, and so many were timed.
+# Columns beyond which 32 rows in runs spill some bytes, once a split, and so many were timed.
 _WIDEST, _SPILL = 192, 56
 # Buffers of 8 rows in runs where heads share lines of L2, which stay there for as long.
 _SHARED_LINES_STAGES = 3
@@ -36,26 +36,30 @@ def rows_for(rows: int) -> int:
 
 
 def num_splits_for(kv_heads: int) -> int:
-    """Return into how many chunks keys are cut, so that one long sequence is work for all."""
+    """Return into how many splits keys are cut, so that one long sequence is work for all."""
     return next(num_splits for least, num_splits in _CUTS if kv_heads >= least)
 
 
 def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool = False) -> str:
-    """Return how chunks are dealt, by rows of queries to a KV head: bits are the same.
+    """Return how splits are dealt, by rows of queries to a KV head: bits are the same.
 
     `alike` are the sequences of a call without lengths: their tiles stay whole in runs, if they
     share out well.
     """
     tile = rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
-    if alike and _fold(head_dim, tile) and whole_tiles(of_sequence, batch, _slots(head_dim)):
+    if (
+        alike
+        and _in_registers(head_dim, tile)
+        and whole_tiles(of_sequence, batch, _slots(head_dim))
+    ):
         return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
 
 
-def _fold(head_dim: int, tile: int) -> bool:
-    """Whether runs of tiles that stay whole were faster, whose chunks are folded and not merged.
+def _in_registers(head_dim: int, tile: int) -> bool:
+    """Whether runs of tiles that stay whole were faster, whose splits are combined in registers.
 
     Not where sums take the registers of a second thread block, nor where nobody measured it.
     """
@@ -63,12 +67,12 @@ def _fold(head_dim: int, tile: int) -> bool:
 
 
 def _runs_from(head_dim: int, tile: int) -> int:
-    """From how many tiles of so many rows on chunks are dealt in runs; 0: never.
+    """From how many tiles of so many rows on splits are dealt in runs; 0: never.
 
     In runs where most tiles are one thread block's, and that was faster: not for eight rows of wide
     heads, whose partial outputs are small beside keys.
     """
-    if not _fold(head_dim, tile) or (head_dim > _WIDE and tile == ROWS[0]):
+    if not _in_registers(head_dim, tile) or (head_dim > _WIDE and tile == ROWS[0]):
         return 0
     per_slot = _IN_RUNS_OF_16 if tile == 16 and head_dim > _NARROW else _IN_RUNS
     return math.ceil(per_slot * _slots(head_dim))
@@ -92,7 +96,7 @@ def derived(
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
 
-    All fit an SM. Where chunks cannot be dealt `by` runs, for want of registers or with
+    All fit an SM. Where splits cannot be dealt `by` runs, for want of registers or with
     a unified maximum, they are dealt in turns. Raises ScheduleError where no kernel computes such a
     problem.
     """

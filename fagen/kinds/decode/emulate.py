@@ -1,4 +1,4 @@
-"""A Plan and tensors in, what its kernels compute out: their chunks and roundings, in torch.
+"""A Plan and tensors in, what its kernels compute out: their splits and roundings, in torch.
 
 Works on any device, and reads lengths there.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fagen.combining import combined_chunks, fp32
+from fagen.combining import combined_partials, fp32
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.decode.oracle import spans
 from fagen.kinds.decode.plan import Plan
@@ -45,13 +45,13 @@ def compute(
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        chunks = _chunks(plan, queries, keys, values, scale, reference)
-        output, own = combined_chunks(chunks, like, scale)
+        splits = _splits(plan, queries, keys, values, scale, reference)
+        output, own = combined_partials(splits, like, scale)
         out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
 
 
-def _chunks(
+def _splits(
     plan: Plan,
     queries: Tensor,
     keys: Tensor,
@@ -59,26 +59,26 @@ def _chunks(
     scale: float,
     unified_reference: Tensor | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield each chunk's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
+    """Yield each split's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
-    step = plan.chunk_keys(length)
+    step = plan.split_keys(length)
     log2 = scale_log2(scale)
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        *chunk, _ = _chunk(plan, queries, keys, values, log2, first, last, reference)
+        *split, _ = _split(plan, queries, keys, values, log2, first, last, reference)
         if unified_reference is not None:
             inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=unified_reference.device)
             reference = (unified_reference * inverse)[:, None].expand(queries.shape[:2])
-            *unified, fails = _chunk(plan, queries, keys, values, log2, first, last, reference)
-            chunk = [
+            *unified, fails = _split(plan, queries, keys, values, log2, first, last, reference)
+            split = [
                 torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, other)
-                for own, other in zip(chunk, unified, strict=True)
+                for own, other in zip(split, unified, strict=True)
             ]
-        yield chunk[0], chunk[1], chunk[2]
+        yield split[0], split[1], split[2]
 
 
-def _chunk(
+def _split(
     plan: Plan,
     queries: Tensor,
     keys: Tensor,

@@ -62,18 +62,18 @@ def shared_formulae(made_of: Parts) -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae(speculates: bool, by_runs: bool) -> Mapping[str, Any]:
+def register_formulae(speculates: bool, stream_k: bool) -> Mapping[str, Any]:
     """Return the registers of one thread that computes, by what they hold."""
     import sympy
 
     m, n, _, d_v, *_ = symbols(SYMBOLS).values()
     # a warpgroup's 64 × rows fp32 accumulator lies in 128 threads
     per_thread = m / sympy.Integer(SM90.warpgroup_threads)
-    folded = {"folded": d_v * per_thread + m / 2} if by_runs else {}
+    combined = {"combined": d_v * per_thread + m / 2} if stream_k else {}
     return {
         "s": n * per_thread,
         "o": d_v * per_thread,
-        **folded,  # O of the chunks before, with their maxima and sums
+        **combined,  # O of the splits before, with their maxima and sums
         # of a quarter of the rows: reference, sum, what a step adds that may be done again
         "statistics": (3 if speculates else 2) * m / sympy.Integer(4),
         "working": WORKING_REGISTERS + m / 2,

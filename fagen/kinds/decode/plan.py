@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fagen.combining import Combination, Combining, chunk_blocks
+from fagen.combining import Combination, Combining, split_blocks
 from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, Gemm, carried
 from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
@@ -26,7 +26,7 @@ from fagen.signature import Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle
 
 _LAZY_ABOVE = 8.0
-# How many powers of 2 scores may be above a reference that was given, and the mean of P in a chunk
+# How many powers of 2 scores may be above a reference that was given, and the mean of P in a split
 # below 1. In fp16 P is finite up to 2^16, and one of 2^-12 is off by 2^-13 of itself at most, so
 # that the mean is too. bf16 has fp32's range, of which O leaves room for V.
 _NARROW = 14.0, 12.0
@@ -45,8 +45,8 @@ class Plan(Budgeted, Combining):
     thrifty: ClassVar[str] = "fewer rows or blocks need"
     swizzle: ClassVar[Swizzle] = SWIZZLE
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp sets its registers
-    # of a row that a thread block has folded chunks of: their number, its maximum and sum
-    folded_bytes: ClassVar[int] = 3 * FP32_BYTES
+    # of a row that a thread block has combined splits of: their number, its maximum and sum
+    combined_bytes: ClassVar[int] = 3 * FP32_BYTES
 
     schedule: Schedule
     slug: str
@@ -60,10 +60,10 @@ class Plan(Budgeted, Combining):
     rows: int
     block_n: int
     num_splits: int
-    by_runs: bool  # a thread block's chunks follow each other, and it folds them
+    stream_k: bool  # a thread block's splits follow each other, and it combines them
     stages: int
     q_stages: int
-    unified: bool  # P is relative to numbers that the caller gives
+    fixed: bool  # P is relative to numbers that the caller gives
     speculates: bool  # P is computed before it is known whether its maxima still serve
     slab: int
 
@@ -79,7 +79,7 @@ class Plan(Budgeted, Combining):
     # A score may be so many powers of 2 above the number that P is relative to: P and its sums are
     # finite, and as exact.
     rescale_threshold: float
-    least_mean: float  # of P over the keys of a chunk, relative to such a number of the caller's
+    least_mean: float  # of P over the keys of a split, relative to such a number of the caller's
 
     @property
     def pads_v(self) -> bool:
@@ -100,7 +100,7 @@ class Plan(Budgeted, Combining):
     @property
     def prefetch_warp(self) -> int:
         """Which does so: where nobody is waited for, the one that loads is at it already."""
-        return 0 if self.by_runs else WARPS
+        return 0 if self.stream_k else WARPS
 
     @property
     def bytes_in_flight(self) -> int:
@@ -116,9 +116,9 @@ class Plan(Budgeted, Combining):
             Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, number, a_along_m=True),
         )
 
-    def chunk_keys(self, length: int) -> int:
-        """Return how many keys a chunk of a sequence of so many has."""
-        return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
+    def split_keys(self, length: int) -> int:
+        """Return how many keys a split of a sequence of so many has."""
+        return split_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
     def ledger(self) -> str:
@@ -137,14 +137,14 @@ class Plan(Budgeted, Combining):
 
     @property
     def launches(self) -> Launches:
-        """Chunks are computed by blocks that stay, and merged by a kernel that overlaps them."""
+        """Splits are computed by blocks that stay, and combined by a kernel that overlaps them."""
         grid = Grid(self.combination.units, resident=True, per_sm=self.blocks)
         decode = Launch(
             "decode", grid, self.threads, self.shared_bytes, overlaps=True, threads_as="threads"
         )
-        whole = "whole" if self.by_runs else ""  # where thread blocks have combined all splits
+        whole = "whole" if self.stream_k else ""  # where thread blocks have combined all splits
         kernels = decode, replace(self.combination.launch, needless=whole)
-        workspace = self.combination.workspace(self.folded_bytes if self.by_runs else 0)
+        workspace = self.combination.workspace(self.combined_bytes if self.stream_k else 0)
         return Launches(kernels, workspace=workspace, empty=("batch", "heads", "seqlen_q"))
 
     def _recorded(self) -> dict[str, Any]:
@@ -157,21 +157,21 @@ def plan(schedule: Schedule) -> Plan:
     values = schedule.values()
     dtype = DTYPES[values["dtype"]]
     d, d_v = padded_head_dims(values)
-    unified = values["maximum"] == "fixed"
+    fixed = values["maximum"] == "fixed"
     above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
         **carried(Plan, schedule),
         head_dim_padded=d,
         head_dim_v_padded=d_v,
-        by_runs=values["by"] == "stream_k",
-        unified=unified,
+        stream_k=values["by"] == "stream_k",
+        fixed=fixed,
         speculates=values["speculate"],
         slab=SWIZZLE.bytes // dtype.bytes,
         threads=THREADS,
         launch_registers=registers_left(values["blocks"]),
         combination=_combination(values),
         ledgers=ledgers,
-        rescale_threshold=above if unified else _LAZY_ABOVE,
+        rescale_threshold=above if fixed else _LAZY_ABOVE,
         least_mean=2.0**-below,
     )
 

@@ -9,12 +9,12 @@ SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 # with more of them a second buffer of queries takes what the ring needs, speculation and a second
 # thread block what the accumulators need
 _WIDE_ROWS = 32
-_FOLDED_ROWS = 24  # nor a second thread block of more, where what is folded takes as many again
+_COMBINED_ROWS = 24  # nor a second thread block of more, where what is combined takes as many again
 _LEAST_STAGES = 4  # K and V of a step, and of the one after it
 _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
 
-# how chunks are dealt to thread blocks, in a slug
+# how splits are dealt to thread blocks, in a slug
 DEALT = {"round_robin": "roundrobin", "stream_k": "streamk"}
 
 # what schedules once said
@@ -104,7 +104,7 @@ _DERIVED: Derived = {
     # them (head dims, rows, by, block_n, q_stages)
     "blocks": lambda keys: (
         2
-        if keys["rows"] <= (_FOLDED_ROWS if keys["by"] == "stream_k" else _WIDE_ROWS)
+        if keys["rows"] <= (_COMBINED_ROWS if keys["by"] == "stream_k" else _WIDE_ROWS)
         and _stages(keys, 2) >= _LEAST_STAGES
         else 1
     ),
@@ -119,7 +119,7 @@ def rules(keys: Values) -> Broken:
         if keys["by"] == "stream_k":
             yield (
                 "maximum",
-                'needs by = "round_robin": a chunk that is folded at once cannot be computed again',
+                'needs by = "round_robin": a split that is combined cannot be computed again',
             )
         if not keys["speculate"]:
             yield "maximum", "needs speculate = true: P is computed before anything is asked"

@@ -28,7 +28,7 @@ def signature(plan: "Plan") -> Signature:
         f"where each sequence's keys {do}; null: at {usual}"
         for do, usual in (("end", "seqlen_k"), ("begin", "0"))
     )
-    rows_of_chunks = Extent("seqlen_q"), Extent("heads"), batch, Extent(number=plan.num_splits)
+    rows_of_splits = Extent("seqlen_q"), Extent("heads"), batch, Extent(number=plan.num_splits)
     return Signature(
         kind=plan.kind,
         version=1,
@@ -37,7 +37,7 @@ def signature(plan: "Plan") -> Signature:
             layout.queries("q", plan.head_dim),
             layout.keys("k", plan.head_dim, "what no query sees is not used"),
             layout.keys("v", plan.head_dim_v, "likewise"),
-            *((reference,) if plan.unified else ()),
+            *((reference,) if plan.fixed else ()),
             lengths("seqused_k", batch, ends, optional=True),
             lengths("leftpad_k", batch, begins, optional=True),
             layout.queries("out", plan.head_dim_v, "zeros without a key", access="out"),
@@ -45,11 +45,11 @@ def signature(plan: "Plan") -> Signature:
         ),
         scalars=(SCALE,),
         order=("q", "k", "v", "reference", "scale", "seqused_k", "leftpad_k"),
-        form="unified" if plan.unified else "",
+        form="unified" if plan.fixed else "",
         rules=GROUPED,
         limits=(
-            Limit("rows of chunks", rows_of_chunks),
-            *((Limit("steps of runs"),) if plan.by_runs else ()),
+            Limit("rows of splits", rows_of_splits),
+            *((Limit("steps of runs"),) if plan.stream_k else ()),
         ),
         keyword_from="seqused_k",
         no_gradient="decoding has none",

@@ -22,7 +22,7 @@ def _shape(batch: int, queries: int, keys: int, kv_heads: int = 8) -> Mapping[st
 
 
 def _shapes_like(values: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
-    """Return calls of one size of a group, that would get such rows and chunks by rule."""
+    """Return calls of one size of a group, that would get such rows and splits by rule."""
     kv_heads = next((n for n in (8, 4, 1) if num_splits_for(n) == values["num_splits"]), 8)
     queries = 1 if values["rows"] == ROWS[0] else values["rows"] // _GROUP
     return tuple(_shape(batch, queries, keys, kv_heads) for batch, q, keys in _CALLS if q == 1)

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.combining import chunk_blocks
+from fagen.combining import split_blocks
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
@@ -200,7 +200,7 @@ def _merging(sizes: Sizes, n: int, num_splits: int, head_dim_v: int) -> float:
     if num_splits == 1 or sizes.seqlen_k == 0:
         return 0.0
     blocks = ceil(sizes.seqlen_k / n)
-    num_chunks = ceil(blocks / chunk_blocks(sizes.seqlen_k, n, num_splits))
+    num_chunks = ceil(blocks / split_blocks(sizes.seqlen_k, n, num_splits))
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
     return MERGE + 2 * rows * num_chunks * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
 
@@ -261,7 +261,7 @@ def _grid_of_splits(
     m: int, n: int, mask: str, sizes: Sizes, num_splits: int
 ) -> tuple[float, float]:
     """Return the steps and the tiles of chunks, dealt in turns, of who has the most."""
-    chunk = max(1, chunk_blocks(sizes.seqlen_k, n, num_splits))
+    chunk = max(1, split_blocks(sizes.seqlen_k, n, num_splits))
     heads = sizes.batch * sizes.heads
     of_tiles = [_steps(n, mask, top, top + m, sizes) for top in range(0, max(1, sizes.seqlen_q), m)]
     units = sum(ceil(steps / chunk) for steps in of_tiles)

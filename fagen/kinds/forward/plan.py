@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from fagen.arch import SM90
-from fagen.combining import Combination, Combining, chunk_blocks
+from fagen.combining import Combination, Combining, split_blocks
 from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
 from fagen.kinds.budget import Budget, Ledgers
@@ -178,9 +178,9 @@ class Plan(Budgeted, Combining, Exponents):
         """Whether warps meet at named barriers."""
         return not self.splits or self.inter_warpgroup or self.spread_blocks > 0
 
-    def chunk_keys(self, length: int) -> int:
+    def split_keys(self, length: int) -> int:
         """Return how many keys a chunk of a sequence of so many keys has."""
-        return chunk_blocks(length, self.block_n, self.num_splits) * self.block_n
+        return split_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
     def roles(self) -> tuple[Role, ...]:

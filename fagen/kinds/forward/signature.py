@@ -88,7 +88,7 @@ def _limit(plan: "Plan") -> Limit:
     if not plan.splits:
         return Limit("tiles", tiles_of(plan))
     rows = Extent("seqlen_q"), Extent("heads"), Extent("batch")
-    return Limit("rows of chunks", (*rows, Extent(number=plan.num_splits)))
+    return Limit("rows of splits", (*rows, Extent(number=plan.num_splits)))
 
 
 def _numbers(plan: "Plan") -> tuple[Tensor, ...]:

@@ -1,1 +1,1 @@
-  params.combined = reinterpret_cast<Combined*>(params.shares + rows * kChunks);
+  params.combined = reinterpret_cast<Combined*>(params.shares + rows * kNumSplits);

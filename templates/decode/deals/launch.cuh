@@ -7,8 +7,8 @@
   params.tile_positions = tile_positions;
   params.tile_heads = FastDivisor(tile_heads);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
-  params.chunk_units = row_tiles * a.kv_heads;
+  params.split_units = row_tiles * a.kv_heads;
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
   // No sequence has more splits than it has blocks of keys: what there is of either is known here.
-  const int64_t units = int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(params.seqlen_k, kBlockN));
+  const int64_t units = int64_t(params.split_units) * a.batch * std::min(kNumSplits, blocks_of(params.seqlen_k, kBlockN));

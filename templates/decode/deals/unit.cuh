@@ -15,7 +15,7 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
 
 // How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length alone.
 __device__ __forceinline__ int split_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kChunks) * kBlockN;
+  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
 }
 
 __device__ __forceinline__ int splits_of(int length) { return length > 0 ? blocks_of(length, split_keys(length)) : 0; }

@@ -68,7 +68,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def small_cases(plan: Plan) -> tuple[Case, ...]:
-    """Cases that a simulator can do: the borders of blocks and chunks, lengths, groups, queries."""
+    """Cases that a simulator can do: the borders of blocks and splits, lengths, groups, queries."""
     n, m = plan.block_n, plan.rows
     return (
         Case(Sizes(1, 1, 1, 1, 1)),
@@ -78,7 +78,7 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(1, m + 1, 1, 1, n - 1), rises=True),
         Case(Sizes(1, 2, 1, m, n), (m // 2,), sigma=8.0),
         Case(Sizes(1, 2, 2, 2, 0)),
-        # two steps of a chunk, the later with larger scores, beside as many chunks as there may be
+        # two steps of a split, the later with larger scores, beside as many splits as there may be
         Case(
             Sizes(2, 2, 2, 1, n * (plan.num_splits + 1)),
             (n * (plan.num_splits + 1), n * plan.num_splits - 3),
@@ -88,7 +88,7 @@ def small_cases(plan: Plan) -> tuple[Case, ...]:
         ),
         # more sequences than a warp has lanes, more units than there are thread blocks
         Case(Sizes(35, 1, 1, 1, 8), tuple(range(-1, 34)), per_sequence=False),
-        *(_missed(plan) if plan.unified else ()),
+        *(_missed(plan) if plan.fixed else ()),
     )
 
 
@@ -100,7 +100,7 @@ def _missed(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(2, 4, 2, 2, 2 * n), (2 * n, n - 1), references=(1e3, 0.5, -60.0)),
         Case(Sizes(2, 4, 1, 3, 20 * n), sigma=8.0, references=(-9.0, 12.0, 0.0)),
         Case(Sizes(3, 2, 1, 1, n), (0, 1, n), references=(60.0,)),
-        # of few keys rows see none of a chunk; 3e38 overflows in base 2
+        # of few keys rows see none of a split; 3e38 overflows in base 2
         Case(
             Sizes(2, 4, 1, 3, 2 * n), (n + 1, 2), references=(math.inf, math.nan, 3e38, -math.inf)
         ),
@@ -130,7 +130,7 @@ def verification_cases(plan: Plan) -> tuple[Case, ...]:
         Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), per_sequence=False),
         Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
         Case(Sizes(1, 32, 8, 4, 32_768)),
-        # more than two chunks of the longest for each thread block, and fewer
+        # more than two splits of the longest for each thread block, and fewer
         Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), per_sequence=False),
         Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), per_sequence=False),
     )
@@ -162,7 +162,7 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
         for x in (k, v):
             x[number, :first] = math.nan
             x[number, last:] = math.nan
-    if plan.unified:
+    if plan.fixed:
         turns = [case.references[head % len(case.references)] for head in range(sizes.heads)]
         arguments["reference"] = torch.tensor(turns, device=device)
     return arguments | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
@@ -225,7 +225,7 @@ def hard_errors(
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         arguments: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
-        if plan.unified:
+        if plan.fixed:
             arguments["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
         into = outputs(arguments)
         run(**arguments, **into)
@@ -256,14 +256,14 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpe
 
 def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """What a call takes, by name."""
-    names = ("q", "k", "v", *(("reference",) if plan.unified else ()), "scale")
+    names = ("q", "k", "v", *(("reference",) if plan.fixed else ()), "scale")
     return dict(zip(names, arguments, strict=True))
 
 
 def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What the op takes of all keys, in its order."""
     # scores are N(0, 1): a good reference
-    more = (torch.zeros(q.shape[2], device=q.device),) if plan.unified else ()
+    more = (torch.zeros(q.shape[2], device=q.device),) if plan.fixed else ()
     return q, k, v, *more, softmax_scale(plan.head_dim)
 
 
@@ -281,7 +281,7 @@ def _launch(
 def _quick(plan: Plan, sizes: Sizes) -> tuple[Sizes, ...]:
     """What goes wrong soonest, and what is like these sizes.
 
-    Borders of blocks and chunks, several tiles of rows, more units than there are thread blocks.
+    Borders of blocks and splits, several tiles of rows, more units than there are thread blocks.
     """
     n, m = plan.block_n, plan.rows
     like = replace(
@@ -311,7 +311,7 @@ CONTENDER = Contender(
     arguments=_arguments,
     outputs=_outputs,
     launch=_launch,
-    alike=lambda plan: plan.unified,
+    alike=lambda plan: plan.fixed,
     error=_error,
     rotates=True,
     quick=_quick,

@@ -27,7 +27,7 @@ def timed_together(
     """
     # scores are N(0, 1): a good reference
     reference = {"reference": torch.zeros(sizes.heads, device="cuda")}
-    more = {slug: reference for slug, (plan, _) in kernels.items() if plan.unified}
+    more = {slug: reference for slug, (plan, _) in kernels.items() if plan.fixed}
     timing = rotated(kernels, sizes, more=more, eager=eager)
     return {
         slug: DecodeSpeed(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fagen import tensor_cores
 from fagen.arch import SM90
-from fagen.combining import combined_chunks, fp32
+from fagen.combining import combined_partials, fp32
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.forward.plan import Plan
@@ -48,7 +48,7 @@ def emulate(
         queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
         row = rows_of[top:bottom].repeat(group)[:, None]
 
-        step = plan.chunk_keys(seqlen_k)
+        step = plan.split_keys(seqlen_k)
         chunks = []
         for first in range(0, seqlen_k, step):
             blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)
@@ -60,7 +60,7 @@ def emulate(
             chunks.append((total, softmax))
         if plan.splits:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
-            output, log_sum = combined_chunks(shares, total, fp32(scale))
+            output, log_sum = combined_partials(shares, total, fp32(scale))
         else:
             inverse, log_sum = softmax.finish()
             output, log_sum = total * inverse, log_sum.squeeze(-1)

@@ -38,7 +38,7 @@ _INITIALISED = (
     *("v_rows_full", "v_rows_empty", "o_empty", "tile_full", "tile_empty", "tile_wanted"),
 )
 
-# That of Params behind the tensor maps: of varlen sequences, of chunks of keys, and else.
+# That of Params behind the tensor maps: of varlen sequences, of splits of keys, and else.
 _LSE = "lse", "lse_stride_batch", "lse_stride_head"
 _DESCALES = (
     *("q_scale", "k_scale", "v_scale", "v_mean", "k_mean", "q_rows"),
@@ -51,8 +51,8 @@ _VARLEN = (
 _SPLIT = (
     *("partials", "shares", "out", "lse"),
     *("out_stride_batch", "out_stride_seq", "out_stride_head", *_LSE[1:]),
-    *("batch", "heads", "seqlen_q", "seqlen_k", "chunk_blocks", "slots", "kv_heads"),
-    *("heads_per_kv_head", "chunk_tiles", "kv_head_tiles", "heads_divisor", "seqlen_q_divisor"),
+    *("batch", "heads", "seqlen_q", "seqlen_k", "split_blocks", "slots", "kv_heads"),
+    *("heads_per_kv_head", "split_tiles", "kv_head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2"),
 )
 _EQUAL = (

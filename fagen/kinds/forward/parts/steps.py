@@ -59,18 +59,18 @@ def steps(values: Values) -> Iterator[Part]:
 
 _PLAIN = "forward/steps/plain/step.cuh.j2", "forward/steps/plain/tiles.cuh.j2"
 
-# by whether warpgroups take rows in turns, and whether tiles are of chunks
+# by whether warpgroups take rows in turns, and whether tiles are of splits
 _RUN = {
     (False, False): "forward/steps/run.cuh.j2",
-    (False, True): "forward/steps/run_chunks.cuh.j2",
+    (False, True): "forward/steps/run_splits.cuh.j2",
     (True, False): "forward/steps/run_in_turns.cuh.j2",
 }
 
 
-# by whether K and V are loaded for pairs of tiles, and whether tiles are of chunks
+# by whether K and V are loaded for pairs of tiles, and whether tiles are of splits
 _OWN_BLOCKS = {
     (False, False): "forward/steps/skip/own_blocks.cuh.j2",
-    (False, True): "forward/steps/skip/own_blocks_of_chunk.cuh",
+    (False, True): "forward/steps/skip/own_blocks_of_split.cuh",
     (True, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
 }
 

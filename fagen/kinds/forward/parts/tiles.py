@@ -123,16 +123,16 @@ def _split() -> Part:
     """Tiles of splits of the keys, each of which gives a partial output."""
     return Part(
         head=("forward/tiles/split_tile.cuh.j2",),
-        device=("forward/tiles/of_chunks.cuh",),
+        device=("forward/tiles/of_splits.cuh",),
         kernels=("forward/tiles/splits_of.cuh.j2",),
         params=(
             *(Field(name, INT, Argument(name)) for name in ("batch", "heads")),
             *(Field(name, INT, Argument(name)) for name in ("seqlen_q", "seqlen_k")),
-            Field("chunk_blocks", INT, note="blocks of keys of a chunk, at most"),
-            Field("slots", INT, note="of tiles, over all chunks; some may see no key"),
+            Field("split_blocks", INT, note="blocks of keys of a split, at most"),
+            Field("slots", INT, note="of tiles, over all splits; some may see no key"),
             Field("kv_heads", DIVISOR, Divisor(Argument("kv_heads"))),
             Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
-            Field("chunk_tiles", DIVISOR, note="tiles of a chunk"),
+            Field("split_tiles", DIVISOR, note="tiles of a split"),
             Field("kv_head_tiles", DIVISOR, note="and those of one KV head"),
             Field("scale", FLOAT, Argument("scale"), "of S"),
         ),

@@ -10,7 +10,7 @@ struct Units {
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
   __device__ __forceinline__ int units_of(const Sequence& sequence) const {
-    return splits_of(sequence.length) * params.chunk_units;
+    return splits_of(sequence.length) * params.split_units;
   }
 
   __device__ __forceinline__ void count() {

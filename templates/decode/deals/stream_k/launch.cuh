@@ -1,11 +1,11 @@
   const int most = multiprocessors * kBlocks;
-  int abreast = std::min({8, params.chunk_units, most});
-  while (params.chunk_units % abreast) {
+  int abreast = std::min({8, params.split_units, most});
+  while (params.split_units % abreast) {
     --abreast;
   }
   params.abreast = FastDivisor(abreast);
-  params.tile_groups = FastDivisor(params.chunk_units / abreast);
-  if (int64_t(params.chunk_units) * a.batch * (blocks_of(params.seqlen_k, kBlockN) + kChunks) >= 1 << 30) {
+  params.tile_groups = FastDivisor(params.split_units / abreast);
+  if (int64_t(params.split_units) * a.batch * (blocks_of(params.seqlen_k, kBlockN) + kNumSplits) >= 1 << 30) {
     return kTooMany;
   }
   const int64_t grid = std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group

@@ -1,4 +1,0 @@
-  // What this warpgroup's rows see in the chunk.
-  __device__ __forceinline__ Blocks own_blocks(const Tile& tile) {
-    return within(params, tile.chunk, blocks_of(params, first_row(tile), first_row(tile) + kWarpgroupRows - 1));
-  }
