@@ -23,5 +23,5 @@ def _texts(values: Values) -> tuple[str, ...]:
     if not order.longest_first:
         return "pairs_in_order" if paired else "in_order", empty
     if order.dynamic:
-        return "tiles", empty, "l2_share", "drawn"
+        return "tiles", "empty_tiles", "l2_share", "drawn"
     return *(("pairs",) if paired else ("tiles", "single")), empty, "l2_share", "sections"
