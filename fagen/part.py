@@ -271,6 +271,20 @@ class Alias:
     field: str
 
 
+@dataclass(frozen=True)
+class Struct:
+    """A struct that members of SharedStorage are of; its note says what it is."""
+
+    name: str
+    fields: tuple[Field, ...]
+    note: str
+
+    @property
+    def type(self) -> Type:
+        """It as a type, of as many bytes as its fields, which have no gaps, have together."""
+        return Type(self.name, sum(field.type.bytes_at({}) for field in self.fields))
+
+
 # ---- a kernel's --------------------------------------------------------------------------------
 
 
@@ -305,6 +319,7 @@ class Part:
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     constants: tuple[Constant | Alias, ...] = ()
+    structs: tuple[Struct, ...] = ()
     named_barriers: tuple[str, ...] = ()  # of the hardware
 
 
@@ -329,6 +344,11 @@ class Parts:
     def constants(self) -> tuple[Constant | Alias, ...]:
         """All constants and names of types, each once: several parts may need the same."""
         return tuple(dict.fromkeys(one for part in self.parts for one in part.constants))
+
+    @cached_property
+    def structs(self) -> tuple[Struct, ...]:
+        """All structs that members of SharedStorage are of."""
+        return tuple(struct for part in self.parts for struct in part.structs)
 
     @cached_property
     def maps(self) -> tuple[TensorMap, ...]:

@@ -22,6 +22,7 @@ from fagen.part import (
     Field,
     Ratio,
     Strided,
+    Struct,
     TensorMap,
     Times,
     Union,
@@ -103,6 +104,12 @@ def _member(member: Array | Barrier, type_name: str, plan: Any) -> str:
 def _(union: Union, plan: Any) -> str:
     lines = "\n".join(cpp(array, plan) for array in union.arrays)
     return f"union {{  // {union.note}\n{lines}\n}};"
+
+
+@cpp.register
+def _(struct: Struct, plan: Any) -> str:
+    note = wrap(struct.note, _COLUMNS, initial_indent="// ", subsequent_indent="// ")
+    return "\n".join([*note, f"struct {struct.name} {{", *members(struct.fields), "};"])
 
 
 def initialised(barriers: tuple[Barrier, ...], plan: Any) -> Iterator[str]:

@@ -17,9 +17,4 @@ struct Numbers {
   __device__ __forceinline__ const float* of(int head) const { return data + head * stride_head; }
 };
 
-// One of the sequences that lie one after another: how many rows it has and keys it sees, behind which of all these it
-// ends, how many keys it holds, seen or not, and the first slot of its blocks of rows.
-struct Sequence {
-  int seqlen_q, seqlen_k, end_q, end_k, held_k, first_slot;
-};
 using Lengths = Sequence;

@@ -13,6 +13,7 @@ from fagen.part import (
     Field,
     Part,
     Strided,
+    Struct,
     Type,
     amount,
     pointer_to,
@@ -49,9 +50,46 @@ def tiles(values: Values) -> Iterator[Part]:
     else:
         yield Part(kernel=("sm90/sync.cuh",))
     yield _varlen() if values["lengths"] == "varlen" else _equal(values["persistent"])
+    tile = _tile(values)
+    yield Part(structs=(tile,))
     if values["persistent"]:
-        yield _drawn()
+        yield _drawn(tile)
     yield Part(device=("backward/tiles/order.cuh",))
+
+
+def _tile(values: Values) -> Struct:
+    """Some keys with query heads that see them, and which blocks of rows these are."""
+    last = ("full_last", "last") if values["mask"].first_by_row else ("last",)
+    blocks = ("first_head", "last_head", "first", "full_first", *last)
+    if values["lengths"] == "varlen":
+        note = (
+            "kBlockN keys of one KV head with all of its query heads, and the blocks first … "
+            "last - 1 of kBlockM rows that see some of them. Of the full ones every row sees all."
+        )
+        return Struct("Tile", _ints("first_key", "kv_head", *blocks), note)
+    note = (
+        "kBlockN keys of one KV head with a share of its query heads, and the blocks first … "
+        "last - 1 of kBlockM rows that see some of them"
+    )
+    if values["cluster"] > 1:
+        note += ", or of the keys of the cluster's other thread block"
+    note += ". Of the full ones every row sees all of its own."
+    share = Field("share", INT, note="of the group's query heads")
+    fields = *_ints("first_key", "kv_head", "batch"), share, *_ints(*blocks)
+    return Struct("Tile", fields, note)
+
+
+def _ints(*names: str) -> tuple[Field, ...]:
+    return tuple(Field(name, INT) for name in names)
+
+
+_SEQUENCE = Struct(
+    "Sequence",
+    _ints("seqlen_q", "seqlen_k", "end_q", "end_k", "held_k", "first_slot"),
+    "One of the sequences that lie one after another: how many rows it has and keys it sees, "
+    "behind which of all these it ends, how many keys it holds, seen or not, and the first slot of "
+    "its blocks of rows.",
+)
 
 
 def _equal(drawn: bool) -> Part:
@@ -61,7 +99,6 @@ def _equal(drawn: bool) -> Part:
         head=(
             "sm90/fast_divisor.cuh",
             "backward/tiles/tensors.cuh",
-            "backward/tiles/tile.cuh.j2",
         ),
         methods=("backward/tiles/records.cuh",),
         device=("backward/tiles/equal.cuh.j2",),
@@ -97,11 +134,12 @@ def _equal(drawn: bool) -> Part:
 def _varlen() -> Part:
     """Sequences of lengths of their own, which the GPU reads."""
     return Part(
-        head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_tile.cuh.j2"),
+        structs=(_SEQUENCE,),
+        head=("backward/tiles/varlen_tensors.cuh",),
         methods=("backward/tiles/varlen_records.cuh",),
         device=("backward/tiles/slots.cuh", "backward/tiles/varlen.cuh"),
         entry=("backward/tiles/varlen_entry.cuh",),
-        shared=(Array("sequence", Type("Sequence", 24), aligned=False),),
+        shared=(Array("sequence", _SEQUENCE.type, aligned=False),),
         params=(
             Field(
                 "cu_seqlens_q",
@@ -125,7 +163,7 @@ def _varlen() -> Part:
     )
 
 
-def _drawn() -> Part:
+def _drawn(tile: Struct) -> Part:
     """Thread blocks draw tiles, and pass them on through a ring."""
     return Part(
         device=("backward/tiles/drawn.cuh",),
@@ -138,7 +176,7 @@ def _drawn() -> Part:
             Barrier("tile_empty", (_TILE_STAGES,), amount("tile_readers")),
             Array(
                 "tiles",
-                Type("Tile", 40),
+                tile.type,
                 (_TILE_STAGES,),
                 note="in work, and next",
                 aligned=False,
