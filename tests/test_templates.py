@@ -29,9 +29,9 @@ ARITHMETIC = (
     nodes.CallBlock,
 )
 WRITE_PARTS = {
-    *("cpp", "members", "initialised", "filled", "counted"),
+    *("cpp", "members", "initialised", "filled", "described", "counted"),
     *("join", "map", "batch"),
-}  # filters: what parts declare, as C++
+}  # filters: what parts, launches and signatures declare, as C++
 
 
 @cache

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fagen import registry, vendor
+from fagen import registry, simulator, vendor
 from fagen.process import run
-from fagen.render import HOST_MARK, INTERFACE_MARK, formatted
+from fagen.render import HOST_MARK, INTERFACE_MARK, formatted, render
+from fagen.simulator.translate import translated
 from fagen.toolchain import find_cutlass, find_gxx
 from fagen.vendor import closure, source
 from tests.test_vendor_jax import KERNELS as OF_JAX
@@ -84,6 +85,21 @@ def test_header_and_kernels_say_the_same_in_one_translation_unit(folder):
         compiled(CPP, "-I", folder / "include", folder / f"{name}.cpp", "-o", folder / name)
         sizes[name] = run([folder / name]).stdout
     assert sizes["header"] == sizes["kernels"] and sizes["header"].count("\n") == 6
+
+
+def test_kernels_of_several_kinds_and_their_header_are_one_translation_unit(tmp_path):
+    """As the simulator reads them, which stands in for CUDA."""
+    slugs = ("fwd_fp16_d64_full_m64n64", "dec_fp16_d128_causal_r16n64", "comb_fp16_d64")
+    kernels = [translated(render(registry.plan_of(slug)).kernel) for slug in slugs]
+    words = [*CPP[:1], "-std=c++20", "-w", "-fsyntax-only", "-I", simulator.__path__[0]]
+
+    def said(*texts: str) -> str:
+        (tmp_path / "all.cpp").write_text("\n".join(texts))
+        return run([*words, tmp_path / "all.cpp"]).stderr
+
+    assert said(*kernels) == ""
+    older = re.sub("define FAGEN_HOST_H 0x", "define FAGEN_HOST_H 1 + 0x", kernels[0])
+    assert "fagen_host.h beside this kernel is that of another version" in said(older)
 
 
 def test_kernels_of_another_version_are_refused_by_the_compiler(folder):
