@@ -52,6 +52,7 @@ class Scope:
 
     def __init__(self, words: Sequence[str]) -> None:
         self.names: list[str] = []
+        self.structs: set[str] = set()
         self.functions: list[Function] = []
         self._read(words)
 
@@ -84,6 +85,7 @@ class Scope:
             else:
                 own = plain[plain.index(kind) + 1 :][:1]  # none of an anonymous union
                 self.names += filter(str.isidentifier, own)
+                self.structs |= {*own}
                 self._read(body)
             return words.index(";", last) + 1
         if "(" not in plain or "=" in plain[: plain.index("(")]:  # a value in braces
@@ -226,7 +228,7 @@ def dead(kernel: str, slug: str) -> set[str]:
     for one in scope.functions:
         if one.name.isidentifier() and everywhere[one.name] <= several[one.name]:
             found.add(f"{one.name}()")
-        if not one.body:
+        if not one.body and one.name not in scope.structs:  # a constructor need do no more
             found.add(f"{one.name}: empty")
         inside = Counter(one.body)
         found |= {f"{one.name}: {name}" for name in locals_of(one.body) if inside[name] == 1}

@@ -16,9 +16,6 @@ from tests.test_split import SLUGS as SPLIT
 # one of each form, and of each kind those that differ most
 FORMS = sorted({*evidence.forms(), *BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *SPLIT})
 
-# to be cut from texts that are being cut
-STILL = {"EmptyTiles: empty", "Tiles: empty", "first_tile_with()", "QueryGradient"}
-
 
 def text_of(slug: str) -> str:
     return kernel_text(registry.plan_of(slug))
@@ -26,7 +23,7 @@ def text_of(slug: str) -> str:
 
 @pytest.mark.parametrize("slug", FORMS)
 def test_a_kernel_has_nothing_that_nothing_needs(slug):
-    assert dead(text_of(slug), slug) <= STILL
+    assert dead(text_of(slug), slug) == set()
 
 
 def test_a_parameter_that_one_way_ignores_is_read_by_another():

@@ -17,13 +17,13 @@
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
     copy_half<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage], block * kBlockN,
-                                                tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
+                                                tile.kv_head, of_k(tile), cute::TMA::CacheHintSm90::EVICT_LAST);
     k.advance();
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
     copy_half<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage], block * kBlockN,
-                                                tile.kv_head, tile.batch, cute::TMA::CacheHintSm90::EVICT_LAST);
+                                                tile.kv_head, of_k(tile), cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
   }
