@@ -5,8 +5,9 @@
 prints a table: for each kind of change the files that are touched by hand (tests, examples and
 pages aside), how many there may be, and by how many the conditionals in templates of kernels grow.
 Each sample is a few edits, or a patch of growth_patches/, after which code runs in the changed
-copy: it must plan, render and compute what was added, larger ones on the simulated GPU too. With
---build its kernel is compiled as well. Names of samples after that leave out all others.
+copy: it must plan, render and compute what was added. With --simulate larger ones compute it on
+the simulated GPU too, by their kernels' own text; with --build a kernel is compiled. Names of
+samples after that leave out all others.
 """
 
 import ast
@@ -357,6 +358,8 @@ descales = dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_me
 out, _ = emulated(plan, q, k, by_columns(v), 0.125, **descales)
 assert out.dtype == torch.float32
 torch.testing.assert_close(out.double(), dense(q, k, v), rtol=0.03, atol=0.03)
+if simulated in ways:
+    close(simulated(plan, q=q, k=k, v=by_columns(v), scale=0.125)[0], out.double(), 1e-3)
 """,
 )
 
@@ -507,7 +510,7 @@ named = {"q": q, "k": k, "v": v, "scale": 0.125}
 forward, _ = made("fwd_fp16_d64_causal_m64n64_softcap2")
 backward, _ = made("bwd_fp16_d64_causal_m64n64_softcap2")
 own = {"dout": dout, "out": out.to(q.dtype), "lse": lse.float()}
-for compute in (emulated, simulated):
+for compute in ways:
     got = compute(forward, **named)
     close(got[0], out, 1e-3)
     close(got[1], lse, 1e-5)
@@ -518,7 +521,56 @@ refused("bwd_fp16_d192_full_m64n64_softcap30", "needs P in fp32")
 """,
 )
 
-SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP)
+WINDOW = Sample(
+    name="a window that a call gives, in all kinds of attention",
+    most=20,
+    builds="fwd_bf16_d128_window_m128n128",
+    patch="window.patch",
+    shows="""
+window = {"window_before": 21, "window_after": 5}
+
+def exact(q, k, v):
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.125
+    own, key = torch.arange(len(q[0]))[:, None] + len(k[0]) - len(q[0]), torch.arange(len(k[0]))
+    scores = scores.masked_fill((key < own - 20) | (key >= own + 5), -math.inf)
+    return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2), scores.logsumexp(-1)
+
+def check(slug, wanted, **named):
+    plan, _ = made(slug)
+    for compute in ways:
+        for got, right in zip(compute(plan, **named, **window, scale=0.125), wanted):
+            assert (got.double() - right).norm() < 1e-3 * right.norm(), (slug, compute)
+
+q, k, v = tensors(torch.float16, 64)
+dout, given = q.flip(1), {"q": q, "k": k, "v": v}
+leaves = [x.double().requires_grad_() for x in (q, k, v)]
+out, lse = exact(*leaves)
+gradients = torch.autograd.grad(out, leaves, dout.double())
+out, lse = out.detach(), lse.detach()
+check("fwd_fp16_d64_window_m64n32", (out, lse), **given)
+check("fwd_fp16_d64_window_m64n64_split3", (out, lse), **given)
+own = {"dout": dout, "out": out.half(), "lse": lse.float()}
+check("bwd_fp16_d64_window_m64n64", gradients, **given, **own)
+
+offsets = {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 90]}
+begins = [slice(0, 30), slice(30, 70)], [slice(0, 45), slice(45, 90)]
+each = [exact(leaves[0][:, i], leaves[1][:, j], leaves[2][:, j]) for i, j in zip(*begins)]
+out, lse = torch.cat([out[0] for out, _ in each]), torch.cat([lse[0] for _, lse in each], 1)
+gradients = [x[0] for x in torch.autograd.grad(out, leaves, dout[0].double())]
+out, lse = out.detach(), lse.detach()
+given = {name: x[0].contiguous() for name, x in given.items()}
+given |= {name: torch.tensor(x, dtype=torch.int32) for name, x in offsets.items()}
+check("fwd_fp16_d64_window_m64n64_varlen", (out, lse), **given)
+own = {"dout": dout[0].contiguous(), "out": out.half(), "lse": lse.float()}
+check("bwd_fp16_d64_window_m64n64_varlen", gradients, **given, **own)
+
+q, k, v = tensors(torch.float16, 64, queries=3, keys=150)
+check("dec_fp16_d64_window_r8n64_c3", exact(q.double(), k.double(), v.double()), q=q, k=k, v=v)
+""",
+)
+
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, WINDOW)
 
 
 def grown(sample: Sample, folder: Path) -> Path:
@@ -548,21 +600,24 @@ def grown(sample: Sample, folder: Path) -> Path:
     return folder
 
 
-def shown(sample: Sample, folder: Path, build: bool) -> None:
+def shown(sample: Sample, folder: Path, options: frozenset[str]) -> None:
     """Run a sample's code in its tree; raises what it raises."""
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    code = BEGIN + sample.shows
-    if build:
+    ways = "emulated, simulated" if "--simulate" in options else "emulated,"
+    code = f"{BEGIN}\nways = ({ways})\n{sample.shows}"
+    if "--build" in options:
         code += f"from fagen import flow\nflow.built(registry.from_slug({sample.builds!r}))\n"
     exec(compile(code, f"<{sample.name}>", "exec"), {})
 
 
-def main(build: bool, *names: str) -> int:
+def main(*words: str) -> int:
     """Try samples, each in a process of its own, and print the table; the exit code."""
     for name in LOADED:
         __import__(name)
     sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+    options = frozenset(word for word in words if word.startswith("--"))
+    names = [word for word in words if word not in options]
     failed, before = False, conditionals(ROOT)
     print("| added | files | at most | aim | conditionals | |\n|---|---|---|---|---|---|")
     for sample in (one for one in SAMPLES if not names or one.name in names):
@@ -571,7 +626,7 @@ def main(build: bool, *names: str) -> int:
             child = os.fork()
             if child == 0:
                 try:
-                    shown(sample, grown(sample, Path(folder)), build)
+                    shown(sample, grown(sample, Path(folder)), options)
                 except BaseException:
                     sys.excepthook(*sys.exc_info())
                     os._exit(1)
@@ -588,4 +643,4 @@ def main(build: bool, *names: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("--build" in sys.argv[1:], *(word for word in sys.argv[1:] if word[:2] != "--")))
+    sys.exit(main(*sys.argv[1:]))

@@ -32,9 +32,10 @@ def test_each_change_works_and_touches_few_files():
         "a kind": (1, 1),
         "a limit of the hardware": (1, 1),
         "a softcap in both passes": (12, 12),
+        "a window that a call gives, in all kinds of attention": (19, 20),
     }
 
 
-@pytest.mark.long  # seven kernels, a minute or two
-def test_what_was_added_compiles_within_its_plan():
-    assert len(tried("--build")) == len(growth.SAMPLES)
+@pytest.mark.long  # a dozen kernels, some minutes
+def test_what_was_added_compiles_within_its_plan_and_computes_it_by_its_own_text():
+    assert len(tried("--build", "--simulate")) == len(growth.SAMPLES)
