@@ -10,13 +10,12 @@ from tests.programs import cut
 HEAD = """\
 struct {{ int x; }} blockIdx;
 constexpr int kBlockM = {block_m}, kBlockN = {block_n}, kCluster = {cluster};
-{divisor}
+{tile_and_divisor}
 struct Params {{
   int seqlen_q, seqlen_k, heads, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
   FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor;
 }};
 using Lengths = Params;
-{tile}
 {tiles}
 """
 
@@ -28,8 +27,7 @@ def compiled(plan: Plan, main: str, folder: Path) -> Path:
         block_m=plan.block_m,
         block_n=plan.block_n,
         cluster=plan.cluster,
-        divisor=cut(text, "template <class Integer>", "// Rows (batch,"),
-        tile=cut(text, "struct Tile {", "};") + "};",
+        tile_and_divisor=cut(text, "template <class Integer>", "// Rows (batch,"),
         tiles=cut(text, "struct Keys {", "__device__ __forceinline__ const Lengths& lengths_of"),
     )
     return programs.compiled(head + main, folder)
