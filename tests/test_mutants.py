@@ -107,7 +107,9 @@ KERNELS = {
     ),
     "fwd_e4m3_d64_causal_m64n64_varlen": Tried(
         (scene(MIXED, LONG),),
-        careful=("produce_transposed_v|transpose_block|transpose|TileFinder::(tile_of|find_row)|Consumer::mean_score",),
+        careful=(
+            "produce_transposed_v|transpose_block|transpose|TileFinder::(tile_of|find_row)|Consumer::mean_score",
+        ),
     ),
     "bwd_fp16_d128_causal_m64n128": Tried((STEPS,), (("kMultiprocessors", 8),)),
     "bwd_fp16_d64_causal_m64n64_det": Tried((STEPS,), careful=("add_dq",)),
