@@ -69,25 +69,21 @@ def sums(values: Values) -> Iterator[Part]:
             Field("row_blocks", pointer_to(Type("RowBlock")), Argument("workspace"), f"({shape})"),
         ),
     )
-    if values["postprocess"]:
-        yield _rounded_meanwhile()
     yield _added_up(values)
+    rounded_after = Part(device=texts("sums", "round_dq.cuh.j2"))
+    yield _rounded_meanwhile() if values["postprocess"] else rounded_after
 
 
 def _added_up(values: Values) -> Part:
-    """How a step's dQ gets into the sums, which are cleared before and rounded after."""
+    """How a step's dQ gets into the sums, which are cleared before."""
     pair, drawn, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
-    meanwhile, varlen = values["postprocess"], values["lengths"] == "varlen"
+    varlen = values["lengths"] == "varlen"
     passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
     return Part(
         device=(
             *texts("rows", "varlen.cuh" if varlen else "dense.cuh"),
             *texts("sums", "clear_pair.cuh" if pair else "clear.cuh.j2"),
             *texts("rows", "prepare.cuh.j2"),
-            *texts(
-                "sums",
-                *(("sections.cuh", "round_rest.cuh.j2") if meanwhile else ("round_dq.cuh.j2",)),
-            ),
         ),
         producer=texts(
             "sums",
@@ -96,7 +92,6 @@ def _added_up(values: Values) -> Part:
             "own_half.cuh" if pair else "own.cuh",
             "in_order.cuh" if values["deterministic"] else "any_order.cuh",
             f"add_dq{'_persistent' if drawn else ''}.cuh.j2",
-            *(("has_counted.cuh", "rounder.cuh.j2") if meanwhile else ()),
         ),
         consumer=texts(
             "sums",
@@ -148,6 +143,8 @@ def _rounded_meanwhile() -> Part:
     flag = "1 once the last one is drawn"
     return Part(
         head=("backward/sums/piece.cuh",),
+        device=texts("sums", "sections.cuh", "round_rest.cuh.j2"),
+        producer=texts("sums", "has_counted.cuh", "rounder.cuh.j2"),
         role=("backward/roles/round_dq.cuh",),
         constants=(Constant("pieces", "of sums of dQ, on their way to the warp that rounds them"),),
         shared=(
