@@ -85,7 +85,7 @@ OUT_ELEMENT = Type("OutElement", "out_element_bytes")
 FLOAT, FLOAT4 = Type("float", 4), Type("float4", 16)
 INT, INT64, BOOL = Type("int", 4), Type("int64_t", 8), Type("bool", 1)
 UINT8, UINT32 = Type("uint8_t", 1), Type("uint32_t", 4)
-DIVISOR = Type("FastDivisor")
+DIVISOR, TENSOR_MAP = Type("FastDivisor"), Type("CUtensorMap")
 DESCRIPTOR = Type("cute::SM90::GMMA::LayoutType")
 
 
@@ -359,6 +359,12 @@ class Parts:
     def params(self) -> tuple[Field, ...]:
         """The members of Params but for the tensor maps."""
         return _in_order((f for part in self.parts for f in part.params), self.params_order)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All members of Params: first the tensor maps."""
+        maps = (Field(tensor_map.name, TENSOR_MAP) for tensor_map in self.maps)
+        return (*maps, *self.params)
 
     @cached_property
     def shared(self) -> tuple[Member, ...]:
