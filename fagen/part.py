@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from fagen.arch import SM90
@@ -341,9 +342,14 @@ class Parts:
         return tuple(text for part in self.parts for text in getattr(part, Seat(seat)))
 
     @cached_property
-    def constants(self) -> tuple[Constant | Alias, ...]:
-        """All constants and names of types, each once: several parts may need the same."""
-        return tuple(dict.fromkeys(one for part in self.parts for one in part.constants))
+    def constants(self) -> tuple[tuple[Constant | Alias, ...], ...]:
+        """The constants and names of types of each part that declares some, each of them once."""
+        parts_of: dict[Constant | Alias, int] = {}
+        for number, part in enumerate(self.parts):
+            for constant in part.constants:
+                parts_of.setdefault(constant, number)
+        groups = groupby(parts_of, lambda constant: parts_of[constant])
+        return tuple(tuple(constants) for _, constants in groups)
 
     @cached_property
     def structs(self) -> tuple[Struct, ...]:
