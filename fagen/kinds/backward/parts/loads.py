@@ -20,8 +20,8 @@ _K, _V = amount("block_n", "head_dim_padded"), amount("block_n", "head_dim_v_pad
 
 def loads(values: Values) -> Iterator[Part]:
     """Yield how Q, K, V and dO come into shared memory."""
-    drawn, ones = values["persistent"], values["ones_in_shared_memory"]
-    if not drawn:
+    persistent, ones = values["persistent"], values["ones_in_shared_memory"]
+    if not persistent:
         yield Part(
             shared=(
                 Barrier("k_full", (), _ONE, transactions=True, aligned=not ones),
@@ -31,7 +31,7 @@ def loads(values: Values) -> Iterator[Part]:
     readers = amount("cluster", "consumers", "warpgroup", per=32)
     yield Part(
         loader=tuple(f"backward/loads/{text}.cuh" for text in _loader(values)),
-        role=(f"backward/roles/load{'_drawn' if drawn else ''}.cuh",),
+        role=(f"backward/roles/load{'_persistent' if persistent else ''}.cuh",),
         shared=(
             Array("k", ELEMENT, (_K,)),
             Array("v", ELEMENT, (_V,)),
@@ -42,8 +42,8 @@ def loads(values: Values) -> Iterator[Part]:
                 (_STAGES,),
                 _ONE,
                 transactions=True,
-                note="with K where a tile begins" if drawn else "",
-                aligned=drawn and not ones,
+                note="with K where a tile begins" if persistent else "",
+                aligned=persistent and not ones,
             ),
             Barrier("q_empty", (_STAGES,), readers),
             Barrier(
@@ -51,7 +51,7 @@ def loads(values: Values) -> Iterator[Part]:
                 (_DO_STAGES,),
                 _ONE,
                 transactions=True,
-                note="and with V" if drawn else "",
+                note="and with V" if persistent else "",
             ),
             Barrier("dout_empty", (_DO_STAGES,), readers),
         ),
@@ -78,8 +78,8 @@ def loads(values: Values) -> Iterator[Part]:
                 ),
             )
         )
-    if drawn:
-        yield Part(loader=("backward/loads/drawn.cuh.j2",))
+    if persistent:
+        yield Part(loader=("backward/loads/persistent.cuh.j2",))
 
 
 def _loader(values: Values) -> Iterator[str]:

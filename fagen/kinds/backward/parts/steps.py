@@ -148,7 +148,7 @@ def _role(values: Values) -> str:
     if values["partition"] == "gradients":
         return "by_gradients"
     way = "one_makes_dq" if values["dq_by"] == "one" else "by_keys"
-    return f"{way}_drawn" if values["persistent"] else way
+    return f"{way}_persistent" if values["persistent"] else way
 
 
 def _by_keys(values: Values) -> Iterator[str]:

@@ -35,7 +35,7 @@ def sums(values: Values) -> Iterator[Part]:
     shape = "batch, heads, m_blocks" if values["lengths"] == "equal" else "heads, m_slots"
     yield Part(
         head=("backward/sums/row_block.cuh.j2",),
-        role=texts("roles", f"add_dq{'_drawn' if values['persistent'] else ''}.cuh"),
+        role=texts("roles", f"add_dq{'_persistent' if values['persistent'] else ''}.cuh"),
         constants=(
             Constant("dq_columns", _dq_columns_note(values)),
             *((Constant("dq_rest", "of the last warpgroup"),) if values["leaves_rest"] else ()),
@@ -76,7 +76,7 @@ def sums(values: Values) -> Iterator[Part]:
 
 def _added_up(values: Values) -> Part:
     """How a step's dQ gets into the sums, which are cleared before."""
-    pair, drawn, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
+    pair, persistent, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
     varlen = values["lengths"] == "varlen"
     passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
     return Part(
@@ -91,7 +91,7 @@ def _added_up(values: Values) -> Part:
             "unequal_parts.cuh" if values["leaves_rest"] else "equal_parts.cuh",
             "own_half.cuh" if pair else "own.cuh",
             "in_order.cuh" if values["deterministic"] else "any_order.cuh",
-            f"add_dq{'_persistent' if drawn else ''}.cuh.j2",
+            f"add_dq{'_persistent' if persistent else ''}.cuh.j2",
         ),
         consumer=texts(
             "sums",
@@ -168,14 +168,14 @@ def _rounded_meanwhile() -> Part:
 
 def outputs(values: Values) -> Iterator[Part]:
     """Yield how dK and dV leave."""
-    drawn = values["persistent"]
+    persistent = values["persistent"]
     yield _left(values)
-    rows = amount("block_n") if drawn else amount("warpgroup_rows")
+    rows = amount("block_n") if persistent else amount("warpgroup_rows")
     maps = (
         TensorMap("dk", (amount("qk_slab"), rows), "qk_swizzle", stand_in="q"),
         TensorMap("dv", (amount("v_slab"), rows), "v_swizzle", "head_dim_v", stand_in="dout"),
     )
-    if not drawn:
+    if not persistent:
         yield Part(named_barriers=("kStore",), maps=maps)
     else:
         full = amount("consumers", "warpgroup")

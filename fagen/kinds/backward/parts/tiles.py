@@ -49,11 +49,11 @@ def tiles(values: Values) -> Iterator[Part]:
         )
     else:
         yield Part(kernel=("sm90/sync.cuh",))
-    yield _varlen() if values["lengths"] == "varlen" else _equal(values["persistent"])
+    yield _varlen() if values["lengths"] == "varlen" else _dense(values["persistent"])
     tile = _tile(values)
     yield Part(structs=(tile,))
     if values["persistent"]:
-        yield _drawn(tile)
+        yield _persistent(tile)
     yield Part(device=("backward/tiles/order.cuh",))
 
 
@@ -92,7 +92,7 @@ _SEQUENCE = Struct(
 )
 
 
-def _equal(drawn: bool) -> Part:
+def _dense(persistent: bool) -> Part:
     """Sequences of one length; tiles in an order that the host works out."""
     to_key_blocks = pointer_to(Type("KeyBlock"))
     return Part(
@@ -101,8 +101,8 @@ def _equal(drawn: bool) -> Part:
             "backward/tiles/tensors.cuh",
         ),
         methods=("backward/tiles/records.cuh",),
-        device=("backward/tiles/equal.cuh.j2",),
-        kernel=() if drawn else ("backward/tiles/own_tile.cuh",),
+        device=("backward/tiles/dense.cuh.j2",),
+        kernel=() if persistent else ("backward/tiles/own_tile.cuh",),
         constants=(
             Constant(
                 "l2_share_bytes",
@@ -163,10 +163,10 @@ def _varlen() -> Part:
     )
 
 
-def _drawn(tile: Struct) -> Part:
+def _persistent(tile: Struct) -> Part:
     """Thread blocks draw tiles, and pass them on through a ring."""
     return Part(
-        device=("backward/tiles/drawn.cuh",),
+        device=("backward/tiles/persistent.cuh",),
         constants=(
             Constant("tile_stages", "tiles drawn and not yet done"),
             Constant("tile_readers", "warps that multiply, and threads that add dQ up"),
