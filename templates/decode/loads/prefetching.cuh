@@ -1,3 +1,3 @@
   if (warp == kPrefetchWarp) {
-    Producer{params, shared}.prefetch();
+    Producer{params, shared}.prefetch_first();
   }

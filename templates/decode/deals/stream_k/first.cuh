@@ -1,6 +1,6 @@
   // The first keys, where tiles stay whole or splits are taken in turns, by lengths that the launch before this one may
   // change: only less will be there. A run that begins within a tile has other first keys by other lengths, and was slower.
-  __device__ __forceinline__ void prefetch() {
+  __device__ __forceinline__ void prefetch_first() {
     if (params.prefetched_keys == 0) {
       return;
     }

@@ -1,0 +1,49 @@
+// What texts of loader, consumer and kernel may use, beside the head, sm90/ and how splits are combined: their interface.
+// A test parses each behind it.
+
+struct Sequence {
+  int first, length;  // of keys, in the cache
+};
+
+struct Lengths {
+  int seqlen_q, seqlen_k;
+};
+
+struct Keys {
+  int first, last;
+};
+
+Keys seen_by(const Lengths& lengths, int row);
+
+// Keys of a KV head, for some queries: deals.
+struct Unit {
+  int batch, kv_head, split;
+  Sequence sequence;
+  int first_key, last_key, first_position, first_head, rows;
+};
+
+int split_keys(int length);
+
+// Units of a thread block: each has next or find.
+struct Units {
+  bool in_turns;
+  explicit Units(const Params& params);
+  bool next(Unit& unit);
+  bool find(int number, Unit& unit);
+};
+
+Unit first_of_whole(const Params& params);
+bool has_failed(const Params& params, const Unit& unit, int row);  // by a fixed maximum
+
+// Products, and where an accumulator's numbers are.
+uint32_t row_offset(int row);
+template <bool accumulate>
+void wgmma_scores(float (&s)[kRows / 2], Descriptor keys, Descriptor queries);
+template <bool accumulate>
+void wgmma_output(float (&o)[kRows / 2], Descriptor values, Descriptor p);
+int column_at(int j);
+int row_at(int i);
+int element_at(int i, int j);
+void store_transposed(void* address, uint32_t a, uint32_t b);
+void meet();
+bool meet_and_vote(bool vote);

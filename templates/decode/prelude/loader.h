@@ -1,0 +1,14 @@
+// What texts of the loader may use of each other: who has loads gives load_k, load_v and prefetch, who has deals or scores
+// goes through the units.
+struct Loader {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kStages> tile;
+  RingPosition<kQStages> q;
+
+  void load_k(const Unit& unit, int key);  // the next buffer of the ring becomes a block of K
+  void load_v(const Unit& unit, int key);
+  void prefetch(const Unit& unit);
+  bool find_failed(const Unit& unit);  // by a fixed maximum: whether a row is computed again
+  void take(const Unit& unit);         // loads all of it
+};

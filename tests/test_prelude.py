@@ -1,0 +1,78 @@
+"""A part's text parses behind its seat's prelude, which names all that it may use of others."""
+
+from pathlib import Path
+
+import pytest
+
+from fagen import registry, simulator
+from fagen.kind import Plan
+from fagen.paths import locate
+from fagen.process import run
+from fagen.render import written
+from fagen.simulator.translate import translated
+from fagen.toolchain import find_gxx
+from tests.decode_helpers import SPREAD as DECODE
+
+TEMPLATES = locate("templates")
+HEADERS = Path(simulator.__file__).parent
+LINES = 60
+
+# what a seat's texts stand in, behind its prelude
+STAND_IN = {
+    "loader": ("decode", "struct Producer : Loader {{ {} }};"),
+    "consumer": ("decode", "struct Consumer : Computing {{ {} }};"),
+    "kernel": ("decode", "void kernel() {{ {} }}"),
+    "combine": ("attention", "void kernel() {{ {} }}"),
+}
+HEAD = (
+    *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
+    *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
+    "decode/prelude/device.h",
+)
+# so many that each text of a part is in one of them
+PLANS = (
+    "dec_fp16_d128_causal_r8n64",
+    "dec_bf16_d96_causal_r8n64_c5_streamk",
+    "dec_fp16_d128_causal_r64n64",
+    "dec_fp16_d64_causal_r8n64_c3_fixed",
+)
+
+
+def behind_preludes(plan: Plan) -> str:
+    """Return all texts of a kernel's seats, each by itself behind the prelude of its seat."""
+    parts = [written(name, plan=plan) for name in HEAD]
+    for seat, (folder, place) in STAND_IN.items():
+        parts.append(f"namespace {seat}_seat {{\n{prelude(folder, seat)}")
+        for number, text in enumerate(plan.parts.texts(seat)):
+            whole = place.format(written(text, plan=plan))
+            parts.append(f'namespace text_{number} {{\n#line 1 "{text}"\n{whole}\n}}')
+        parts.append("}")
+    includes = "".join(f"#include <{name}>\n" for name in ("cstdint", "cstring", "type_traits"))
+    return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
+
+
+def prelude(folder: str, seat: str) -> str:
+    return (TEMPLATES / folder / "prelude" / f"{seat}.h").read_text()
+
+
+@pytest.mark.parametrize("slug", PLANS)
+def test_each_text_of_a_part_parses_behind_the_prelude_of_its_seat(slug, tmp_path):
+    source = tmp_path / "texts.cpp"
+    source.write_text(translated(behind_preludes(registry.plan_of(slug))))
+    gxx, _ = find_gxx()
+    command = [gxx, "-std=c++20", "-fsyntax-only", "-w", f"-I{HEADERS}", source]
+    result = run(command, cwd=tmp_path)
+    assert not result.returncode, result.stderr[:3000]
+
+
+def test_a_prelude_is_short():
+    for path in Path(TEMPLATES).glob("*/prelude/*.h"):
+        assert len(path.read_text().splitlines()) <= LINES, path
+
+
+def test_the_kernels_here_have_every_text_of_these_seats():
+    def texts(slugs):
+        parts = [registry.plan_of(slug).parts for slug in slugs]
+        return {(seat, text) for of in parts for seat in STAND_IN for text in of.texts(seat)}
+
+    assert texts(DECODE) <= texts(PLANS)
