@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fagen.part import (
     ELEMENT,
+    Amount,
     Array,
     Barrier,
     Constant,
@@ -13,18 +14,17 @@ from fagen.part import (
 )
 from fagen.schedule import Values
 
-# by cluster: warps that read what a stage holds, and keys that a thread block copies of it
+# by cluster: warps that read what a stage holds
 _READERS = {
     1: amount("consumers", "warpgroup", per=32),
     2: amount("cluster", "consumers", "warpgroup", per=32),
 }
-ROWS = {1: amount("block_n"), 2: amount("block_n", per="cluster")}
 _STAGES, _Q_STAGES = amount("stages"), amount("q_stages")
 
 
 def loads(values: Values) -> Iterator[Part]:
     """How Q, K and V come into shared memory."""
-    readers, rows = _READERS[values["cluster"]], ROWS[values["cluster"]]
+    readers = _READERS[values["cluster"]]
     columns = amount("qk_slab")
     by_block = values["scales"] == "block"
     consumers = (_Q_STAGES, amount("consumers"))
@@ -48,7 +48,7 @@ def loads(values: Values) -> Iterator[Part]:
         ),
         maps=(
             TensorMap("q", (columns, amount("warpgroup_rows")), "qk_swizzle"),
-            TensorMap("k", (columns, rows), "qk_swizzle", stand_in="q"),
+            TensorMap("k", (columns, rows_of_box(values)), "qk_swizzle", stand_in="q"),
         ),
     )
     if values["output"] == "reuse_v":
@@ -59,6 +59,11 @@ def loads(values: Values) -> Iterator[Part]:
         yield _transposed(values)
     elif by_block:
         yield Part(producer=("forward/loads/scale_warp.cuh",))
+
+
+def rows_of_box(values: Values) -> Amount:
+    """Return how many rows of K, or of V, a thread block copies at a time."""
+    return amount("block_n", per="cluster" if values["cluster"] > 1 else None)
 
 
 def _copies(values: Values) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.forward.parts.loads import rows_of_box
 from fagen.part import DESCRIPTOR, ELEMENT, Array, Barrier, Constant, Part, TensorMap, amount
 from fagen.schedule import Values
 from fagen.vocab import DTYPES
@@ -19,7 +20,7 @@ def v(values: Values) -> Iterator[Part]:
         Constant("v_slab", note),
         Constant("v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
     )
-    rows = amount("block_n", per="cluster") if values["cluster"] > 1 else amount("block_n")
+    rows = rows_of_box(values)
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield Part(
