@@ -53,6 +53,7 @@ using namespace fagen_host;
 {% if plan.launches.shares %}
 int64_t shares_bytes(const {{ plan.signature.struct }}&) { return 0; }
 {% endif %}
+{% include "host/sizes.cuh.j2" %}
 {% include "host/checks.cuh.j2" %}
 static {{ plan.signature.struct }} noted;
 Status launch(const {{ plan.signature.struct }}& args, cudaStream_t) {

@@ -29,7 +29,7 @@ ARITHMETIC = (
     nodes.CallBlock,
 )
 WRITE_PARTS = {
-    *("cpp", "members", "initialised", "filled", "described", "counted"),
+    *("cpp", "members", "initialised", "filled", "described", "counted", "checked"),
     *("join", "map", "batch"),
 }  # filters: what parts, launches and signatures declare, as C++
 

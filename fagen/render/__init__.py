@@ -11,7 +11,7 @@ from fagen.errors import ToolchainError
 from fagen.kind import Plan
 from fagen.paths import find_packaged, locate
 from fagen.render import tokens
-from fagen.render.cpp import counted, cpp, described, filled, initialised, members
+from fagen.render.cpp import checked, counted, cpp, described, filled, initialised, members
 from fagen.render.tokens import HOST_MARK, INTERFACE_MARK, Hashes, token_hash
 from fagen.statuses import ALIGNMENT, Status, statuses
 
@@ -167,7 +167,7 @@ def environment() -> Environment:
     )
     templates.filters |= {"cpp": cpp}
     templates.filters |= {"members": members, "initialised": initialised, "filled": filled}
-    templates.filters |= {"counted": counted, "described": described}
+    templates.filters |= {"counted": counted, "described": described, "checked": checked}
     return templates
 
 

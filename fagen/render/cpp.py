@@ -27,7 +27,7 @@ from fagen.part import (
     Times,
     Union,
 )
-from fagen.signature import Extent
+from fagen.signature import Extent, Signature, Tensor
 
 _COLUMNS = 116  # that a line has, indented once
 
@@ -257,6 +257,31 @@ def described(tensor_map: TensorMap, plan: Any) -> str:
     place = f"&params.{tensor_map.name}, {tensor_map.name}"
     batched = any(dim.stride == "batch" for dim in plan.signature.tensor(tensor_map.name).dims)
     return f"describe({place})" if batched else f"describe_varlen({place}, kRagged)"
+
+
+def checked(tensor: Tensor, signature: Signature) -> str:
+    """Return the status of a tensor as a call gives it: good where it may be null and is."""
+    name = tensor.name
+    ends = [counted(dim.extent, "a.") for dim in tensor.dims if not dim.stride]
+    dims = (
+        f"{{{counted(dim.extent, 'a.')}, a.{name}_stride_{dim.stride}}}"
+        for dim in tensor.dims
+        if dim.stride
+    )
+    arguments = (
+        f"a.{name}",
+        f"{tensor.dtype.bytes}",
+        "true" if tensor.aligned else "false",
+        f"!a.{name}_given" if tensor.made else "false" if tensor.access == "in" else "true",
+        f"{tensor.max_stride or 'kMostStride'}",
+        "".join(ends) or "1",
+        f"{{{', '.join(dims)}}}",
+    )
+    together: tuple[Tensor, ...] = (tensor,) if tensor.optional or tensor.omittable else ()
+    if tensor.group and not tensor.made:
+        together = signature.groups[tensor.group]
+    null = " && ".join(f"!a.{other.name}" for other in together)
+    return f"{null} ? kOk : " * bool(null) + f"check_tensor({', '.join(arguments)})"
 
 
 @cpp.register
