@@ -12,7 +12,7 @@ Sizes are named as fields of a Plan are, and as constants of a kernel: block_m i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from typing import Any
 
@@ -391,19 +391,36 @@ class Parts:
         """All named barriers, as they are numbered from 1 on."""
         return tuple(name for part in self.parts for name in part.named_barriers)
 
+    @cached_property
+    def memory(self) -> "Memory":
+        """The members of SharedStorage with their bytes."""
+        return _memory(self.shared)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The members of SharedStorage; there is one object of the same members, for caches of sums."""
+
+    members: tuple[Member, ...]
+
     def rows(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rows of the ledger of shared memory: bytes by name, before rounding up.
 
         Who begins at no multiple of its own stands in the row of who is before it.
         """
         rows: list[tuple[dict[str, None], Any]] = []
-        for member in self.shared:
+        for member in self.members:
             names, bytes = {member.row or member.name: None}, member.bytes_at(sizes)
             if rows and not member.aligned:
                 above, sum_above = rows.pop()
                 names, bytes = above | names, sum_above + bytes
             rows.append((names, bytes))
         return {", ".join(names): bytes for names, bytes in rows}
+
+
+@cache
+def _memory(members: tuple[Member, ...]) -> Memory:
+    return Memory(members)
 
 
 def _in_order(declared: Iterable[Any], names: tuple[str, ...]) -> tuple[Any, ...]:

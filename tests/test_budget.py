@@ -108,8 +108,8 @@ def test_the_arrays_of_flash_attention_3_take_as_many_bytes_by_our_formulae(tile
     numbers = (block_m, block_n, head_dim, head_dim, head_dim, 1, 1, 2, stages, stages, 2, 2)
     sizes = dict(zip(backward.SYMBOLS, numbers, strict=True))
     alike = registry.from_slug(f"bwd_fp16_d{192 if wide else 128}_full_m64n{64 if wide else 128}")
-    made_of = backward.parts(alike.values())
-    by_name = {row.name: row.amount for row in rows(sizes, 1, backward.shared_formulae, (made_of,))}
+    memory = backward.parts(alike.values()).memory
+    by_name = {row.name: row.amount for row in rows(sizes, 1, backward.shared_formulae, (memory,))}
     own = ({"p"} if wide else set()) | ({"dq"} if head_dim < 256 else set())
     ours = sum(by_name[name] for name in {"k", "v", "q", "do", "ds"} | own)
     their_statistics = 2 * 2 * 4 * (-(-block_m // 64) * 64)  # LSEs and deltas of whole 64 rows

@@ -25,7 +25,7 @@ from fagen.kinds.budget import (
     shared_memory,
 )
 from fagen.ledger import Ledger, Margin, symbols
-from fagen.part import Parts
+from fagen.part import Memory
 from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
@@ -89,7 +89,7 @@ def _sizes(values: Values) -> dict[str, int]:
 
 def _accounts(values: Values) -> Iterator[Account | Ledger]:
     ones, one_adder = ones_in_shared_memory(values), values["dq_by"] == "one"
-    yield shared_memory(shared_formulae, (parts(values),), "d")
+    yield shared_memory(shared_formulae, (parts(values).memory,), "d")
     for role, key, computes in roles(values):
         own = (
             computes,
@@ -136,9 +136,9 @@ def part_sizes(sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def shared_formulae(parts: Parts) -> Mapping[str, Any]:
+def shared_formulae(memory: Memory) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    return parts.rows(part_sizes(symbols(SYMBOLS)))
+    return memory.rows(part_sizes(symbols(SYMBOLS)))
 
 
 def record_bytes(values: Values) -> int:

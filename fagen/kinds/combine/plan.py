@@ -16,7 +16,7 @@ from fagen.kinds.streaming import Streaming, table, warps_that_fit
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.ledger import Ledger, symbols
 from fagen.ledger import rows as rows_at
-from fagen.part import Parts
+from fagen.part import Memory, Parts
 from fagen.signature import Signature
 from fagen.vocab import PARTIALS, Dtype
 
@@ -192,20 +192,20 @@ def plan(schedule: Schedule) -> Plan:
         stages=_STAGES,
         weighing=weighing,
         held=held,
-        shared=_ring(parts(values), loads=loads, stages=_STAGES, threads=threads),
+        shared=_ring(parts(values).memory, loads=loads, stages=_STAGES, threads=threads),
     )
 
 
-def _ring(made_of: Parts, **sizes: int) -> Ledger:
+def _ring(memory: Memory, **sizes: int) -> Ledger:
     """What the loads that are under way take of shared memory."""
-    lines = rows_at(sizes, 1, shared_formulae, (made_of, tuple(sizes)))
+    lines = rows_at(sizes, 1, shared_formulae, (memory, tuple(sizes)))
     return Ledger("shared memory", "bytes", lines, SM90.smem_static, SM90.source("smem_static"))
 
 
 @cache
-def shared_formulae(made_of: Parts, sizes: tuple[str, ...]) -> Mapping[str, Any]:
+def shared_formulae(memory: Memory, sizes: tuple[str, ...]) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes."""
-    return made_of.rows(symbols(sizes))
+    return memory.rows(symbols(sizes))
 
 
 def _registers(sums: int, held: int) -> int:

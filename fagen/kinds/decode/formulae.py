@@ -19,7 +19,7 @@ from fagen.kinds.budget import (
 from fagen.kinds.decode.parts import parts
 from fagen.kinds.decode.rules import padded, share
 from fagen.ledger import Margin, symbols
-from fagen.part import Parts
+from fagen.part import Memory
 from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES
 
@@ -54,11 +54,11 @@ def padded_head_dims(values: Values) -> tuple[int, int]:
 
 
 @cache
-def shared_formulae(made_of: Parts) -> Mapping[str, Any]:
+def shared_formulae(memory: Memory) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
     sizes = {"rows": m, "block_n": n, "stages": stages, "q_stages": q_stages, "element_bytes": e}
-    return made_of.rows({**sizes, "head_dim_padded": d, "head_dim_v_padded": d_v, "warps": WARPS})
+    return memory.rows({**sizes, "head_dim_padded": d, "head_dim_v_padded": d_v, "warps": WARPS})
 
 
 @cache
@@ -94,7 +94,7 @@ def _accounts(values: Values) -> Iterator[Account]:
         if room == SM90.smem_per_block
         else f"{SM90.source('smem_per_sm')}, for {blocks} blocks"
     )
-    yield shared_memory(shared_formulae, (parts(values),), "stages", room, source)
+    yield shared_memory(shared_formulae, (parts(values).memory,), "stages", room, source)
     forms = values["speculate"], values["by"] == "stream_k"
     source = (
         f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "

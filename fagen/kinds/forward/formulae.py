@@ -22,7 +22,7 @@ from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.rules import consumers, possible_outputs
 from fagen.kinds.forward.structure import keys_of_a_scale, threads, tile_stages
 from fagen.ledger import Ledger, Margin, symbols
-from fagen.part import Parts
+from fagen.part import Memory
 from fagen.schedule import Schedule, Values
 from fagen.vocab import DTYPES, OUT_DTYPES, swizzle_of
 
@@ -61,7 +61,7 @@ SYMBOLS = ("block_m", "block_n", "d", "d_v", "stages", "q_stages", "e")
 
 
 def shared_formulae(
-    parts: Parts, group_keys: int, v_slab: int, out_bytes: int, tile_stages: int
+    memory: Memory, group_keys: int, v_slab: int, out_bytes: int, tile_stages: int
 ) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment.
 
@@ -69,7 +69,7 @@ def shared_formulae(
     `out_bytes`, or as many as the others where that is 0.
     """
     m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
-    return parts.rows(
+    return memory.rows(
         {
             "block_m": m,
             "block_n": n,
@@ -153,7 +153,7 @@ def _shared_choices(values: Values) -> tuple[Any, ...]:
     dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
     _, d_v = padded_head_dims(values)
     return (
-        parts(values),
+        parts(values).memory,
         keys_of_a_scale(values["block_n"], values["scale_rows"]),
         # only beside ones is V summed by slabs
         swizzle_of(d_v * dtype.bytes).bytes // dtype.bytes if values["sum"] == "tensor" else 0,
