@@ -1,4 +1,4 @@
-  // How many others have rows of a tile before this warpgroup's.
+  // Of a tile only some warpgroups have rows: how many others have some before this one's.
   __device__ __forceinline__ int place(const Tile& tile) {
     return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
   }

@@ -11,7 +11,7 @@ from typing import Any
 from fagen.kinds.forward.parts.launcher import launcher
 from fagen.kinds.forward.parts.loads import loads
 from fagen.kinds.forward.parts.scores import scores
-from fagen.kinds.forward.parts.steps import consumer, output, steps
+from fagen.kinds.forward.parts.steps import consumer, output, roles, steps
 from fagen.kinds.forward.parts.tiles import keys, tiles
 from fagen.kinds.forward.parts.values import v
 from fagen.kinds.forward.structure import RULES
@@ -72,7 +72,7 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(*choices: tuple[str, Any]) -> Parts:
     values = dict(choices)
-    slots = sizes, consumer, keys, tiles, loads, v, scores, steps, output, launcher
+    slots = sizes, consumer, keys, tiles, loads, v, scores, steps, output, roles, launcher
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
     every = tuple(part for slot in slots for part in slot(values))

@@ -52,9 +52,19 @@ def steps(values: Values) -> Iterator[Part]:
         consumer=("forward/steps/reset.cuh", _RUN[in_turns, values["num_splits"] > 1]),
         kernel=("sm90/sync_cluster.cuh" if clustered else "sm90/sync.cuh",),
     )
-    if not alone:
-        names = "producer_registers", "consumer_registers"
-        yield Part(role=tuple(_roles(values)), constants=tuple(map(Constant, names)))
+
+
+def roles(values: Values) -> Iterator[Part]:
+    """Which warps produce, and which consume."""
+    if values["producer"] == "none":
+        yield Part(kernel=("forward/steps/roles/consumers_alone.cuh",))
+        return
+    names = "producer_registers", "consumer_registers"
+    yield Part(
+        kernel=("forward/steps/roles/producer_and_consumers.cuh.j2",),
+        role=tuple(_roles(values)),
+        constants=tuple(map(Constant, names)),
+    )
 
 
 _PLAIN = "forward/steps/plain/step.cuh.j2", "forward/steps/plain/tiles.cuh.j2"
