@@ -84,8 +84,9 @@ def test_no_hash_has_messages_checks_comments_or_c_structs(slug, old, new):
         ("forward", '"cuTensorMapEncodeTiled"', '"cuTensorMapEncodeIm2col"', {"launcher"}),
         ("forward", "static_cast<cudaStream_t>(stream))", "nullptr)", {"launcher"}),
         ("backward", "if (m_blocks > 0)", "if (m_blocks > 1)", {"launcher"}),
-        ("forward", "strides[i] * t.element_bytes", "strides[i]", {"launcher"}),
-        ("quantize", "strides[i] * t.element_bytes", "strides[i]", set()),  # it has no tensor maps
+        ("forward", "strides[dim - 1] * t.element_bytes", "strides[dim - 1]", {"launcher"}),
+        # it has no tensor maps
+        ("quantize", "strides[dim - 1] * t.element_bytes", "strides[dim - 1]", set()),
         ("forward", "major == 9", "major == 10", {"launcher"}),
         ("decode", "SerializationAllowed = 1", "SerializationAllowed = 0", {"launcher"}),
         ("combine", "std::min(a.splits, kStages)", "a.splits", {"launcher", "constants"}),

@@ -4,10 +4,9 @@
 // lead to where the sequence is: `ragged` in one goes as many rows back, by a stride that makes 2^64 of them wrap around to
 // zero, and in the other the row behind the sequence goes forward.
 static inline bool describe_varlen(CUtensorMap* map, const Tensor& t, int ragged) {
-  const int64_t row = t.sizes[1] <= 1 ? 16 : t.strides[0] * t.element_bytes;
-  const int64_t head = t.sizes[2] <= 1 ? 16 : t.strides[1] * t.element_bytes;
+  const int64_t row = described_stride(t, 1), head = described_stride(t, 2);
   const int64_t wrapping = (int64_t(1) << 34) * t.element_bytes;
-  const cuuint64_t sizes[5] = {cuuint64_t(t.sizes[0]), cuuint64_t(ragged), cuuint64_t(t.sizes[2]), INT32_MAX, INT32_MAX};
+  const cuuint64_t sizes[5] = {described_size(t, 0), cuuint64_t(ragged), described_size(t, 2), INT32_MAX, INT32_MAX};
   const cuuint64_t strides[4] = {cuuint64_t(row), cuuint64_t(head), cuuint64_t(wrapping - row), cuuint64_t(row)};
   const cuuint32_t box[5] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1, 1};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
