@@ -27,6 +27,7 @@ class Seat(StrEnum):
     METHODS = "methods"  # functions of Params
     DEVICE = "device"  # functions and structs that several roles use
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
+    FINDER = "finder"  # members of TileFinder, by which a warp makes tiles of their numbers
     PRODUCER = "producer"  # functions of the warps beside the consumers
     CONSUMER = "consumer"  # members of Consumer
     SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked, or
@@ -302,6 +303,7 @@ class Part:
     methods: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
     loader: tuple[str, ...] = ()
+    finder: tuple[str, ...] = ()
     producer: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()

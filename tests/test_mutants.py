@@ -95,7 +95,7 @@ KERNELS = {
     "fwd_fp16_d64_causal_m128n64_varlen": Tried(
         (scene(MIXED, LONG),),
         careful=(
-            "Turns::give",
+            "TileRing::pass_on",
             "Consumer::(place|begin_turn|next_with_rows)",
             "Consumer::run: q.advance.*",
         ),

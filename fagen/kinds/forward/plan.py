@@ -159,6 +159,12 @@ class Plan(Budgeted, Combining, Exponents):
         return SM90.wgmma_n_max // 32 if self.unrolls_copies else 1
 
     @property
+    def k_ahead(self) -> int:
+        """Blocks that K is loaded ahead of V: as many as a consumer skips before it stores O."""
+        far = self.skips_masked_blocks and self.output == "reuse_v"
+        return -(-self.block_m // self.block_n) if far else 1
+
+    @property
     def transposed_loads(self) -> int:
         """How many units a transposer has in flight."""
         return 4 if self.unrolls_copies else 2

@@ -54,9 +54,10 @@ def loads(values: Values) -> Iterator[Part]:
     if values["output"] == "reuse_v":
         yield Part(loader=_waits(values))
     if by_block:
-        yield Part(producer=("forward/loads/scales.cuh.j2",))
+        yield Part(producer=(_DESCALES[values["v_scales"]], "forward/loads/scales.cuh"))
     if values["v_layout"] == "rows":
-        yield _transposed(values)
+        yield _TRANSPOSED
+        yield _TRANSPOSERS[values["scales"]]
     elif by_block:
         yield Part(producer=("forward/loads/scale_warp.cuh",))
 
@@ -75,6 +76,7 @@ def _copies(values: Values) -> tuple[str, ...]:
     return copy, q, "forward/loads/k.cuh", _V[values["v_layout"]]
 
 
+_DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/kv_descales.cuh"}
 _COPY = {"equal": "forward/loads/copy.cuh", "varlen": "forward/loads/varlen_copy.cuh"}
 _Q = {False: "forward/loads/q.cuh", True: "forward/loads/q_in_turns.cuh"}
 _V = {
@@ -93,21 +95,27 @@ def _waits(values: Values) -> tuple[str, ...]:
     )
 
 
-def _transposed(values: Values) -> Part:
-    """V comes row-major, and warps beside the producer transpose it."""
-    return Part(
-        constants=(
-            Constant(
-                "transposed_loads",
-                "units in flight while one is stored; each has four registers",
-            ),
+# V comes row-major, and warps beside the producer transpose it; one of them writes scales too
+_TRANSPOSED = Part(
+    constants=(
+        Constant(
+            "transposed_loads", "units in flight while one is stored; each has four registers"
         ),
+    ),
+    producer=("forward/loads/transpose.cuh", "forward/loads/transpose_block.cuh"),
+)
+_TRANSPOSERS = {
+    "head": Part(
         producer=(
-            "forward/loads/transpose.cuh",
-            "forward/loads/transpose_block.cuh",
-            "forward/loads/transpose_tiles_with_scales.cuh.j2"
-            if values["scales"] == "block"
-            else "forward/loads/transpose_tiles.cuh.j2",
+            "forward/loads/transpose_tiles.cuh.j2",
+            "forward/loads/transposers.cuh.j2",
+        )
+    ),
+    "block": Part(
+        constants=(Constant("k_ahead", "blocks that K is loaded ahead of V"),),
+        producer=(
+            "forward/loads/transpose_tiles_with_scales.cuh.j2",
             "forward/loads/transposers.cuh.j2",
         ),
-    )
+    ),
+}

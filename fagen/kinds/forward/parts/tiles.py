@@ -66,6 +66,17 @@ def _ring(tile: Type) -> Part:
     )
 
 
+# by whether rows differ in the last key that they see; by whether first heads come one by one
+_FIRST_TILES = {
+    False: "forward/keys/first_tile.cuh",
+    True: "forward/keys/first_tile_by_row.cuh",
+}
+_HEADS = {
+    False: "forward/tiles/varlen/by_kv_head.cuh",
+    True: "forward/tiles/varlen/by_head.cuh",
+}
+
+
 def _varlen(values: Values) -> Iterator[Part]:
     """Tiles of sequences of lengths of their own: the GPU finds out which there are."""
     to_int32 = pointer_to(Type("int32_t"), const=True)
@@ -75,8 +86,12 @@ def _varlen(values: Values) -> Iterator[Part]:
         device=(
             "forward/tiles/varlen/sequences.cuh",
             "forward/tiles/varlen/finder.cuh.j2",
-            *(("forward/tiles/varlen/turns.cuh",) if turns else ()),
+            "forward/tiles/varlen/turns.cuh" if turns else "forward/tiles/varlen/no_turns.cuh",
             "forward/tiles/varlen/ring.cuh.j2",
+        ),
+        finder=(
+            _FIRST_TILES[MASKS[values["mask"]].last_by_row],
+            _HEADS[values["head_major"]],
         ),
         params=(
             Field("cu_seqlens_q", to_int32, note="where sequences begin, and the last one ends"),
@@ -104,7 +119,7 @@ def _varlen(values: Values) -> Iterator[Part]:
     if values["scheduler_warp"]:
         yield Part(
             producer=(
-                "forward/tiles/varlen/scheduler_warp.cuh.j2",
+                "forward/tiles/varlen/scheduler_warp.cuh",
                 "forward/tiles/varlen/requests.cuh",
                 "forward/tiles/varlen/produce_requested.cuh.j2",
             ),
@@ -113,7 +128,7 @@ def _varlen(values: Values) -> Iterator[Part]:
     else:
         yield Part(
             producer=(
-                "forward/tiles/varlen/scheduler.cuh.j2",
+                "forward/tiles/varlen/scheduler.cuh",
                 "forward/tiles/varlen/produce_drawn.cuh.j2",
             )
         )

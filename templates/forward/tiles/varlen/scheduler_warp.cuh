@@ -3,19 +3,14 @@ __device__ __forceinline__ void schedule_tiles(const Params& params, SharedStora
   TileFinder finder{params};
   finder.begin_with_longest();
   int number = blockIdx.x;  // nobody draws the first tile of each block
-{% if plan.skips_idle_warpgroups %}
-  Turns turns;
-{% endif %}
+  TileRing ring;
   for (uint32_t passed_on = 0;; ++passed_on) {
     const uint32_t stage = passed_on % kTileStages, phase = passed_on / kTileStages % 2;
     shared.tile_empty[stage].wait(phase ^ 1);
     const bool found = finder.find(number, shared.tiles[stage]);
     __syncwarp();
     if (lane() == 0) {
-{% if plan.skips_idle_warpgroups %}
-      turns.give(shared.tiles[stage]);
-{% endif %}
-      shared.tile_full[stage].arrive();
+      ring.pass_on(shared, stage);
     }
     if (!found) {
       return;

@@ -4,9 +4,7 @@ struct TileScheduler {
   TileFinder finder;
   int drawn = blockIdx.x - gridDim.x;  // beyond the first tile of each block, which nobody draws
   uint32_t passed_on = 0;              // tiles so far
-{% if plan.skips_idle_warpgroups %}
-  Turns turns;
-{% endif %}
+  TileRing ring;
 
   // Asks for the next tile, by a single thread. The last to ask, one past the end for each block, wraps the counter to
   // zero: the next call finds it as this one did.
@@ -24,10 +22,7 @@ struct TileScheduler {
     __syncwarp();
     tile = shared.tiles[stage];
     if (lane() == 0) {
-{% if plan.skips_idle_warpgroups %}
-      turns.give(shared.tiles[stage]);
-{% endif %}
-      shared.tile_full[stage].arrive();
+      ring.pass_on(shared, stage);
     }
     ++passed_on;
     return found;

@@ -6,21 +6,18 @@ struct ScaleProducer {
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k;
-  float k_scale{{ ", v_scale" if plan.v_scales_by_block }};
+  Descales own;
 
   // Blocks come in the order of the tile, from the last to the first.
   __device__ __forceinline__ void write(const Tile& tile, int block) {
     const int first_lane = block % kBlocks * kGroups;  // of those with this block's descales
     if (block == tile.blocks.last - 1 || block % kBlocks == kBlocks - 1) {
       const int group = min((block * kGroups + lane() - first_lane) * kGroupKeys / kScaleRows, (params.seqlen_k - 1) / kScaleRows);  // keys may end before
-      k_scale = __ldg(params.k_scale.at(tile.batch, tile.kv_head) + group);
-{% if plan.v_scales_by_block %}
-      v_scale = __ldg(params.v_scale.at(tile.batch, tile.kv_head) + group);
-{% endif %}
+      own.read(params, tile, group);
     }
     shared.k_empty[k.stage].wait(k.phase ^ 1);
     if (lane() >= first_lane && lane() < first_lane + kGroups) {
-      shared.scales[k.stage][lane() - first_lane] = {{ "{k_scale, log2_approx(v_scale), reciprocal_approx(v_scale)}" if plan.v_scales_by_block else "k_scale" }};
+      own.write(shared.scales[k.stage][lane() - first_lane]);
       shared.k_full[k.stage].arrive();
     }
     k.advance();
