@@ -29,6 +29,7 @@ class Seat(StrEnum):
     LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
     FINDER = "finder"  # members of TileFinder, by which a warp makes tiles of their numbers
     PRODUCER = "producer"  # functions of the warps beside the consumers
+    SOFTMAX = "softmax"  # members of Softmax, which is in a thread's registers
     CONSUMER = "consumer"  # members of Consumer
     SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked, or
     # of gradients on S - LSE / scale
@@ -305,6 +306,7 @@ class Part:
     loader: tuple[str, ...] = ()
     finder: tuple[str, ...] = ()
     producer: tuple[str, ...] = ()
+    softmax: tuple[str, ...] = ()
     consumer: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
     derivatives: tuple[str, ...] = ()
@@ -340,8 +342,9 @@ class Parts:
     initialised: tuple[str, ...] = ()
 
     def texts(self, seat: str) -> tuple[str, ...]:
-        """Return the texts of a seat, in the order of the slots."""
-        return tuple(text for part in self.parts for text in getattr(part, Seat(seat)))
+        """Return the texts of a seat, each once, in the order of the slots."""
+        texts = (text for part in self.parts for text in getattr(part, Seat(seat)))
+        return tuple(dict.fromkeys(texts))
 
     @cached_property
     def constants(self) -> tuple[tuple[Constant | Alias, ...], ...]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from fagen.arch import SM90
 from fagen.combining import Combination, Combining, split_blocks
 from fagen.kind import Role
-from fagen.kinds.attention import Budgeted, accumulators, carried, operands, padded_head_dims
+from fagen.kinds.attention import Budgeted, Gemm, accumulators, carried, padded_head_dims
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import BUDGET
@@ -86,7 +86,6 @@ class Plan(Budgeted, Combining, Exponents):
     output: str
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
-    sum_chains: int  # of a lane's sums for a row, of a block or of a scale's keys in it
     max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
     spread_blocks: int  # after a tile's first that find their row max before P, in case
     rescale_threshold: float  # log2 units
@@ -148,8 +147,6 @@ class Plan(Budgeted, Combining, Exponents):
     p_registers: int
     qk_steps: int
     pv_steps: int
-    qk_inputs: tuple[int, ...]  # numbers of the asm operands that follow S: Q, K, whether to add
-    pv_inputs: tuple[int, ...]  # those that follow O: P in four, V, perhaps whether to add
 
     ledgers: Ledgers
 
@@ -168,6 +165,30 @@ class Plan(Budgeted, Combining, Exponents):
     def transposed_loads(self) -> int:
         """How many units a transposer has in flight."""
         return 4 if self.unrolls_copies else 2
+
+    @property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The wgmma instructions that consumers issue."""
+        number, both_ways = self.dtype.ptx, self.wgmma_mn_major
+        columns = "kPartColumns" if self.part_columns else "kOutputColumns"
+        return (
+            Gemm(
+                "qk",
+                "S = or += Q Kᵀ, kStepK columns of each, both from shared memory.",
+                self.block_n,
+                number,
+                sixteen_bits=both_ways,
+            ),
+            Gemm(
+                "pv",
+                f"{columns} columns of O = or += P V, kStepK keys of each, P from registers.",
+                self.pv_columns,
+                number,
+                a_in_registers=True,
+                b_along_n=both_ways,
+                sixteen_bits=both_ways,
+            ),
+        )
 
     @property
     def promotes(self) -> int:
@@ -277,7 +298,6 @@ def plan(schedule: Schedule) -> Plan:
         sum_by_tensor=sum_by_tensor,
         lazy_max=softmax.maximum == "lazy",
         # one would wait for its own latency
-        sum_chains=1 if v_scales_by_block and group_keys < block_n else 2,
         max_partial_sum=dtype.max_partial_sum,
         spread_blocks=-(-_SPREAD_KEYS // block_n) if structure["finds_spread"] else 0,
         skips_rescaling=not online or dtype.fp8 or softmax.rescale_threshold > 0,
@@ -318,9 +338,6 @@ def plan(schedule: Schedule) -> Plan:
         p_registers=s_accumulators * dtype.bytes // 4,
         qk_steps=d // dtype.wgmma_k,
         pv_steps=block_n // dtype.wgmma_k,
-        qk_inputs=operands(s_accumulators, 3),
-        # P in four registers, V's descriptor, and perhaps whether to add
-        pv_inputs=operands(pv_accumulators, 5 + (part_columns > 0)),
         ledgers=ledgers,
     )
 

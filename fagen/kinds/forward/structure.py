@@ -32,6 +32,15 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     return math.gcd(block_n, scale_rows)
 
 
+def parts_sums(values: Values) -> bool:
+    """Whether a block's row sums of P are added up by several groups of its keys, each by itself.
+
+    Where each has a descale of V of its own, which is not part of the sums.
+    """
+    several = keys_of_a_scale(values["block_n"], values["scale_rows"]) < values["block_n"]
+    return bool(values["v_scales"] == "block" and several)
+
+
 def finds_spread(values: Values) -> bool:
     """Whether a tile whose scores are widely spread goes on in a way of its own.
 
@@ -131,6 +140,6 @@ RULES: Mapping[str, Callable[[Values], Any]] = {
     rule.__name__: rule
     for rule in (
         *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
-        *(skips_steps, unrolls_copies, finds_spread, scales_before_qk, lays_q_anew),
+        *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
     )
 }

@@ -6,7 +6,7 @@
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n * sizeof(Element) / 8, first + v_offset(n));
+      wgmma_pv<true>(o, p + n * sizeof(Element) / 8, first + v_offset(n));
     }
     wgmma_commit();
   }

@@ -26,6 +26,26 @@ _KEY_SCALES = Type("KeyScales", 16)
 _SCALE_TENSOR, _COLUMN_TENSOR = Type("ScaleTensor"), Type("ColumnTensor")
 _VOTES = 4  # warps of a warpgroup, a byte each
 
+# by what shares a descale of K, and one of V; nothing where they have none
+_WAYS = {"": "scaled", "head": "scaled", "block": "by_block"}
+_TOPS = {
+    ("", ""): "exponents/far.cuh.j2",
+    ("head", "column"): "exponents/far.cuh.j2",
+    ("block", "column"): "exponents/k_scales.cuh",
+    ("block", "block"): "exponents/key_scales.cuh",
+}
+_SUMS = {
+    ("", ""): "sums/scaled.cuh.j2",
+    ("head", "column"): "sums/scaled.cuh.j2",
+    ("block", "column"): "sums/k_scales.cuh",
+    ("block", "block"): "sums/key_scales.cuh.j2",
+}
+_SCALES: dict[str, tuple[str, ...]] = {
+    "": ("scale/given.cuh",),
+    "head": ("scale/head.cuh", "scale/of_tile.cuh", "scale/mean.cuh"),
+    "block": ("scale/block.cuh.j2", "scale/of_tile.cuh", "scale/mean.cuh"),
+}
+
 
 def scores(values: Values) -> Iterator[Part]:
     """How scores become P."""
@@ -58,14 +78,64 @@ def scores(values: Values) -> Iterator[Part]:
         )
     else:
         yield Part(constants=(Constant("o_columns", name="output_columns"),))
-    yield from _promotion(values)
     if dtype.fp8:
         yield from _descales(values)
     reads = values["scales"] == "block" and not values["scales_before_qk"]
     yield Part(
+        device=_device(values),
+        softmax=_softmax(values),
         consumer=_consumer(values),
         scores=("forward/scores/scale/read.cuh",) if reads else (),
     )
+    yield from _promotion(values)
+
+
+def _device(values: Values) -> tuple[str, ...]:
+    """What softmax is made of: functions of numbers, and Softmax itself."""
+    names = "quad_max.cuh", "largest.cuh"
+    sums: tuple[str, ...] = ()
+    if values["sum"] == "threads":
+        # one chain would wait for its own latency, but for several groups of keys
+        chains = "one_chain.cuh" if values["parts_sums"] else "two_chains.cuh"
+        sums = "sums/quad_sum.cuh", f"sums/{chains}", "sums/exponentiate.cuh"
+    return (
+        *("sm90/accumulators.cuh", "sm90/elements.cuh", "sm90/exp2.cuh"),
+        *(f"forward/scores/{name}" for name in (*names, *sums, "softmax.cuh.j2")),
+        *("sm90/wgmma.cuh", "sm90/descriptor.cuh", "forward/scores/wgmma.cuh.j2"),
+    )
+
+
+def _softmax(values: Values) -> tuple[str, ...]:
+    """What a thread keeps of its two rows, and how scores become P."""
+    names = ["state.cuh.j2", *_exponents(values), *_sums(values)]
+    if values["maximum"] == "lazy":
+        fp8 = DTYPES[values["dtype"]].fp8
+        names.append("lazy/guess.cuh.j2" if fp8 else "lazy/guess_and_prove.cuh")
+    if values["finds_spread"]:
+        names.append("lazy/spread_sums.cuh")
+    if values["num_splits"] > 1:
+        names.append("unrounded.cuh")
+    return tuple(f"forward/scores/{name}" for name in names)
+
+
+def _exponents(values: Values) -> Iterator[str]:
+    """Yield what makes scores exponents, with one factor for all or one for each block of keys."""
+    way = _WAYS[values["scales"]]
+    yield f"exponents/{way}.cuh.j2"
+    yield _TOPS[values["scales"], values["v_scales"]]
+    if values["rescale_threshold"]:
+        yield f"row_max/keep_{way}.cuh"
+    yield f"row_max/{way}.cuh.j2"
+
+
+def _sums(values: Values) -> Iterator[str]:
+    """Yield what makes exponents P, and adds it up."""
+    if values["sum"] == "tensor":
+        yield "sums/tensor.cuh"
+        return
+    yield _SUMS[values["scales"], values["v_scales"]]
+    added = values["v_scales"] == "block" and values["maximum"] == "online"
+    yield "sums/in_place_with_v.cuh" if added else "sums/in_place.cuh.j2"
 
 
 def _consumer(values: Values) -> tuple[str, ...]:
@@ -75,12 +145,7 @@ def _consumer(values: Values) -> tuple[str, ...]:
         values["intra_warpgroup"],
         values["maximum"] == "lazy",
     )
-    names = ["qk.cuh.j2"]
-    if fp8:
-        scale = "block.cuh.j2" if values["scales"] == "block" else "head.cuh"
-        names += [f"scale/{scale}", "scale/of_tile.cuh", "scale/mean.cuh"]
-    else:
-        names.append("scale/given.cuh")
+    names = ["qk.cuh.j2", *_SCALES[values["scales"]]]
     if overlap:
         names.append("first.cuh.j2")
     if lazy and fp8:
@@ -156,7 +221,10 @@ def _promotion(values: Values) -> Iterator[Part]:
         yield Part(constants=(Constant("part_columns", "of PV at a time"),))
     elif values["promote"]:
         note = "blocks after which O moves to another accumulator"
-        yield Part(constants=(Constant("promote", note),))
+        total = "shared_total.cuh" if values["totals"] == "shared" else "total.cuh"
+        blocks = "blocks.cuh" if values["intra_warpgroup"] else "blocks_alone.cuh"
+        texts = (f"forward/values/promote/{text}" for text in (total, blocks))
+        yield Part(softmax=tuple(texts), constants=(Constant("promote", note),))
     if values["totals"] == "shared":
         fours = amount("head_dim_v_padded", per=8)
         dims = (amount("consumers"), fours, amount("warpgroup"))

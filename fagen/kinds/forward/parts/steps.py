@@ -174,13 +174,19 @@ def output(values: Values) -> Iterator[Part]:
         ),
     )
     yield Part(
+        device=(
+            "sm90/accumulators.cuh",
+            "forward/output/log2_reciprocal.cuh",
+            "sm90/store_matrices.cuh",
+            "forward/output/store_accumulator.cuh",
+        ),
         consumer=(
             "forward/output/varlen.cuh" if varlen else "forward/output/dense.cuh",
             *(("forward/output/column_scales.cuh",) if values["v_scales"] == "column" else ()),
             "forward/output/descaled.cuh.j2" if dtype.fp8 else "forward/output/averages.cuh.j2",
             *_OUTPUTS[way],
             "forward/output/store.cuh.j2",
-        )
+        ),
     )
     if way == "reuse_v":
         yield Part(device=("forward/output/barrier.cuh",))

@@ -12,7 +12,7 @@ _STAGES = amount("stages")
 
 def v(values: Values) -> Iterator[Part]:
     """How V lies, how P reaches it, and what adds their products up."""
-    yield Part(consumer=_consumer(values))
+    yield Part(device=_device(values), consumer=_consumer(values))
     transposed, here = DTYPES[values["dtype"]].fp8, values["v_layout"] == "rows"
     note = "of keys: V lies transposed" if transposed else ""
     bits = Constant("v_swizzle.xor_bits", name="v_swizzle_bits")
@@ -59,6 +59,14 @@ def v(values: Values) -> Iterator[Part]:
             Barrier("v_rows_empty", (_STAGES,), amount("transposers")),
         ),
     )
+
+
+def _device(values: Values) -> tuple[str, ...]:
+    """How P is packed, and what adds products up beside O."""
+    names = ["pack.cuh.j2", "pack_quad.cuh"] if DTYPES[values["dtype"]].fp8 else ["pack.cuh.j2"]
+    if values["promote_columns"]:
+        names.append("part.cuh")
+    return tuple(f"forward/values/{name}" for name in names)
 
 
 def _consumer(values: Values) -> tuple[str, ...]:

@@ -1,3 +1,5 @@
+  int spread_first;  // from this block on to the tile's last, maxima are found before P
+
   // The same while PV of the block before ends; with each_maximum the row maxima are found before P.
   template <bool each_maximum>
   __device__ __forceinline__ void next_scores_under_pv(float (&s)[kBlockN / 2], Probabilities& p, Output& o,

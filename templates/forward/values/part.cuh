@@ -1,0 +1,1 @@
+using Part = float[kPartColumns / 2];  // of PV, to be added to O

@@ -1,0 +1,1 @@
+  int blocks = 0;  // in O

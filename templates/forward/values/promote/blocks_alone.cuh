@@ -1,0 +1,1 @@
+  int blocks = -1;  // in O; the first is added after a rescaling
