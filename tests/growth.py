@@ -357,9 +357,11 @@ q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(torch.float32, 64, keys=96
 descales = dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
 out, _ = emulated(plan, q, k, by_columns(v), 0.125, **descales)
 assert out.dtype == torch.float32
-torch.testing.assert_close(out.double(), dense(q, k, v), rtol=0.03, atol=0.03)
+exact = dense(q, k, v)
+torch.testing.assert_close(out.double(), exact, rtol=0.03, atol=0.03)
 if simulated in ways:
-    close(simulated(plan, q=q, k=k, v=by_columns(v), scale=0.125)[0], out.double(), 1e-3)
+    out, _ = simulated(plan, q=q, k=k, v=by_columns(v), scale=0.125)
+    torch.testing.assert_close(out.double(), exact, rtol=0.03, atol=0.03)
 """,
 )
 
@@ -570,7 +572,58 @@ check("dec_fp16_d64_window_r8n64_c3", exact(q.double(), k.double(), v.double()),
 """,
 )
 
-SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, WINDOW)
+PAGED = Sample(
+    name="a paged loader for decoding and varlen",
+    most=14,
+    builds="dec_bf16_d128_causal_r8n64_pagesize64",
+    patch="paged.patch",
+    shows="""
+dice = torch.Generator().manual_seed(1)
+table = torch.randperm(12, generator=dice).view(2, 6).int()
+lengths = torch.tensor([90, 37], dtype=torch.int32)
+
+def pages_of(size):
+    # behind a sequence's last key its page holds what it likes
+    pages = [torch.randn(12, size, 2, 64, generator=dice).half() for _ in "kv"]
+    for row, length in zip(table.long(), lengths.tolist()):
+        for x in pages:
+            x[row[length // size], length % size :] = math.nan
+    return pages
+
+def keys_of(pages, number):
+    rows = pages[table[number].long()].flatten(0, 1)[: lengths[number]]
+    return rows.double().repeat_interleave(2, 1)
+
+def attended(q, k, v):
+    rows, keys = len(q), len(k)
+    hidden = torch.arange(keys) > torch.arange(rows)[:, None] + keys - rows
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * 0.125
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+def check(slug, size, q, parts, flat, **more):
+    plan, _ = made(slug)
+    k, v = pages_of(size)
+    exact = [attended(q[part], keys_of(k, i), keys_of(v, i)) for i, part in enumerate(parts)]
+    exact = torch.cat(exact).nan_to_num(0).view(q.shape)
+    k, v = (x.flatten(0, 1) if flat else x for x in (k, v))
+    named = {"q": q, "k": k, "v": v, "page_table": table, "seqused_k": lengths, **more}
+    for compute in ways:
+        close(compute(plan, **named, scale=0.125)[0], exact, 2e-3)
+
+q = torch.randn(2, 2, 4, 64, generator=dice).half()
+check("dec_fp16_d64_causal_r8n64_c3_pagesize16", 16, q, (0, 1), False)
+check("dec_fp16_d64_causal_r8n64_c3_streamk_pagesize128", 128, q, (0, 1), False)
+q, begins = torch.randn(100, 4, 64, generator=dice).half(), torch.tensor([0, 70, 100])
+parts, begins = (slice(0, 70), slice(70, 100)), {"cu_seqlens_q": begins.int()}
+check("fwd_fp16_d64_causal_m64n64_varlen_pagesize16", 16, q, parts, True, **begins)
+for slug in ("dec_fp16_d64_causal_r8n64_pagesize24", "fwd_fp16_d64_full_m64n64_varlen_pagesize24"):
+    refused(slug, "are no multiples of each other")
+refused("fwd_fp16_d64_full_m64n64_pagesize64", 'needs lengths = "varlen"')
+""",
+)
+
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, WINDOW, PAGED)
 
 
 def grown(sample: Sample, folder: Path) -> Path:
