@@ -28,7 +28,9 @@ def consumer(values: Values) -> Iterator[Part]:
     """What each consumer has: rows of a tile, and its places in the rings of Q, K and V."""
     alone, clustered = values["producer"] == "none", values["cluster"] > 1
     in_turns = values["skips_idle_warpgroups"]
+    registers = () if alone else ("producer_registers", "consumer_registers")
     yield Part(
+        constants=tuple(map(Constant, registers)),
         device=_barriers(values),
         consumer=(
             *(("forward/steps/loader.cuh",) if alone else ()),
@@ -59,12 +61,8 @@ def roles(values: Values) -> Iterator[Part]:
     if values["producer"] == "none":
         yield Part(kernel=("forward/steps/roles/consumers_alone.cuh",))
         return
-    names = "producer_registers", "consumer_registers"
-    yield Part(
-        kernel=("forward/steps/roles/producer_and_consumers.cuh.j2",),
-        role=tuple(_roles(values)),
-        constants=tuple(map(Constant, names)),
-    )
+    text = "forward/steps/roles/producer_and_consumers.cuh.j2"
+    yield Part(kernel=(text,), role=tuple(_roles(values)))
 
 
 _PLAIN = "forward/steps/plain/step.cuh.j2", "forward/steps/plain/tiles.cuh.j2"
