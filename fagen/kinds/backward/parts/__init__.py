@@ -29,10 +29,13 @@ from fagen.part import DESCRIPTOR, FLOAT, INT, Argument, Constant, Field, Part, 
 from fagen.schedule import Values
 from fagen.vocab import MASKS
 
-# the keys that choose parts, and what rules make of others; sizes are none of them
-CHOSEN = (
-    *("dtype", "mask", "lengths", "deterministic", "persistent", "cluster"),
-    *("partition", "dq_by", "kept", "intra_warpgroup", "under_dp", "postprocess"),
+# the keys that choose no parts, but by RULES
+SIZES = frozenset(
+    (
+        *("head_dim", "head_dim_v", "block_m", "block_n"),
+        *("stages", "do_stages", "ds_stages", "dq_slices"),
+        *("producer_registers", "consumer_registers", "dq_registers", "max_spill_bytes"),
+    )
 )
 RULES: Mapping[str, Callable[[Values], Any]] = {
     rule.__name__: rule
@@ -77,18 +80,22 @@ def parts(values: Values) -> Parts:
 
 def choices(values: Values) -> Values:
     """Return what parts depend on."""
-    chosen = {key: values[key] for key in CHOSEN} | {"mask": MASKS[values["mask"]]}
-    return chosen | {name: rule(values) for name, rule in RULES.items()}
+    chosen = {key: value for key, value in values.items() if key not in SIZES}
+    return (
+        chosen
+        | {"mask": MASKS[values["mask"]]}
+        | {name: rule(values) for name, rule in RULES.items()}
+    )
 
 
 def parts_of(choices: Values) -> Parts:
     """Return the parts that there are for these choices."""
-    return _parts(*choices.values())
+    return _parts(*choices.items())
 
 
 @cache
-def _parts(*chosen: Any) -> Parts:
-    values = dict(zip((*CHOSEN, *RULES), chosen, strict=True))
+def _parts(*chosen: tuple[str, Any]) -> Parts:
+    values = dict(chosen)
     first = sizes, keys, tiles, loads, consumers
     slots = *first, scores, steps, outputs, sums, runs, launcher
     shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
