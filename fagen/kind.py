@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fagen.launch import Launches
+from fagen.part import Parts
 from fagen.problem import Problem
 from fagen.schedule import Schedule
 from fagen.signature import Signature
@@ -70,6 +71,10 @@ class Plan(Protocol):
     @property
     def shared_bytes(self) -> int:
         """Of a thread block."""
+
+    @property
+    def parts(self) -> Parts:
+        """What its kernels and their launcher are made of."""
 
     @property
     def launches(self) -> Launches:
