@@ -289,12 +289,9 @@ OUTPUT = Sample(
             "OUT_DTYPES = _table(*SIXTEEN_BITS.values(), FP32)",
         ),
         Edit(
-            "templates/forward/softmax.j2",
-            """
-__device__ __forceinline__ uint32_t pack(float low, float high) {""",
-            """
-{% if plan.out_dtype.bytes == 4 %}
-template <int slab, int swizzle_bits>
+            "templates/forward/output/store_4_bytes.cuh.j2",
+            "",
+            """template <int slab, int swizzle_bits>
 __device__ __forceinline__ int swizzled(int row, int column) {
   const int offset = (row * slab + column) * sizeof(OutElement);
   return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
@@ -311,35 +308,6 @@ __device__ __forceinline__ void store_accumulator(OutElement* tile, Elements ele
     *reinterpret_cast<float2*>(base + offset) = {element(i), element(i + 1)};
   }
 }
-{% else %}
-__device__ __forceinline__ uint32_t pack(float low, float high) {""",
-        ),
-        Edit(
-            "templates/forward/softmax.j2",
-            """{% if plan.p_bytes == 1 %}
-
-// Four numbers of e4m3""",
-            """{% endif %}
-{% if plan.p_bytes == 1 %}
-
-// Four numbers of e4m3""",
-        ),
-        Edit(
-            "templates/forward/softmax.j2",
-            """
-{% include "sm90/store_matrices.cuh" %}""",
-            """
-{% if plan.out_dtype.bytes == 2 %}
-{% include "sm90/store_matrices.cuh" %}""",
-        ),
-        Edit(
-            "templates/forward/softmax.j2",
-            """  return __hbeq2(sum, zero);
-}
-""",
-            """  return __hbeq2(sum, zero);
-}
-{% endif %}
 """,
         ),
     ),

@@ -21,7 +21,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, OUT_DTYPES
 
 
 def consumer(values: Values) -> Iterator[Part]:
@@ -175,8 +175,7 @@ def output(values: Values) -> Iterator[Part]:
         device=(
             "sm90/accumulators.cuh",
             "forward/output/log2_reciprocal.cuh",
-            "sm90/store_matrices.cuh",
-            "forward/output/store_accumulator.cuh",
+            f"forward/output/store_{OUT_DTYPES[values['out_dtype']].bytes}_bytes.cuh.j2",
         ),
         consumer=(
             "forward/output/varlen.cuh" if varlen else "forward/output/dense.cuh",

@@ -62,8 +62,12 @@ def v(values: Values) -> Iterator[Part]:
 
 
 def _device(values: Values) -> tuple[str, ...]:
-    """How P is packed, and what adds products up beside O."""
-    names = ["pack.cuh.j2", "pack_quad.cuh"] if DTYPES[values["dtype"]].fp8 else ["pack.cuh.j2"]
+    """How P is packed where it is not as O is, and what adds products up beside O."""
+    names = []
+    if DTYPES[values["dtype"]].fp8:
+        names.append("pack_quad.cuh")
+    elif values["num_splits"] > 1:
+        names.append("pack.cuh.j2")
     if values["promote_columns"]:
         names.append("part.cuh")
     return tuple(f"forward/values/{name}" for name in names)
