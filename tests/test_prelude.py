@@ -17,37 +17,58 @@ TEMPLATES = locate("templates")
 HEADERS = Path(simulator.__file__).parent
 LINES = 60
 
-# what a seat's texts stand in, behind its prelude
+# what a seat's texts stand in, behind its prelude, by kind
 STAND_IN = {
-    "loader": ("decode", "struct Producer : Loader {{ {} }};"),
-    "consumer": ("decode", "struct Consumer : Computing {{ {} }};"),
-    "kernel": ("decode", "void kernel() {{ {} }}"),
-    "combine": ("attention", "void kernel() {{ {} }}"),
+    "decode": {
+        "loader": ("decode", "struct Producer : Loader {{ {} }};"),
+        "consumer": ("decode", "struct Consumer : Computing {{ {} }};"),
+        "kernel": ("decode", "void kernel() {{ {} }}"),
+        "combine": ("attention", "void kernel() {{ {} }}"),
+    },
+    "forward": {"consumer": ("forward", "struct Consumer : Consuming {{ {} }};")},
 }
-HEAD = (
-    *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
-    *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
-    "decode/prelude/device.h",
-)
+HEAD = {
+    "decode": (
+        *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
+        *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
+        "decode/prelude/device.h",
+    ),
+    "forward": ("forward/head.j2", "forward/tiles.j2", "forward/producer.j2"),
+}
 # so many that each text of a part is in one of them
 PLANS = (
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d128_causal_r64n64",
     "dec_fp16_d64_causal_r8n64_c3_fixed",
+    "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
+    "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d128_causal_m128n128_varlen_nointer_pm1_pc64",
+    "fwd_e4m3_d64_causal_m192n96_varlen_s3_nointer_pm1",
+    "fwd_e4m3_d128_full_m128n128_lazymax",
+    "fwd_bf16_d256_full_m128n64_varlen_half",
+    "fwd_bf16_d256_causal_m128n64_split16",
+    "fwd_bf16_d256_full_m64n64_reusev_pm64_smemtotals_c2",
+    "fwd_fp16_d128_full_m128n128_noprod",
+    "fwd_fp16_d128_full_m128n128_nointra",
+    "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
+    "fwd_fp16_d128_causal_m128n128_c2",
 )
+
+
+INCLUDED = "algorithm", "cmath", "cstdint", "cstring", "type_traits"
 
 
 def behind_preludes(plan: Plan) -> str:
     """Return all texts of a kernel's seats, each by itself behind the prelude of its seat."""
-    parts = [written(name, plan=plan) for name in HEAD]
-    for seat, (folder, place) in STAND_IN.items():
+    parts = [written(name, plan=plan) for name in HEAD[plan.kind]]
+    for seat, (folder, place) in STAND_IN[plan.kind].items():
         parts.append(f"namespace {seat}_seat {{\n{prelude(folder, seat)}")
         for number, text in enumerate(plan.parts.texts(seat)):
             whole = place.format(written(text, plan=plan))
             parts.append(f'namespace text_{number} {{\n#line 1 "{text}"\n{whole}\n}}')
         parts.append("}")
-    includes = "".join(f"#include <{name}>\n" for name in ("cstdint", "cstring", "type_traits"))
+    includes = "".join(f"#include <{name}>\n" for name in INCLUDED)
     return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
 
 
@@ -72,7 +93,13 @@ def test_a_prelude_is_short():
 
 def test_the_kernels_here_have_every_text_of_these_seats():
     def texts(slugs):
-        parts = [registry.plan_of(slug).parts for slug in slugs]
-        return {(seat, text) for of in parts for seat in STAND_IN for text in of.texts(seat)}
+        plans = [registry.plan_of(slug) for slug in slugs]
+        return {
+            (seat, text)
+            for plan in plans
+            for seat in STAND_IN[plan.kind]
+            for text in plan.parts.texts(seat)
+        }
 
-    assert texts(DECODE) <= texts(PLANS)
+    forward = [path.stem for path in registry.schedules("forward")]
+    assert texts([*DECODE, *forward]) <= texts(PLANS)
