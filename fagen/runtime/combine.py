@@ -64,7 +64,7 @@ def combine(
         lse = log sum over splits of exp(lses)
         out = sum over splits of outs · exp(lses - lse)
 
-    folded in fp32 in the order of the splits, each operation rounded by itself (docs/call.md):
+    combined in fp32 in the order of the splits, each operation rounded by itself (docs/call.md):
     the bits of a row depend on its own splits and their order alone. A split with an LSE of minus
     infinity saw no key: its output is not used, and may hold anything. Where no split saw any, out
     is 0 and lse minus infinity.

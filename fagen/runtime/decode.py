@@ -214,7 +214,7 @@ def _mask(queries: int, *, causal: bool) -> tuple[str, bool]:
 
 
 def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, str]:
-    """Rows of a tile, chunks of a sequence and how these are dealt, where no table has a kernel.
+    """Rows of a tile, splits of a sequence and how these are dealt, where no table has a kernel.
 
     Raises ValueError where heads form no groups.
     """
@@ -234,7 +234,7 @@ def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
     """Return a reference for each head, (H,) in fp32, from log-sum-exps that calls have returned.
 
     lse (B, H, Sq), over so many keys each, int or (B,): of each head the largest logarithm of the
-    mean of exp(scale · q kᵀ). In fp16 scores may be 9.7 above it, and the mean over a chunk of keys
+    mean of exp(scale · q kᵀ). In fp16 scores may be 9.7 above it, and the mean over a split of keys
     may be 8.3 below; in bf16 41 either way. What calls see later may differ: it costs time alone.
     Without a call's log-sum-exp any bound of the scores will do in bf16 that is not 41 too high.
     Rows without keys, and those whose log-sum-exp is no number, have no say: minus infinity, which

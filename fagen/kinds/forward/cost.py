@@ -40,8 +40,8 @@ SHARED_OUTPUT = 1_270.0  # of a tile: V's copies wait until O is stored
 HEAD_START = 1.05  # of a causal grid's mean tile, by which its slowest block ends late
 DRAWN = 0.086  # the same in a dynamic order, whose tiles are drawn from a counter
 
-# Of chunks, as decoding's merge was measured, and not fitted yet.
-MERGE = 1.5e-6  # seconds, of a launch that waits for the one before it
+# Of splits, as combining of decoding was measured, and not fitted yet.
+COMBINE = 1.5e-6  # seconds, of a launch that waits for the one before it
 PARTIAL_BYTES = 3e12  # a second, of partial outputs that are written, and of those that are read
 
 
@@ -167,8 +167,8 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         return tuple(grid(m, n, mask, order, size, cluster, num_splits) for size in sizes)
 
     @cache
-    def merging(n: int, num_splits: int, head_dim_v: int) -> tuple[float, ...]:
-        return tuple(_merging(size, n, num_splits, head_dim_v) for size in sizes)
+    def combining(n: int, num_splits: int, head_dim_v: int) -> tuple[float, ...]:
+        return tuple(_combining(size, n, num_splits, head_dim_v) for size in sizes)
 
     @cache
     def times(
@@ -180,9 +180,9 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         clocks, clock, launch = step.clocks, SM90.clock_hz, SM90.launch_seconds
         of_grids = grids(m, n, mask, order, cluster, num_splits)
         return tuple(
-            (a * clocks + b * tile) / clock + launch + merge
-            for (a, b), merge in zip(
-                of_grids, merging(n, num_splits, of_step[_HEAD_DIM_V]), strict=True
+            (a * clocks + b * tile) / clock + launch + combine
+            for (a, b), combine in zip(
+                of_grids, combining(n, num_splits, of_step[_HEAD_DIM_V]), strict=True
             )
         )
 
@@ -195,14 +195,14 @@ def seconds(values: Mapping[str, Any], sizes: Sizes) -> float:
     return predictor([sizes])(values)[0]
 
 
-def _merging(sizes: Sizes, n: int, num_splits: int, head_dim_v: int) -> float:
-    """Return the seconds that partial outputs and their merge take; 0 where there are none."""
+def _combining(sizes: Sizes, n: int, num_splits: int, head_dim_v: int) -> float:
+    """Return the seconds that partial outputs take, with combining them; 0 where there are none."""
     if num_splits == 1 or sizes.seqlen_k == 0:
         return 0.0
     blocks = ceil(sizes.seqlen_k / n)
-    num_chunks = ceil(blocks / split_blocks(sizes.seqlen_k, n, num_splits))
+    splits = ceil(blocks / split_blocks(sizes.seqlen_k, n, num_splits))
     rows = sizes.batch * sizes.heads * sizes.seqlen_q
-    return MERGE + 2 * rows * num_chunks * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
+    return COMBINE + 2 * rows * splits * FP32.bytes * (head_dim_v + 1) / PARTIAL_BYTES
 
 
 def grid(
@@ -260,15 +260,15 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
 def _grid_of_splits(
     m: int, n: int, mask: str, sizes: Sizes, num_splits: int
 ) -> tuple[float, float]:
-    """Return the steps and the tiles of chunks, dealt in turns, of who has the most."""
-    chunk = max(1, split_blocks(sizes.seqlen_k, n, num_splits))
+    """Return the steps and the tiles of splits, dealt in turns, of who has the most."""
+    split = max(1, split_blocks(sizes.seqlen_k, n, num_splits))
     heads = sizes.batch * sizes.heads
     of_tiles = [_steps(n, mask, top, top + m, sizes) for top in range(0, max(1, sizes.seqlen_q), m)]
-    units = sum(ceil(steps / chunk) for steps in of_tiles)
+    units = sum(ceil(steps / split) for steps in of_tiles)
     if units == 0:
         return 0, 0
     rounds = ceil(units * heads / SM90.sm_count)
-    return max(min(chunk, max(of_tiles)), rounds * sum(of_tiles) / units), rounds
+    return max(min(split, max(of_tiles)), rounds * sum(of_tiles) / units), rounds
 
 
 def _steps(n: int, mask: str, top: int, bottom: int, sizes: Sizes) -> int:

@@ -33,7 +33,7 @@ class Exponents:
 
     @property
     def splits(self) -> bool:
-        """Whether chunks of a sequence's keys are computed apart, and merged."""
+        """Whether splits of a sequence's keys are computed apart, and combined."""
         return self.num_splits > 1
 
     @property

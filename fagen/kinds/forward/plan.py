@@ -197,7 +197,7 @@ class Plan(Budgeted, Combining, Exponents):
 
     @property
     def combination(self) -> Combination:
-        """The kernel that merges them."""
+        """The kernel that combines them."""
         return Combination(self.num_splits, self.head_dim_v)
 
     @property
@@ -206,7 +206,7 @@ class Plan(Budgeted, Combining, Exponents):
         return not self.splits or self.inter_warpgroup or self.spread_blocks > 0
 
     def split_keys(self, length: int) -> int:
-        """Return how many keys a chunk of a sequence of so many keys has."""
+        """Return how many keys a split of a sequence of so many keys has."""
         return split_blocks(length, self.block_n, self.num_splits) * self.block_n
 
     @property
@@ -233,7 +233,7 @@ class Plan(Budgeted, Combining, Exponents):
     def launches(self) -> Launches:
         """One kernel, whose thread blocks take tiles of block_m rows of a head each.
 
-        Or of chunks of their keys, which a second one merges.
+        Or of splits of their keys, which a second one combines.
         """
         tiles = Product(tiles_of(self))
         if self.splits:

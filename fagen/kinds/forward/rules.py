@@ -92,7 +92,7 @@ _DERIVED: Derived = {
     "head_dim_v": lambda keys: keys["head_dim"],
     # wherever two warpgroups can take turns at the tensor cores (block_m, producer)
     "inter_warpgroup": lambda keys: consumers(keys) > 1 and keys["producer"] == "warp",
-    # longest tiles first where they differ in length, to whoever comes free (lengths, chunks,
+    # longest tiles first where they differ in length, to whoever comes free (lengths, num_splits,
     # mask, producer, cluster)
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
@@ -306,17 +306,20 @@ def _rules_of_columns(keys: Values) -> Broken:
 
 def _rules_of_splits(keys: Values) -> Broken:
     if _fp8(keys):
-        fault = '"e4m3" is not for chunks so far; use dtype = "fp16" or "bf16", or num_splits = 1'
+        fault = '"e4m3" is not for splits so far; use dtype = "fp16" or "bf16", or num_splits = 1'
         yield "dtype", fault
     for key, only, why in (
         ("lengths", "equal", "fagen.attention_decode splits sequences of their own lengths"),
-        ("producer", "warp", "which loads a chunk's first keys under the end of the one before"),
+        ("producer", "warp", "which loads a split's first keys under the end of the one before"),
         ("output", "own", "O goes from registers to the workspace, through no shared memory"),
         ("cluster", 1, "thread blocks that share keys find them in the L2 cache"),
         ("sum", "threads", "row sums leave a thread's registers with its columns of O"),
     ):
         if keys[key] != only:
-            yield key, f"must be {_toml(only)} with num_splits > 1: {why}; leave it out, or chunks"
+            yield (
+                key,
+                f"must be {_toml(only)} with num_splits > 1: {why}; leave it out, or num_splits",
+            )
     if ORDERS[keys["order"]].longest_first:
         yield (
             "order",

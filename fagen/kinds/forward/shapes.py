@@ -11,7 +11,7 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
 
     One tile and one more or less of it in each direction, a single query, no query, no key, more
     queries than keys (whole rows masked when causal), every grouping of heads, enough tiles that
-    each block of a persistent grid takes several, and two long ones. Of chunks, one block each and
+    each block of a persistent grid takes several, and two long ones. Of splits, one block each and
     a few more, some of which rows or whole tiles do not see, and many keys.
     """
     m, n = plan.block_m, plan.block_n

@@ -49,7 +49,7 @@ def emulate(
         row = rows_of[top:bottom].repeat(group)[:, None]
 
         step = plan.split_keys(seqlen_k)
-        chunks = []
+        splits = []
         for first in range(0, seqlen_k, step):
             blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)
             hidden_keys = (
@@ -57,9 +57,9 @@ def emulate(
             )
             softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
             total = _weighted(softmax, queries, keys, values, hidden_keys, hopper_sums)
-            chunks.append((total, softmax))
+            splits.append((total, softmax))
         if plan.splits:
-            shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in chunks)
+            shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in splits)
             output, log_sum = combined_partials(shares, total, fp32(scale))
         else:
             inverse, log_sum = softmax.finish()
@@ -118,7 +118,7 @@ def blocks_of(
 ) -> Iterator[slice]:
     """Yield the blocks of keys that the rows top … bottom - 1 see, the last one first.
 
-    Of a chunk those from `from_key`, where a block begins, up to `to_key`, where another does.
+    Of a split those from `from_key`, where a block begins, up to `to_key`, where another does.
     """
     first = max(0, plan.mask.keys(top, seqlen_q, seqlen_k)[0]) // plan.block_n * plan.block_n
     last = min(seqlen_k, plan.mask.keys(bottom - 1, seqlen_q, seqlen_k)[1])

@@ -56,7 +56,7 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
     )
     if not plan.splits:
         return sizes
-    # chunks of one block and of two, some of which the first rows or whole tiles do not see
+    # splits of one block and of two, some of which the first rows or whole tiles do not see
     most = min(plan.num_splits, 6)
     return (
         *sizes,
