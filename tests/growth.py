@@ -458,7 +458,7 @@ for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
 
 SOFTCAP = Sample(
     name="a softcap in both passes",
-    most=12,
+    most=11,
     aim=8,
     builds="fwd_bf16_d64_causal_m64n64_softcap50",
     patch="softcap.patch",
