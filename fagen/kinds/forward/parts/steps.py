@@ -75,11 +75,12 @@ _RUN = {
 }
 
 
-# by whether K and V are loaded for pairs of tiles, and whether tiles are of splits
+# by whether K and V are loaded for pairs of tiles, and whether tiles are of splits, or varlen
 _OWN_BLOCKS = {
-    (False, False): "forward/steps/skip/own_blocks.cuh.j2",
-    (False, True): "forward/steps/skip/own_blocks_of_split.cuh",
-    (True, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
+    (False, False, False): "forward/steps/skip/own_blocks.cuh",
+    (False, False, True): "forward/steps/skip/varlen_own_blocks.cuh",
+    (False, True, False): "forward/steps/skip/own_blocks_of_split.cuh",
+    (True, False, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
 }
 
 
@@ -99,7 +100,8 @@ def _ping_pong(in_turns: bool) -> Part:
 def _overlapped(values: Values) -> Iterator[str]:
     """Yield the texts of steps with S of a block and PV of the block before in flight."""
     if values["skips_masked_blocks"]:
-        yield _OWN_BLOCKS[values["cluster"] > 1, values["num_splits"] > 1]
+        splits, varlen = values["num_splits"] > 1, values["lengths"] == "varlen"
+        yield _OWN_BLOCKS[values["cluster"] > 1, splits, varlen]
         yield "forward/steps/skip/blocks.cuh.j2"
     if values["skips_steps"]:
         yield "forward/steps/skip/step.cuh.j2"
