@@ -105,6 +105,7 @@ def deals(values: Values) -> Iterator[Part]:
     run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
     whole = (f"{texts}/first_of_whole.cuh",) if prefetched and way == "stream_k" else ()
     yield Part(
+        about=(f"{texts}/about.cuh",),
         device=("decode/deals/unit.cuh", f"{texts}/units.cuh", *whole),
         loader=(f"{texts}/first.cuh", run) if prefetched else (run,),
         consumer=(f"{texts}/consumer.cuh", run),

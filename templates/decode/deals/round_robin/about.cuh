@@ -1,0 +1,1 @@
+// Thread blocks stay and take units in turns.
