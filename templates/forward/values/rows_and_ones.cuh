@@ -1,9 +1,16 @@
-  // The descriptor of V, which lies by rows, and of a slab of ones beside it that every step along K shares: from it to
-  // that of the n-th row, as the address of V grows, the leading byte offset from there to the ones shrinks.
-  __device__ __forceinline__ Descriptor v_begin() const {
-    return descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, (shared.ones - shared.v[v.stage]) * sizeof(Element));
-  }
-  __device__ __forceinline__ static uint32_t v_offset(int n) {
-    const uint32_t units = n * kVSlab * sizeof(Element) >> 4;
-    return units - (units << 16);
+  // Issues O += PV, where V lies by rows, with a slab of ones beside it that every step along K shares: as the address of V
+  // grows, the leading byte offset from there to the ones shrinks.
+  __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
+    fence_operand(o);
+    fence_operand(p);
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kBlockN; n += kStepK) {
+      const uint32_t units = n * kVSlab * sizeof(Element) >> 4;
+      const Element* v_rows = shared.v[v.stage];
+      wgmma_pv<true>(o, p + n * sizeof(Element) / 8,
+                     descriptor<kVSlab>(v_rows, kVDescriptor, (shared.ones - v_rows) * sizeof(Element)) +
+                         (units - (units << 16)));
+    }
+    wgmma_commit();
   }

@@ -73,24 +73,29 @@ def _device(values: Values) -> tuple[str, ...]:
     return tuple(f"forward/values/{name}" for name in names)
 
 
+# how V lies and P is packed, by who sums P and by what shares a descale of V
+_OPERANDS = {
+    ("threads", ""): ("p_pairs.cuh", "rows.cuh"),
+    ("tensor", ""): ("p_pairs.cuh", "rows_and_ones.cuh"),
+    ("threads", "column"): ("p_quads.cuh", "columns.cuh", "prefetch_columns.cuh"),
+    ("threads", "block"): ("p_quads.cuh", "columns.cuh", "prefetch_means.cuh"),
+}
+# whether PV is added up in parts of its columns, and under the next block's softmax
+_PRODUCTS = {
+    (False, False): ("whole.cuh", "whole_alone.cuh"),
+    (False, True): ("whole.cuh",),
+    (True, False): ("parts.cuh", "parts_alone.cuh"),
+    (True, True): ("parts.cuh", "parts_under_softmax.cuh"),
+}
+
+
 def _consumer(values: Values) -> tuple[str, ...]:
     """What consumers do with P and V."""
-    fp8, parts, overlap = (
-        DTYPES[values["dtype"]].fp8,
-        values["promote_columns"] > 0,
-        values["intra_warpgroup"],
-    )
-    ones = values["sum"] == "tensor"
-    names = ["columns.cuh" if fp8 else "rows_and_ones.cuh" if ones else "rows.cuh"]
-    names.append("p_quads.cuh" if fp8 else "p_pairs.cuh")
-    if fp8:
-        names.append(f"prefetch_{'means' if values['v_scales'] == 'block' else 'columns'}.cuh")
-    way = "parts" if parts else "whole"
-    names.append(f"{way}.cuh")
-    if not overlap:
-        names.append(f"{way}_alone.cuh")
-    elif parts:
-        names.append("parts_under_softmax.cuh")
+    parts = values["promote_columns"] > 0
+    names = [*_OPERANDS[values["sum"], values["v_scales"]]]
+    if not parts and values["sum"] == "threads":
+        names.append("issue.cuh")
+    names += _PRODUCTS[parts, values["intra_warpgroup"]]
     if values["promote"] and not parts:
         names += [f"promote/{values['totals']}.cuh", "promote/count.cuh"]
     names.append("rescale.cuh.j2")

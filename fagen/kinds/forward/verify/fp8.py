@@ -36,7 +36,7 @@ LSE_TOLERANCE = 1e-2
 # Of the output's size, below which no error is looked at: where a row sees a few keys, one P that
 # is rounded to its other neighbour is much beside what little error there is.
 FLOOR = 2.0**-7
-# Of a large log-sum-exp: a large factor of scores is cut off to 10 bits (scores/exponents/by_block).
+# Of a large log-sum-exp: a large factor of scores is cut off to 10 bits (by_block.cuh.j2).
 LSE_ROUNDING = 2.0**-8
 
 
