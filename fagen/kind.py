@@ -112,7 +112,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of kernels; its kernels come out of the template `<name>.cu.j2`.
+    """A family of kernels: the parts of its Plans are what the template kernel.cu.j2 is made of.
 
     emulate, proof, space: "module:attribute". `emulate(plan, *arguments)` computes on a CPU what
     the kernel does, arguments as of its op; `verification` is that of fagen.measure; `space`, a

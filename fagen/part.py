@@ -64,6 +64,14 @@ class Amount:
         return product + self.plus
 
 
+HEADERS = "cuda_runtime.h", "algorithm", "cmath", "cstdint", "initializer_list"  # of all kernels
+TMA_HEADERS = (  # of those that copy by TMA and multiply by wgmma
+    *("cuda.h", "atomic", "type_traits", "cutlass/arch/barrier.h"),
+    *("cute/arch/copy_sm90_tma.hpp", "cute/arch/mma_sm90_desc.hpp"),
+)
+REGISTERS_HEADER = "cutlass/arch/reg_reconfig.h"  # of those whose roles set their registers
+
+
 def amount(*factors: str | int, per: str | int | None = None, plus: int = 0) -> Amount:
     """Return a product, perhaps divided by one size or number."""
     return Amount(factors, () if per is None else (per,), plus)
@@ -324,6 +332,7 @@ class Part:
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     constants: tuple[Constant | Alias, ...] = ()
+    headers: tuple[str, ...] = ()  # that the kernel includes
     structs: tuple[Struct, ...] = ()
     named_barriers: tuple[str, ...] = ()  # of the hardware
 
@@ -337,6 +346,7 @@ class Parts:
     """
 
     parts: tuple[Part, ...]
+    sections: tuple[str, ...]  # of a kernel's text, in order: templates that loop over seats
     shared_order: tuple[str, ...] = ()
     params_order: tuple[str, ...] = ()
     initialised: tuple[str, ...] = ()
@@ -345,6 +355,15 @@ class Parts:
         """Return the texts of a seat, each once, in the order of the slots."""
         texts = (text for part in self.parts for text in getattr(part, Seat(seat)))
         return tuple(dict.fromkeys(texts))
+
+    @cached_property
+    def headers(self) -> tuple[tuple[str, ...], ...]:
+        """The headers that are included: CUDA's, those of C++, those of CUTLASS."""
+        names = sorted({header for part in self.parts for header in part.headers})
+        cutlass = [name for name in names if "/" in name]
+        cuda = [name for name in names if name not in cutlass and name.endswith(".h")]
+        cpp = [name for name in names if name not in cutlass and name not in cuda]
+        return tuple(tuple(group) for group in (cuda, cpp, cutlass) if group)
 
     @cached_property
     def constants(self) -> tuple[tuple[Constant | Alias, ...], ...]:

@@ -32,7 +32,7 @@ LOADED = ("torch", "pydantic", "sympy", "jinja2", "click")  # once, for all samp
 # what kernels are made of, in templates/
 KERNELS = (
     *("forward", "backward", "decode", "quantize", "combine"),
-    *("attention", "common", "host", "sm90"),
+    *("attention", "host", "parts", "sm90"),
 )
 CHOICES = (nodes.If, nodes.CondExpr)  # an elif is an If too
 BRANCHES = (ast.If, ast.IfExp, ast.match_case, ast.While)
@@ -51,10 +51,10 @@ def choices(template: Path) -> Iterator[nodes.Node]:
 def kernel_templates(root: Path, *kinds: str) -> list[Path]:
     """Return the templates of kernels in a tree: of all, or of some kinds."""
     folder = root / "templates"
-    of_kinds = [folder / f"{kind}.cu.j2" for kind in kinds or KERNELS]
-    others = () if kinds else (folder / "abi.h.j2", folder / "fagen_host.h.j2")
+    others = () if kinds else ("kernel.cu.j2", "abi.h.j2", "fagen_host.h.j2")
     inside = (path for kind in kinds or KERNELS for path in (folder / kind).rglob("*"))
-    return sorted(path for path in (*of_kinds, *others, *inside) if path.is_file())
+    every = (*(folder / name for name in others), *inside)
+    return sorted(path for path in every if path.is_file())
 
 
 def conditionals(root: Path, *kinds: str) -> int:

@@ -37,8 +37,8 @@ def test_every_template_of_a_kernel_is_seen_in_a_kernel_that_is_committed_as_tex
         render.kernel_text(committed.plans[slug])
     environment.get_template("fagen_host.h.j2").render(calls=committed.plans[slug].signature)
     folder = locate("templates")
-    of_kernels = [f"{kind}.cu.j2" for kind in ENTRIES] + ["abi.h.j2", "fagen_host.h.j2"]
-    for part in (*ENTRIES, "common", "host", "sm90"):
+    of_kernels = [render.KERNEL, "abi.h.j2", "fagen_host.h.j2"]
+    for part in (*ENTRIES, "attention", "host", "parts", "sm90"):
         texts = (path for path in (folder / part).rglob("*") if path.is_file())
         of_kernels += [path.relative_to(folder).as_posix() for path in texts]
     assert {*of_kernels} == names

@@ -17,6 +17,7 @@ from fagen.render import (
     BINDING,
     HASH_WORD,
     HOST_MARK,
+    KERNEL,
     Source,
     environment,
     formatted,
@@ -28,7 +29,6 @@ from tests.backward_helpers import SPREAD as BACKWARD
 from tests.combine_helpers import SPREAD as COMBINE
 from tests.often import some
 from tests.quantize_helpers import SPREAD as QUANTIZE
-from tests.schedule_helpers import KINDS
 from tests.strategies import fp8_schedules, quantizers, schedules
 
 FIRST = "fwd_fp16_d128_causal_m128n128"
@@ -175,7 +175,7 @@ def test_a_comment_in_a_template_leaves_the_hash_and_a_number_changes_it(first):
 
 
 def test_templates_are_found_in_a_wheel_and_in_a_checkout():
-    for name in (BINDING, *(f"{kind}.cu.j2" for kind in KINDS)):
+    for name in (BINDING, KERNEL):
         assert (Path(locate("templates")) / name).exists()
 
 

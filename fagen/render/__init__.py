@@ -39,7 +39,7 @@ __all__ = [
 
 HASH_WORD = "FAGEN_SOURCE_HASH"  # the kernel says its own hash where a template says this
 
-BINDING = "binding.cpp.j2"
+KERNEL, BINDING = "kernel.cu.j2", "binding.cpp.j2"
 
 HEADER = "fagen_host.h"  # what launchers share: it lies beside kernels
 _HEADER_HASH = "FAGEN_HOST_HASH"  # the header and each kernel say the header's where this stands
@@ -85,7 +85,7 @@ def kernel_file(text: str) -> str:
 
 def kernel_text(plan: Plan) -> str:
     """Return a kernel's text as its template has it, not laid out and without its hash."""
-    return _template(f"{plan.kind}.cu.j2", plan).replace(_HEADER_HASH, _header()[1])
+    return _template(KERNEL, plan).replace(_HEADER_HASH, _header()[1])
 
 
 def header_file() -> str:

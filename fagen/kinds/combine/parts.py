@@ -11,6 +11,7 @@ from fagen.kinds.combine.rules import is_ragged
 from fagen.part import (
     DIVISOR,
     FLOAT,
+    HEADERS,
     INT,
     INT64,
     Alias,
@@ -26,7 +27,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import PARTIALS
+from fagen.vocab import OUT_DTYPES, PARTIALS
 
 CHOSEN = ("dtype", "out_dtype", "layout")  # the keys that choose parts, and whether rows are ragged
 
@@ -52,7 +53,13 @@ def parts(values: Values) -> Parts:
 def _parts(*choices: Any) -> Parts:
     values = dict(zip((*CHOSEN, "is_ragged"), choices, strict=True))
     slots = row, rows, partials, output
-    return Parts(tuple(slot(values) for slot in slots), params_order=_PARAMS)
+    return Parts(tuple(slot(values) for slot in slots), _SECTIONS, params_order=_PARAMS)
+
+
+_SECTIONS = (
+    *("combine/head.j2", "attention/combine/weights.cuh.j2", "parts/device.j2"),
+    "combine/kernel.j2",
+)
 
 
 def _given(name: str, type_: Type) -> Field:
@@ -61,7 +68,10 @@ def _given(name: str, type_: Type) -> Field:
 
 def row(values: Values) -> Part:
     """What each thread block has: whole rows, each of some lanes."""
+    dtypes = PARTIALS[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
     return Part(
+        about=("combine/about.cuh.j2",),
+        headers=(*HEADERS, "cstring", *(dtype.header for dtype in dtypes)),
         constants=(
             *((Constant("head_dim"),) if values["is_ragged"] else ()),
             Constant("lanes", "that share a row"),

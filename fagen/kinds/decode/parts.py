@@ -17,7 +17,9 @@ from fagen.part import (
     DIVISOR,
     ELEMENT,
     FLOAT,
+    HEADERS,
     INT,
+    TMA_HEADERS,
     Argument,
     Array,
     Barrier,
@@ -33,10 +35,10 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import MASKS
+from fagen.vocab import DTYPES, MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
-CHOSEN = ("mask", "by", "maximum", "speculate")
+CHOSEN = ("dtype", "mask", "by", "maximum", "speculate")
 RULES: Mapping[str, Callable[[Values], Any]] = {
     "k_is_wider": k_is_wider,
     "prefetches": prefetches,
@@ -70,12 +72,21 @@ def _parts(*choices: Any) -> Parts:
     values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
     slots = tile, deals, keys, loads, scores, steps, combine
     every = tuple(part for slot in slots for part in slot(values))
-    return Parts(every, shared_order=_SHARED, params_order=_PARAMS)
+    return Parts(every, _SECTIONS, shared_order=_SHARED, params_order=_PARAMS)
 
 
-def tile(_: Values) -> Iterator[Part]:
+_SECTIONS = (
+    *("decode/head.j2", "sm90/ring.cuh", "parts/device.j2", "decode/wgmma.j2"),
+    *("decode/producer.j2", "decode/consumer.j2", "decode/kernel.j2", "parts/kernels.j2"),
+)
+
+
+def tile(values: Values) -> Iterator[Part]:
     """What every kernel has."""
+    dtype = DTYPES[values["dtype"]]
     yield Part(
+        about=("decode/about.cuh.j2",),
+        headers=(*HEADERS, *TMA_HEADERS, "cstring", dtype.header),
         constants=(
             Constant("head_dim"),
             Constant("head_dim_v"),
@@ -199,6 +210,7 @@ def scores(values: Values) -> Iterator[Part]:
     way = values["maximum"]
     folder, fixed = f"decode/scores/{way}", way == "fixed"
     yield Part(
+        about=("decode/scores/about.cuh.j2",),
         device=(f"{folder}/device.cuh",) if fixed else (),
         loader=(f"{folder}/loader.cuh",) if fixed else (),
         consumer=(

@@ -15,6 +15,7 @@ from fagen.part import (
     DIVISOR,
     ELEMENT,
     FLOAT,
+    HEADERS,
     INT,
     INT64,
     UINT8,
@@ -31,9 +32,10 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
+from fagen.vocab import DTYPES
 
 # the keys that choose parts; of head_dim it matters how many chunks it has, and what of the last
-CHOSEN = ("head_dim", "rotary", "rotate", "center", "scales", "scale_rows", "layout")
+CHOSEN = ("dtype", "head_dim", "rotary", "rotate", "center", "scales", "scale_rows", "layout")
 
 # the order of members of Params, by name: machine code holds their offsets
 _PARAMS = (
@@ -62,7 +64,13 @@ def parts(values: Values) -> Parts:
 def _parts(*choices: Any) -> Parts:
     values = dict(zip(CHOSEN, choices, strict=True))
     slots = rows, rotary, rotation, columns, scales, output
-    return Parts(tuple(slot(values) for slot in slots), params_order=_PARAMS)
+    return Parts(tuple(slot(values) for slot in slots), _SECTIONS, params_order=_PARAMS)
+
+
+_SECTIONS = (
+    *("quantize/head.j2", "parts/device.j2", "quantize/get.j2", "parts/kernels.j2"),
+    "quantize/kernel.j2",
+)
 
 
 def _argument(name: str, type_: Type, argument: str = "", note: str = "") -> Field:
@@ -82,6 +90,8 @@ def rows(values: Values) -> Part:
     """How rows come: past the end of the sequence there are zeros, or its last row again."""
     by_keys = values["layout"] == "columns"
     return Part(
+        about=("quantize/about.cuh.j2",),
+        headers=(*HEADERS, DTYPES[values["dtype"]].header),
         device=(
             "quantize/rows/lane.cuh",
             "quantize/rows/in_key_order.cuh" if by_keys else "quantize/rows/in_order.cuh",

@@ -25,9 +25,22 @@ from fagen.kinds.backward.rules import (
     shares_rows,
     slices_dq,
 )
-from fagen.part import DESCRIPTOR, FLOAT, INT, Argument, Constant, Field, Part, Parts, Ratio
+from fagen.part import (
+    DESCRIPTOR,
+    FLOAT,
+    HEADERS,
+    INT,
+    REGISTERS_HEADER,
+    TMA_HEADERS,
+    Argument,
+    Constant,
+    Field,
+    Part,
+    Parts,
+    Ratio,
+)
 from fagen.schedule import Values
-from fagen.vocab import MASKS
+from fagen.vocab import DTYPES, MASKS
 
 # the keys that choose no parts, but by RULES
 SIZES = frozenset(
@@ -96,11 +109,34 @@ def parts_of(choices: Values) -> Parts:
 @cache
 def _parts(*chosen: tuple[str, Any]) -> Parts:
     values = dict(chosen)
-    first = sizes, keys, tiles, loads, consumers
+    first = about, sizes, keys, tiles, loads, consumers
     slots = *first, scores, steps, outputs, sums, runs, launcher
     shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
     every = tuple(part for slot in slots for part in slot(values))
-    return Parts(every, shared_order=shared, params_order=_PARAMS, initialised=_INITIALISED)
+    return Parts(
+        every,
+        _SECTIONS,
+        shared_order=shared,
+        params_order=_PARAMS,
+        initialised=_INITIALISED,
+    )
+
+
+_SECTIONS = (
+    *("backward/head.j2", "backward/tiles.j2", "backward/producer.j2", "parts/producer.j2"),
+    *("backward/consumer.j2", "backward/kernel.j2"),
+)
+
+
+def about(values: Values) -> Iterator[Part]:
+    """What a kernel says of itself, and what it includes."""
+    rounder = ("backward/sums/about_rounder.cuh",) if values["postprocess"] else ()
+    consumers = f"backward/steps/about_{values['partition']}.cuh.j2"
+    dtype = DTYPES[values["dtype"]]
+    yield Part(
+        about=("backward/about.cuh.j2", *rounder, consumers),
+        headers=(*HEADERS, *TMA_HEADERS, REGISTERS_HEADER, dtype.header),
+    )
 
 
 def sizes(values: Values) -> Iterator[Part]:

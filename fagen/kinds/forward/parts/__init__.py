@@ -15,8 +15,9 @@ from fagen.kinds.forward.parts.steps import consumer, output, roles, steps
 from fagen.kinds.forward.parts.tiles import keys, tiles
 from fagen.kinds.forward.parts.values import v
 from fagen.kinds.forward.structure import RULES
-from fagen.part import DESCRIPTOR, Constant, Part, Parts
+from fagen.part import DESCRIPTOR, HEADERS, REGISTERS_HEADER, TMA_HEADERS, Constant, Part, Parts
 from fagen.schedule import Values
+from fagen.vocab import DTYPES, OUT_DTYPES
 
 # the keys that choose no parts, but by RULES
 SIZES = frozenset(
@@ -72,11 +73,55 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(*choices: tuple[str, Any]) -> Parts:
     values = dict(choices)
-    slots = sizes, consumer, keys, tiles, loads, v, scores, steps, output, roles, launcher
+    slots = about, sizes, consumer, keys, tiles, loads, v, scores, steps, output, roles, launcher
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
     every = tuple(part for slot in slots for part in slot(values))
-    return Parts(every, shared_order=_SHARED, params_order=params, initialised=_INITIALISED)
+    return Parts(
+        every,
+        _SECTIONS,
+        shared_order=_SHARED,
+        params_order=params,
+        initialised=_INITIALISED,
+    )
+
+
+_SECTIONS = (
+    *("forward/head.j2", "forward/tiles.j2", "forward/producer.j2", "forward/consumer.j2"),
+    *("forward/kernel.j2", "parts/kernels.j2"),
+)
+
+
+def about(values: Values) -> Iterator[Part]:
+    """What a kernel says of itself, and what it includes."""
+    dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
+    splits = values["num_splits"] > 1
+    yield Part(
+        about=tuple(_about(values)),
+        headers=(
+            *(*HEADERS, *TMA_HEADERS, REGISTERS_HEADER, dtype.header, out_dtype.header),
+            *(("cstring",) if splits else ()),
+        ),
+    )
+
+
+def _about(values: Values) -> Iterator[str]:
+    yield "forward/about.cuh.j2"
+    if values["producer"] == "none":
+        yield "forward/steps/about_alone.cuh.j2"
+    else:
+        yield "forward/steps/about_producer.cuh.j2"
+    if values["inter_warpgroup"]:
+        yield "forward/steps/ping_pong/about.cuh"
+    if values["lengths"] == "varlen":
+        who = "scheduler" if values["scheduler_warp"] else "producer"
+        yield f"forward/tiles/varlen/about_{who}.cuh"
+    if values["num_splits"] > 1:
+        yield "forward/tiles/about_splits.cuh.j2"
+    if values["v_layout"]:
+        yield f"forward/values/about_{values['v_layout']}.cuh.j2"
+    if values["scales"] == "block":
+        yield "forward/scores/about_blocks.cuh"
 
 
 def sizes(values: Values) -> Iterator[Part]:

@@ -6,10 +6,31 @@ from typing import Any, ClassVar
 from fagen.kind import Role
 from fagen.kinds.scale.keys import Schedule
 from fagen.launch import Grid, Launch, Launches, Product
+from fagen.part import (
+    ELEMENT,
+    FLOAT,
+    HEADERS,
+    INT,
+    INT64,
+    Alias,
+    Argument,
+    Constant,
+    Field,
+    Part,
+    Parts,
+    pointer_to,
+)
 from fagen.signature import Dim, Extent, Scalar, Signature, Size, Tensor
 from fagen.vocab import SIXTEEN_BITS, Dtype
 
 ROWS = (Dim(Extent("batch"), "batch"), Dim(Extent("seqlen"), "seq"))
+_FIELDS = {
+    "x": pointer_to(ELEMENT, const=True),
+    "out": pointer_to(ELEMENT),
+    **{f"{tensor}_stride_{dim}": INT64 for tensor in ("x", "out") for dim in ("batch", "seq")},
+    "seqlen": INT,
+    "factor": FLOAT,
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +56,21 @@ class Plan:
     def launches(self) -> Launches:
         """One kernel: a thread block for each row."""
         grid = Grid(Product((Extent("batch"), Extent("seqlen"))))
-        return Launches((Launch("scale", grid, self.threads),))
+        return Launches((Launch("scale", grid, self.threads),), empty=("batch", "seqlen"))
+
+    @property
+    def parts(self) -> Parts:
+        """What the kernel is made of."""
+        part = Part(
+            about=("scale/about.cuh.j2",),
+            headers=(*HEADERS, self.dtype.header),
+            constants=(
+                Alias("Element", "dtype.cpp"),
+                *map(Constant, ("head_dim", "threads", "shared_bytes", "launch_registers")),
+            ),
+            params=tuple(Field(name, type, Argument(name)) for name, type in _FIELDS.items()),
+        )
+        return Parts((part,), sections=("scale/kernel.j2",))
 
     @property
     def signature(self) -> Signature:

@@ -1,0 +1,1 @@
+// Another one rounds dq once it is done.

@@ -1,0 +1,1 @@
+// One warp writes the scales of blocks to shared memory.

@@ -1,0 +1,1 @@
+// They do so in ping-pong: they take turns at the tensor cores.
