@@ -27,7 +27,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import OUT_DTYPES, PARTIALS
+from fagen.vocab import PARTIALS
 
 CHOSEN = ("dtype", "out_dtype", "layout")  # the keys that choose parts, and whether rows are ragged
 
@@ -68,7 +68,7 @@ def _given(name: str, type_: Type) -> Field:
 
 def row(values: Values) -> Part:
     """What each thread block has: whole rows, each of some lanes."""
-    dtypes = PARTIALS[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
+    dtypes = PARTIALS[values["dtype"]], PARTIALS[values["out_dtype"]]
     return Part(
         about=("combine/about.cuh.j2",),
         headers=(*HEADERS, "cstring", *(dtype.header for dtype in dtypes)),

@@ -60,12 +60,6 @@ class Plan(Streaming, Combining):
         return self.shared.total
 
     @property
-    def headers(self) -> tuple[str, ...]:
-        """What declares the element types."""
-        headers = dict.fromkeys((self.dtype.header, self.out_dtype.header))
-        return tuple(name for name in headers if name != PARTIALS["fp32"].header)
-
-    @property
     def converted(self) -> bool:
         """Whether a partial output is widened to fp32."""
         return self.dtype.bytes < PARTIALS["fp32"].bytes

@@ -94,34 +94,24 @@ _SECTIONS = (
 
 def about(values: Values) -> Iterator[Part]:
     """What a kernel says of itself, and what it includes."""
-    dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
-    splits = values["num_splits"] > 1
+    said = (text for (key, value), text in _ABOUT.items() if values[key] == value)
+    dtypes = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
     yield Part(
-        about=tuple(_about(values)),
-        headers=(
-            *(*HEADERS, *TMA_HEADERS, REGISTERS_HEADER, dtype.header, out_dtype.header),
-            *(("cstring",) if splits else ()),
-        ),
+        about=("forward/about.cuh.j2", *said),
+        headers=(*HEADERS, *TMA_HEADERS, REGISTERS_HEADER, *(dtype.header for dtype in dtypes)),
     )
 
 
-def _about(values: Values) -> Iterator[str]:
-    yield "forward/about.cuh.j2"
-    if values["producer"] == "none":
-        yield "forward/steps/about_alone.cuh.j2"
-    else:
-        yield "forward/steps/about_producer.cuh.j2"
-    if values["inter_warpgroup"]:
-        yield "forward/steps/ping_pong/about.cuh"
-    if values["lengths"] == "varlen":
-        who = "scheduler" if values["scheduler_warp"] else "producer"
-        yield f"forward/tiles/varlen/about_{who}.cuh"
-    if values["num_splits"] > 1:
-        yield "forward/tiles/about_splits.cuh.j2"
-    if values["v_layout"]:
-        yield f"forward/values/about_{values['v_layout']}.cuh.j2"
-    if values["scales"] == "block":
-        yield "forward/scores/about_blocks.cuh"
+# what a kernel says where a key has this value
+_ABOUT = {
+    ("producer", "none"): "forward/steps/about_alone.cuh.j2",
+    ("producer", "warp"): "forward/steps/about_producer.cuh.j2",
+    ("inter_warpgroup", True): "forward/steps/ping_pong/about.cuh",
+    ("lengths", "varlen"): "forward/tiles/varlen/about.cuh",
+    ("v_layout", "columns"): "forward/values/about_columns.cuh.j2",
+    ("v_layout", "rows"): "forward/values/about_rows.cuh.j2",
+    ("scales", "block"): "forward/scores/about_blocks.cuh",
+}
 
 
 def sizes(values: Values) -> Iterator[Part]:

@@ -137,6 +137,8 @@ def _varlen(values: Values) -> Iterator[Part]:
 def _split() -> Part:
     """Tiles of splits of the keys, each of which gives a partial output."""
     return Part(
+        about=("forward/tiles/about_splits.cuh.j2",),
+        headers=("cstring",),
         head=("forward/tiles/split_tile.cuh.j2",),
         device=("forward/tiles/of_splits.cuh",),
         kernels=("forward/tiles/splits_of.cuh.j2",),
