@@ -370,10 +370,10 @@ class Faults:
         """Where the wait begins that an arrival stands behind, with calls alone between them."""
         text, i = self.text, statement.first
         called = text.called(i, statement.last)
-        if called == "arrive_and_expect_tx" or not re.search("arrive|release", called):
+        if called == "arrive_and_expect_tx" or not re.search("arrive|release|end_turn", called):
             return None  # that bytes are to come may be said at any time
         while (before := self._before.get(i)) and (called := text.called(before, i)):
-            if "wait" in called:
+            if "wait" in called or called == "begin_turn":
                 return before
             i = before
         return None
