@@ -17,15 +17,28 @@ TEMPLATES = locate("templates")
 HEADERS = Path(simulator.__file__).parent
 LINES = 60
 
-# what a seat's texts stand in, behind its prelude, by kind
+# by kind and seat the prelude of a text, and what the text stands in behind it
+STATEMENTS = "void kernel() {{ {} }}"
 STAND_IN = {
     "decode": {
-        "loader": ("decode", "struct Producer : Loader {{ {} }};"),
-        "consumer": ("decode", "struct Consumer : Computing {{ {} }};"),
-        "kernel": ("decode", "void kernel() {{ {} }}"),
-        "combine": ("attention", "void kernel() {{ {} }}"),
+        "loader": ("decode/prelude/loader.h", "struct Producer : Loader {{ {} }};"),
+        "consumer": ("decode/prelude/consumer.h", "struct Consumer : Computing {{ {} }};"),
+        "kernel": ("decode/prelude/kernel.h", STATEMENTS),
+        "combine": ("attention/prelude/combine.h", STATEMENTS),
     },
-    "forward": {"consumer": ("forward", "struct Consumer : Consuming {{ {} }};")},
+    "forward": {
+        "consumer": ("forward/prelude/consumer.h", "struct Consumer : Consuming {{ {} }};")
+    },
+    "backward": {
+        "loader": ("backward/prelude/loader.h", "struct Producer : Loader {{ {} }};"),
+        "producer": ("backward/prelude/producer.h", "{}"),
+        "consumer": ("backward/prelude/consumer.h", "struct Consumer : Computing {{ {} }};"),
+        "entry": ("backward/prelude/kernel.h", STATEMENTS),
+        "kernel": ("backward/prelude/kernel.h", STATEMENTS),
+        "role": ("backward/prelude/kernel.h", STATEMENTS),
+        "consumer_role": ("backward/prelude/kernel.h", STATEMENTS),
+        "exit": ("backward/prelude/kernel.h", STATEMENTS),
+    },
 }
 HEAD = {
     "decode": (
@@ -34,6 +47,11 @@ HEAD = {
         "decode/prelude/device.h",
     ),
     "forward": ("forward/head.j2", "forward/tiles.j2", "forward/producer.j2"),
+    "backward": (
+        *("backward/head.j2", "sm90/barrier_arrive.cuh", "sm90/accumulators.cuh"),
+        *("sm90/elements.cuh", "sm90/exp2.cuh", "sm90/store_matrices.cuh", "sm90/wgmma.cuh"),
+        *("sm90/descriptor.cuh", "backward/prelude/device.h"),
+    ),
 }
 # so many that each text of a part is in one of them
 PLANS = (
@@ -53,6 +71,14 @@ PLANS = (
     "fwd_fp16_d128_full_m128n128_nointra",
     "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
     "fwd_fp16_d128_causal_m128n128_c2",
+    "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
+    "bwd_bf16_d128_causal_m64n128_persist_post",
+    "bwd_bf16_d48_causal_m64n128_varlen_s1",
+    "bwd_bf16_d256_causal_m64n64_varlen",
+    "bwd_fp16_d64_full_m96n128_keepk",
+    "bwd_bf16_d160_full_m64n64_intra",
+    "bwd_bf16_d48_causal_m64n128_persist",
+    "bwd_fp16_d64v192_causal_m64n64_dss1",
 )
 
 
@@ -62,18 +88,14 @@ INCLUDED = "algorithm", "cmath", "cstdint", "cstring", "type_traits"
 def behind_preludes(plan: Plan) -> str:
     """Return all texts of a kernel's seats, each by itself behind the prelude of its seat."""
     parts = [written(name, plan=plan) for name in HEAD[plan.kind]]
-    for seat, (folder, place) in STAND_IN[plan.kind].items():
-        parts.append(f"namespace {seat}_seat {{\n{prelude(folder, seat)}")
+    for seat, (prelude, place) in STAND_IN[plan.kind].items():
+        parts.append(f"namespace {seat}_seat {{\n{(TEMPLATES / prelude).read_text()}")
         for number, text in enumerate(plan.parts.texts(seat)):
             whole = place.format(written(text, plan=plan))
             parts.append(f'namespace text_{number} {{\n#line 1 "{text}"\n{whole}\n}}')
         parts.append("}")
     includes = "".join(f"#include <{name}>\n" for name in INCLUDED)
     return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
-
-
-def prelude(folder: str, seat: str) -> str:
-    return (TEMPLATES / folder / "prelude" / f"{seat}.h").read_text()
 
 
 @pytest.mark.parametrize("slug", PLANS)
@@ -101,5 +123,5 @@ def test_the_kernels_here_have_every_text_of_these_seats():
             for text in plan.parts.texts(seat)
         }
 
-    forward = [path.stem for path in registry.schedules("forward")]
-    assert texts([*DECODE, *forward]) <= texts(PLANS)
+    schedules = [*registry.schedules("forward"), *registry.schedules("backward")]
+    assert texts([*DECODE, *(path.stem for path in schedules)]) <= texts(PLANS)
