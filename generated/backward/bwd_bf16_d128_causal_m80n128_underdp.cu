@@ -10,14 +10,15 @@
 // its group. dk and dv stay in registers; dq is added up in global memory, in fp32.
 //
 // S and dP lie transposed, keys along the rows: so P and dS are, as they come out of one GEMM, the
-// register operands of the next. One producer warp loads by TMA, two add dq up by TMA; 2 consumer
-// warpgroups of 64 keys each multiply by WGMMA.
+// register operands of the next. One producer warp loads by TMA, and two add dq up by TMA. 2
+// consumer warpgroups of 64 keys each multiply by WGMMA.
 //
-// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,83 +32,6 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_BACKWARD_ARGS
-#define FAGEN_BACKWARD_ARGS 1
-
-extern "C" {
-
-// One call of a kernel of kind backward: the same struct for all of them. Strides are in elements;
-// a dimension without one is contiguous.
-struct FagenBackwardArgs {
-  uint32_t struct_bytes;  // sizeof(FagenBackwardArgs)
-  uint32_t version;       // 1: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* dout;         // bf16 (batch, seqlen_q, heads, 128): the gradient of out
-  const void* q;            // bf16 (batch, seqlen_q, heads, 128)
-  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 128)
-  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 128)
-  const void* out;          // bf16 (batch, seqlen_q, heads, 128): the forward pass's
-  const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
-                     // logarithm; minus infinity in a row that sees no key
-  const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
-  void* dq;          // bf16 (batch, seqlen_q, heads, 128): the gradient of q
-  void* dk;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of k
-  void* dv;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of v
-  int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
-  int64_t q_stride_batch, q_stride_head, q_stride_seq;
-  int64_t k_stride_batch, k_stride_head, k_stride_seq;
-  int64_t v_stride_batch, v_stride_head, v_stride_seq;
-  int64_t out_stride_batch, out_stride_head, out_stride_seq;
-  int64_t lse_stride_batch, lse_stride_head;
-  int64_t dlse_stride_batch, dlse_stride_head;
-  int64_t dq_stride_batch, dq_stride_head, dq_stride_seq;
-  int64_t dk_stride_batch, dk_stride_head, dk_stride_seq;
-  int64_t dv_stride_batch, dv_stride_head, dv_stride_seq;
-  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
-};
-
-}  // extern "C"
-
-#elif FAGEN_BACKWARD_ARGS != 1
-#error "kernels of kind backward of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_bwd_bf16_d128_causal_m80n128_underdp(const struct FagenBackwardArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_bwd_bf16_d128_causal_m80n128_underdp_workspace(const struct FagenBackwardArgs* args);
-const char* fagen_bwd_bf16_d128_causal_m80n128_underdp_message(int status);
-const struct FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_info(void);
-
-}  // extern "C"
-
 namespace fagen_bwd_bf16_d128_causal_m80n128_underdp_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
@@ -116,35 +40,29 @@ using Element = __nv_bfloat16;
 using Pair = __nv_bfloat162;
 using OutElement = Element;
 
+constexpr int kWarpgroup = 128;
+constexpr int kWarpgroupRows = 64;  // the M of every wgmma
+
 constexpr int kHeadDim = 128;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 128;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 128;
 constexpr int kBlockM = 80;    // rows of a step
 constexpr int kBlockN = 128;   // keys of a thread block
+constexpr int kCluster = 1;    // thread blocks of neighbouring keys, which have the same rows
 constexpr int kStages = 2;     // Q buffers
 constexpr int kDoStages = 2;   // dO buffers
 constexpr int kDsStages = 2;   // dS buffers
 constexpr int kConsumers = 2;  // warpgroups of 64 keys
+
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
-constexpr int kRowThreads = 256;        // of the kernels before and after
-constexpr int kRowLanes = 16;           // of those, that share a row
-constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int kRowThreads = 256;  // of the kernels before and after
+constexpr int kRowLanes = 16;     // of those, that share a row
 
-constexpr int kWarpgroup = 128;
-constexpr int kWarpgroupRows = 64;  // the M of every wgmma
-constexpr int kStepK = 16;          // the K of every wgmma
-constexpr int kDqColumns = 80;  // of an accumulator of dQ, which lies transposed: all rows, beside
-                                // 64 columns for each warpgroup
-constexpr int kDqParts = 2;     // warpgroups that compute dQ
-constexpr int kDqAdders = 2;    // threads that add it up, in turns
-constexpr int kDqSlices = 1;    // in which each hands it on
-
-// Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
-constexpr int kQkSlab = 64;  // columns
+constexpr int kQkSlab = 64;
 constexpr int kVSlab = 64;
 constexpr int kDsSlab = 16;
 constexpr int kQkSwizzleBits = 3;
@@ -153,26 +71,18 @@ constexpr int kDsSwizzleBits = 1;
 constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B32;
+constexpr int kStepK = 16;  // the K of every wgmma
 
-constexpr int kLine = 128;  // of the L2 cache: additions that begin within one take longer
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
 
-// What there is of a block of rows in the workspace. Each row has two numbers, which tensor cores
-// add to products of its: as sums of three bf16 each, side by side, core matrices of eight rows.
-using Statistics = uint4[kBlockM];
-struct alignas(kLine) RowBlock {
-  float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
-  // -LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0
-  Statistics statistics;
-  uint32_t added;  // 1 once the first part of dQ is there
-};
-static_assert(sizeof(RowBlock) == 42368, "the workspace outgrew the plan's formula");
-
-// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
-// have one each.
-struct alignas(kLine) KeyBlock {
-  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
-  float dk[kBlockN * kHeadDimPadded];
-};
+// Of an accumulator of dQ, which lies transposed: all rows, beside 64 columns for each warpgroup.
+constexpr int kDqColumns = 80;
+constexpr int kDqRowStep = 0;      // rows between the parts of dQ of two warpgroups
+constexpr int kDqColumnStep = 64;  // and columns; of both one is 0
+constexpr int kDqParts = 2;        // warpgroups that compute dQ
+constexpr int kDqAdders = 2;       // threads that add it up, in turns
+constexpr int kDqSlices = 1;       // in which each hands it on
+constexpr int kLine = 128;         // of the L2 cache: additions that begin within one take longer
 
 // A thread's part of a warpgroup's accumulators.
 using Scores = float[kBlockM / 2];  // S, dP: 64 keys by kBlockM rows
@@ -184,33 +94,18 @@ using Packed = uint32_t[kBlockM / 4];  // P, dS in bf16
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
 
-struct SharedStorage {
-  alignas(1024) Element k[kBlockN * kHeadDimPadded];
-  alignas(1024) Element v[kBlockN * kHeadDimVPadded];
-  alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
-  alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
-  alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
-  alignas(1024) Statistics statistics[kStages];
-  // core matrices that serve for all rows: what -delta is multiplied by, and -LSE / scale, and
-  // zeros
-  uint4 ones[24];
-  TransactionBarrier k_full;
-  TransactionBarrier v_full;
-  TransactionBarrier q_full[kStages], dout_full[kDoStages];
-  Barrier q_empty[kStages], dout_empty[kDoStages];
-  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
-  Barrier dq_empty[kDqParts];
-  // Last: operands that have a row more than once are shorter than memcheck takes them to be, and
-  // must not end with the memory.
-  alignas(1024) float dq[kBlockM * kHeadDimPadded / kDqSlices];
-};
-constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
-
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
   return (a + b - 1) / b;
 }
+
+// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
+// kBlockM rows that see some of them. Of the full ones every row sees all of its own.
+struct Tile {
+  int first_key, kv_head, batch;
+  int share;  // of the group's query heads
+  int first_head, last_head, first, full_first, last;
+};
 
 // n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
 // With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
@@ -255,25 +150,88 @@ struct Numbers {
   }
 };
 
+struct Params;
+using Lengths = Params;  // the same for all sequences
+
+// Of a row tensor cores add two numbers to products of its: as sums of three bf16 each, side by
+// side, core matrices of eight rows.
+using Statistics = uint4[kBlockM];
+
+// What of a row's statistics a product adds, by where its ones lie.
+enum Statistic { kOfDelta, kOfLse };
+
+// Two numbers as sums of three bf16 each, which is all of their 24 bits, and two zeros.
+__device__ __forceinline__ uint4 in_parts(float a, float b) {
+  uint32_t part[6];
+#pragma unroll
+  for (int i = 0; i < 6; ++i) {
+    float& number = i < 3 ? a : b;
+    part[i] = __float_as_uint(number) & 0xffff0000;
+    number -= __uint_as_float(part[i]);
+  }
+  return {part[1] | part[0] >> 16, part[3] | part[2] >> 16, part[5] | part[4] >> 16, 0};
+}
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
+
+// What there is of a block of rows in the workspace.
+struct alignas(kLine) RowBlock {
+  float dq[kBlockM * kHeadDimPadded];  // in the order of the threads' accumulators
+  Statistics statistics;  // -LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that
+                          // its P is 0
+  uint32_t added;         // 1 once dQ's first part is
+};
+static_assert(sizeof(RowBlock) == 42368, "the workspace outgrew the plan's formula");
+
+// Tiles lie as slabs: columns of one swizzle span, all rows of a slab together.
+struct SharedStorage {
+  alignas(1024) Element k[kBlockN * kHeadDimPadded];
+  alignas(1024) Element v[kBlockN * kHeadDimVPadded];
+  alignas(1024) Element q[kStages][kBlockM * kHeadDimPadded];
+  alignas(1024) Element dout[kDoStages][kBlockM * kHeadDimVPadded];
+  alignas(1024) Element ds[kDsStages][kBlockN * kBlockM];  // transposed: keys along the rows
+  alignas(1024) Statistics statistics[kStages];
+  uint4 ones[24];  // core matrices that serve for all rows: what -delta is multiplied by, and -LSE
+                   // / scale, and zeros
+  TransactionBarrier k_full;
+  TransactionBarrier v_full;
+  TransactionBarrier q_full[kStages];
+  TransactionBarrier dout_full[kDoStages];
+  Barrier q_empty[kStages];
+  Barrier dout_empty[kDoStages];
+  Barrier dq_full[kDqAdders][kDqParts];  // for each that adds, so that none misses a phase
+  Barrier dq_empty[kDqParts];
+  alignas(1024) float dq[kBlockM * kHeadDimPadded / kCluster / kDqSlices];
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 232448, "the layout outgrew the plan's ledger");
+
 struct Params {
   CUtensorMap q, k, v, dout, dk, dv;
   Rows<const Element> out_rows, dout_rows;
   Rows<Element> dq_rows, dk_rows, dv_rows;
-  Numbers lse, dlse;           // dlse.data may be null
-  RowBlock* row_blocks;        // (batch, heads, m_blocks)
-  KeyBlock* key_blocks;        // (batch, kv_heads, blocks of keys, shares)
-  int heads, kv_heads, group;  // group: query heads of a KV head
-  int shares, share_heads;     // in which a group is dealt to thread blocks, and heads of one; the
-                               // last may have fewer
-  int seqlen_q, seqlen_k;
-  int m_blocks, n_blocks;
-  int sections;
+  Numbers lse;
+  Numbers dlse;          // dlse.data may be null
+  RowBlock* row_blocks;  // (batch, heads, m_blocks)
+  KeyBlock* key_blocks;  // (batch, kv_heads, blocks of keys, shares)
+  int heads, kv_heads;
+  int group;        // query heads of a KV head
+  int shares;       // in which a group is dealt to thread blocks
+  int share_heads;  // heads of one; the last may have fewer
+  int seqlen_q, seqlen_k, m_blocks, n_blocks, sections;
   FastDivisor section_tiles;  // of heads whose Q, dO and dQ share the L2 cache
   FastDivisor section_heads, last_section_heads;
-  FastDivisor batch_shares, shares_divisor;  // shares of all groups of a batch, and of one
-  float scale, scale_log2;                   // of dQ and dK; of S, times log2(e)
-  int first_head,
-      first_batch;  // of a launch of a kernel before or after, whose grid may not hold all of them
+  FastDivisor batch_shares;    // shares of all groups of a batch
+  FastDivisor shares_divisor;  // and of one
+  float scale;                 // of dQ and dK
+  float scale_log2;            // of S, times log2(e)
+  int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
+  int first_batch;
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
@@ -283,7 +241,7 @@ struct Params {
 
   __device__ __forceinline__ KeyBlock* key_blocks_of(int batch, int kv_head, int n_block) const {
     const int flat_head = batch * kv_heads + kv_head;
-    return key_blocks + (int64_t(flat_head) * n_blocks + n_block) * shares;
+    return key_blocks + (int64_t(flat_head) * kCluster * n_blocks + n_block) * shares;
   }
 };
 
@@ -296,8 +254,9 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// What of a row's statistics a product adds, by where its ones lie.
-enum Statistic { kOfDelta, kOfLse };
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  return __bfloat1622float2(reinterpret_cast<const Pair&>(pair));
+}
 
 // Hardware barriers, by number; 0 is __syncthreads.
 enum NamedBarrier { kAllConsumers = 1, kStore };
@@ -305,8 +264,6 @@ enum NamedBarrier { kAllConsumers = 1, kStore };
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-
-// ---- Tiles -----------------------------------------------------------------------------------
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -323,23 +280,27 @@ struct RingPosition {
   }
 };
 
+// ---- Tiles -----------------------------------------------------------------------------------
+
 // The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
 // row.
 struct Keys {
   int first, last;
 };
 
-__device__ __forceinline__ Keys seen_by(const Params& params, [[maybe_unused]] int row) {
-  [[maybe_unused]] const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
+__host__ __device__ __forceinline__ Keys seen_by(const Lengths& lengths, int row) {
+  const int seqlen_q = lengths.seqlen_q, seqlen_k = lengths.seqlen_k;
   return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
 }
 
-// The first row whose keys end after a key; seqlen_q if there is none.
-__device__ __forceinline__ int first_row_past(const Params& params, int key) {
-  int low = 0, high = params.seqlen_q;
+// The first row whose keys are as a predicate says, as are those of all rows after it; seqlen_q if
+// there is none.
+template <class Predicate>
+__device__ __forceinline__ int first_row_where(const Lengths& lengths, const Predicate& is_so) {
+  int low = 0, high = lengths.seqlen_q;
   while (low < high) {
     const int middle = low + (high - low) / 2;
-    if (seen_by(params, middle).last > key) {
+    if (is_so(seen_by(lengths, middle))) {
       high = middle;
     } else {
       low = middle + 1;
@@ -348,29 +309,41 @@ __device__ __forceinline__ int first_row_past(const Params& params, int key) {
   return low;
 }
 
+// The first row whose keys end after a key; seqlen_q if there is none.
+__device__ __forceinline__ int first_row_past(const Lengths& lengths, int key) {
+  return first_row_where(lengths, [&](const Keys& seen) { return seen.last > key; });
+}
+
 // The first block of keys that a block of rows sees.
-__device__ __forceinline__ int first_tile_of(const Params& params, [[maybe_unused]] int m_block) {
+__device__ __forceinline__ int first_tile_of(const Lengths&, int) {
   return 0;
 }
 
-// How many blocks of keys it sees any of: so many parts its dQ has.
-__device__ __forceinline__ int tiles_of(const Params& params, int m_block) {
-  const int last_row = min((m_block + 1) * kBlockM, params.seqlen_q) - 1;
-  return max(0, ceil_div(seen_by(params, last_row).last, kBlockN) - first_tile_of(params, m_block));
+// Where the blocks of rows end that see a tile's keys: all rows see the first key.
+__device__ __forceinline__ void find_last(Tile& tile, const Lengths&, int, const int& m_blocks) {
+  tile.last = m_blocks;
 }
 
-// kBlockN keys of one KV head with a share of its query heads, and the blocks first … last - 1 of
-// kBlockM rows that see some of them. Of full_first … last - 1 every row sees all.
-struct Tile {
-  int first_key, kv_head, batch;
-  int share, first_head, last_head;  // of the group's query heads
-  int first, full_first, last;
-};
+// How many blocks of keys a block of rows sees any of: so many parts its dQ has.
+__device__ __forceinline__ int tiles_of(const Lengths& lengths, int m_block) {
+  const int last_row = min((m_block + 1) * kBlockM, lengths.seqlen_q) - 1;
+  return max(0, ceil_div(seen_by(lengths, last_row).last, kCluster * kBlockN) -
+                    first_tile_of(lengths, m_block));
+}
 
-__device__ __forceinline__ Tile tile_of(const Params& params) {
-  // The keys that most rows see come first; heads in sections, so that what their tiles read stays
-  // in the L2 cache.
-  const int index = blockIdx.x;
+// The blocks of rows that see some of the keys from first_key on, which thread blocks of a cluster
+// share; of the full ones every row sees all of a thread block's own.
+__device__ __forceinline__ void find_blocks(Tile& tile, const Lengths& lengths, int first_key,
+                                            const int& m_blocks) {
+  const int first_row = first_row_past(lengths, first_key);
+  tile.first = first_row < lengths.seqlen_q ? first_row / kBlockM : m_blocks;
+  tile.full_first = ceil_div(first_row_past(lengths, tile.first_key + kBlockN - 1), kBlockM);
+  find_last(tile, lengths, first_key, m_blocks);
+}
+
+// The keys that most rows see come first; heads in sections, so that what their tiles read stays in
+// the L2 cache.
+__device__ __forceinline__ Tile tile_of(const Params& params, int index) {
   const int section = min(params.section_tiles.divide(index), params.sections - 1);
   const int rank = index - section * params.section_tiles.value;
   const FastDivisor& heads =
@@ -378,159 +351,75 @@ __device__ __forceinline__ Tile tile_of(const Params& params) {
   const int n_block = heads.divide(rank);
   const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
   Tile tile;
-  tile.first_key = n_block * kBlockN;
+  const int first_key = n_block * kCluster * kBlockN;
+  tile.first_key = first_key;
   tile.batch = params.batch_shares.divide(flat_share);
   const int share = flat_share - tile.batch * params.batch_shares.value;
   tile.kv_head = params.shares_divisor.divide(share);
   tile.share = share - tile.kv_head * params.shares;
   tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
   tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
-  const int first_row = first_row_past(params, tile.first_key);
-  tile.first = first_row < params.seqlen_q ? first_row / kBlockM : params.m_blocks;
-  tile.full_first = ceil_div(first_row_past(params, tile.first_key + kBlockN - 1), kBlockM);
-  tile.last = params.m_blocks;
+  find_blocks(tile, params, first_key, params.m_blocks);
   return tile;
 }
 
+__device__ __forceinline__ const Lengths& lengths_of(const Params& params, const SharedStorage&) {
+  return params;
+}
+
+// Of a tile's rows of a head.
+__device__ __forceinline__ RowBlock& row_block_of(const Params& params, const SharedStorage&,
+                                                  const Tile& tile, int head, int block) {
+  return params.row_block(tile.batch, head, block);
+}
+
 // Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
-// begin with the same, so that the first is ahead of the others.
+// begin with the same, so that they add to its dQ one after another.
 __device__ __forceinline__ int block_of(const Tile& tile, int step) {
   return tile.last - 1 - step;
 }
 
-// ---- Rows, before and after ------------------------------------------------------------------
-
-// Two numbers as sums of three bf16 each, which is all of their 24 bits, and two zeros.
-__device__ __forceinline__ uint4 in_parts(float a, float b) {
-  uint32_t part[6];
-#pragma unroll
-  for (int i = 0; i < 6; ++i) {
-    float& number = i < 3 ? a : b;
-    part[i] = __float_as_uint(number) & 0xffff0000;
-    number -= __uint_as_float(part[i]);
-  }
-  return {part[1] | part[0] >> 16, part[3] | part[2] >> 16, part[5] | part[4] >> 16, 0};
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
 }
 
-// Before the main kernel: each row's delta = sum of dO * O, less its dLSE, and its LSE; sums of dQ
-// begin at none.
-__global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
-  const int m_block = blockIdx.x, head = params.first_head + blockIdx.y,
-            batch = params.first_batch + blockIdx.z;
-  RowBlock& block = params.row_block(batch, head, m_block);
-  if (threadIdx.x == 0) {
-    block.added = 0;
-  }
-  constexpr int kLoad = 16 / sizeof(Element);  // elements
-  const int column = threadIdx.x % kRowLanes * kLoad;
-#pragma unroll
-  for (int row = threadIdx.x / kRowLanes; row < kBlockM; row += kRowThreads / kRowLanes) {
-    const int query = m_block * kBlockM + row;
-    float delta = 0.f;
-    if (query < params.seqlen_q && column < kHeadDimV) {
-      const uint4 a =
-          *reinterpret_cast<const uint4*>(params.out_rows.at(batch, query, head) + column);
-      const uint4 b =
-          *reinterpret_cast<const uint4*>(params.dout_rows.at(batch, query, head) + column);
-#pragma unroll
-      for (int i = 0; i < kLoad / 2; ++i) {
-        const float2 x = __bfloat1622float2(reinterpret_cast<const Pair*>(&a)[i]);
-        const float2 y = __bfloat1622float2(reinterpret_cast<const Pair*>(&b)[i]);
-        delta = fmaf(x.y, y.y, fmaf(x.x, y.x, delta));
-      }
-    }
-#pragma unroll
-    for (int other = kRowLanes / 2; other > 0; other /= 2) {
-      delta += __shfl_xor_sync(0xffffffff, delta, other);
-    }
-    if (threadIdx.x % kRowLanes == 0) {
-      const float lse = query < params.seqlen_q ? params.lse.of(batch, head)[query] : -INFINITY;
-      if (lse > -INFINITY && params.dlse.data) {
-        delta -= params.dlse.of(batch, head)[query];
-      }
-      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
-      const float subtracted = reference / params.scale_log2;
-      block.statistics[row] =
-          in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted, lse > -INFINITY ? -delta : 0.f);
-    }
-  }
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
 }
 
-// Scale and round the sums of dq.
-__global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
-  const int m_block = blockIdx.x, head = params.first_head + blockIdx.y,
-            batch = params.first_batch + blockIdx.z;
-  const float4* sums = reinterpret_cast<const float4*>(params.row_block(batch, head, m_block).dq);
-  const bool seen = tiles_of(params, m_block) > 0;  // nobody has sums of rows that see no key
-  __shared__ Pair rounded[kBlockM][kHeadDimPadded / 2 + 4];
-  for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
-    // four neighbours of a thread's accumulator: two rows of a column, and of that eight on. The
-    // lane that has the column beside it has the same rows, and each takes both columns of one.
-    const int thread = i % kWarpgroup, eight = i / kWarpgroup % (kDqColumns / 8),
-              warpgroup = i / (kWarpgroup * kDqColumns / 8);
-    const bool second = thread / 4 % 2;
-    const int row = eight * 8 + thread % 4 * 2 + second;
-    const int pair = (warpgroup * kWarpgroupRows + thread / 32 * 16 + thread % 32 / 4) / 2;
-    const float4 sum = seen ? sums[i] : float4{};
-    const float near = __shfl_xor_sync(0xffffffff, second ? sum.x : sum.y, 4);
-    const float far = __shfl_xor_sync(0xffffffff, second ? sum.z : sum.w, 4);
-    rounded[row][pair] = __floats2bfloat162_rn((second ? near : sum.x) * params.scale,
-                                               (second ? sum.y : near) * params.scale);
-    rounded[row][pair + 4] = __floats2bfloat162_rn((second ? far : sum.z) * params.scale,
-                                                   (second ? sum.w : far) * params.scale);
-  }
-  __syncthreads();
-  constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
-  for (int i = threadIdx.x; i < kBlockM * kLoads; i += kRowThreads) {
-    const int row = i / kLoads, query = m_block * kBlockM + row;
-    if (query < params.seqlen_q) {
-      reinterpret_cast<uint4*>(params.dq_rows.at(batch, query, head))[i % kLoads] =
-          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
-    }
-  }
+// Which of a thread's two rows element i is in, and which column, counted as above.
+__device__ constexpr int row_of(int i) {
+  return i / 2 % 2;
+}
+__device__ constexpr int column_of(int i) {
+  return i / 4 * 8 + i % 2;
 }
 
-// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
-// that.
-template <int columns, int padded>
-__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
-                                         const Rows<Element>& to, int key, int head, int batch,
-                                         float scale) {
-  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
-  __shared__ Pair rounded[kWarpgroupRows][padded / 2 + 4];
-  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
-    // four neighbours of a thread's accumulator, as of dQ
-    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
-              pair = i / kWarpgroup * 4 + thread % 4;
-    float4 sum = {};
-    for (int share = 0; share < params.shares; ++share) {
-      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
-      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
-    }
-    rounded[row][pair] = __floats2bfloat162_rn(sum.x * scale, sum.y * scale);
-    rounded[row + 8][pair] = __floats2bfloat162_rn(sum.z * scale, sum.w * scale);
-  }
-  __syncthreads();
-  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
-  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
-    const int row = i / kLoads;
-    if (key + row < params.seqlen_k) {
-      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
-          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
-    }
-  }
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
-__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
-  const int key = blockIdx.x * kWarpgroupRows, head = params.first_head + blockIdx.y,
-            batch = params.first_batch + blockIdx.z;
-  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
-  const int row = key % kBlockN;
-  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
-                                       key, head, batch, 1.f);
-  __syncthreads();  // both round by way of the same shared memory
-  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
-                                     head, batch, params.scale);
+// Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
+// 7….
+template <int slab, int swizzle_bits>
+__device__ __forceinline__ int swizzled(int row, int column) {
+  const int offset = (row * slab + column) * sizeof(OutElement);
+  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
+}
+
+// Stores four 8x8 matrices of 16-bit elements, a 16x16 block of an accumulator, at `address`, which
+// each lane gives for row lane % 16 and column lane / 16 * 8.
+__device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(
+                   cute::cast_smem_ptr_to_uint(address)),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -641,7 +530,7 @@ __device__ __forceinline__ void wgmma_scores(float (&c)[40], Descriptor a, Descr
 
 // dV, or dK if it is as wide: P by dO, dS by Q.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_dv(float (&c)[64], const uint32_t* a, Descriptor b) {
+__device__ __forceinline__ void wgmma_gradient(float (&c)[64], const uint32_t* a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -680,7 +569,164 @@ __device__ __forceinline__ void wgmma_dq(float (&c)[40], Descriptor a, Descripto
       : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// ---- Loading, and adding dQ up ---------------------------------------------------------------
+// Adds up what shares of a group found of 64 rows of dK or dV, always in their order, and rounds
+// that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first,
+                                         const Rows<Element>& to, int key, int head, int batch,
+                                         float scale) {
+  constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  __shared__ uint32_t rounded[kWarpgroupRows][padded / 2 + 4];
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+    for (int share = 0; share < params.shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[row][pair] = pack(sum.x * scale, sum.y * scale);
+    rounded[row + 8][pair] = pack(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kWarpgroupRows * kLoads; i += kRowThreads) {
+    const int row = i / kLoads;
+    if (key + row < params.seqlen_k) {
+      reinterpret_cast<uint4*>(to.at(batch, key + row, head))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kRowThreads) sum_shares(const __grid_constant__ Params params) {
+  const int key = blockIdx.x * kWarpgroupRows, head = params.first_head + blockIdx.y,
+            batch = params.first_batch + blockIdx.z;
+  const KeyBlock& first = *params.key_blocks_of(batch, head, key / kBlockN);
+  const int row = key % kBlockN;
+  sum_rows<kHeadDimV, kHeadDimVPadded>(params, first.dv + row * kHeadDimVPadded, params.dv_rows,
+                                       key, head, batch, 1.f);
+  __syncthreads();  // both round by way of the same shared memory
+  sum_rows<kHeadDim, kHeadDimPadded>(params, first.dk + row * kHeadDimPadded, params.dk_rows, key,
+                                     head, batch, params.scale);
+}
+
+// ---- Rows, before and after ------------------------------------------------------------------
+
+// A block of rows of a head.
+struct BlockOfRows {
+  int batch, head, m_block;
+
+  __device__ __forceinline__ RowBlock& record(const Params& params) const {
+    return params.row_block(batch, head, m_block);
+  }
+
+  __device__ __forceinline__ const Params& lengths(const Params& params) const { return params; }
+
+  template <class T>
+  __device__ __forceinline__ T* row(const Rows<T>& rows, int query) const {
+    return rows.at(batch, query, head);
+  }
+
+  __device__ __forceinline__ float number(const Numbers& numbers, int query) const {
+    return numbers.of(batch, head)[query];
+  }
+};
+
+// The one that a thread block before or after has.
+__device__ __forceinline__ BlockOfRows own_block_of_rows(const Params& params) {
+  const int m_block = blockIdx.x, head = params.first_head + blockIdx.y,
+            batch = params.first_batch + blockIdx.z;
+  return {batch, head, m_block};
+}
+
+// Sums of dQ begin at none.
+__device__ __forceinline__ void clear(RowBlock& record) {
+  if (threadIdx.x == 0) {
+    record.added = 0;
+  }
+}
+
+// Each row's delta = sum of dO * O, less its dLSE, and its LSE.
+__device__ __forceinline__ void prepare(const Params& params, const BlockOfRows& own,
+                                        RowBlock& record) {
+  constexpr int kLoad = 16 / sizeof(Element);  // elements
+  const int column = threadIdx.x % kRowLanes * kLoad, seqlen_q = own.lengths(params).seqlen_q;
+#pragma unroll
+  for (int row = threadIdx.x / kRowLanes; row < kBlockM; row += kRowThreads / kRowLanes) {
+    const int query = own.m_block * kBlockM + row;
+    float delta = 0.f;
+    if (query < seqlen_q && column < kHeadDimV) {
+      const uint4 a = *reinterpret_cast<const uint4*>(own.row(params.out_rows, query) + column);
+      const uint4 b = *reinterpret_cast<const uint4*>(own.row(params.dout_rows, query) + column);
+#pragma unroll
+      for (int i = 0; i < kLoad / 2; ++i) {
+        const float2 x = unpack(reinterpret_cast<const uint32_t*>(&a)[i]);
+        const float2 y = unpack(reinterpret_cast<const uint32_t*>(&b)[i]);
+        delta = fmaf(x.y, y.y, fmaf(x.x, y.x, delta));
+      }
+    }
+#pragma unroll
+    for (int other = kRowLanes / 2; other > 0; other /= 2) {
+      delta += __shfl_xor_sync(0xffffffff, delta, other);
+    }
+    if (threadIdx.x % kRowLanes == 0) {
+      const float lse = query < seqlen_q ? own.number(params.lse, query) : -INFINITY;
+      if (lse > -INFINITY && params.dlse.data) {
+        delta -= own.number(params.dlse, query);
+      }
+      const float reference = lse > -INFINITY ? lse * 1.44269504089f : INFINITY;
+      const float subtracted = reference / params.scale_log2;
+      record.statistics[row] =
+          in_parts(subtracted > 0x1p127f ? -0x1p127f : -subtracted, lse > -INFINITY ? -delta : 0.f);
+    }
+  }
+}
+
+// Before the main kernel.
+__global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
+  const BlockOfRows own = own_block_of_rows(params);
+  RowBlock& record = own.record(params);
+  clear(record);
+  prepare(params, own, record);
+}
+
+// After the main kernel: scale and round the sums of dq, by way of shared memory.
+__global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
+  const BlockOfRows own = own_block_of_rows(params);
+  const float4* sums = reinterpret_cast<const float4*>(own.record(params).dq);
+  const bool seen =
+      tiles_of(own.lengths(params), own.m_block) > 0;  // nobody has sums of rows that see no key
+  __shared__ uint32_t rounded[kBlockM][kHeadDimPadded / 2 + 4];
+  for (int i = threadIdx.x; i < kBlockM * kHeadDimPadded / 4; i += kRowThreads) {
+    const int thread = i % kWarpgroup, eight = i / kWarpgroup % (kDqColumns / 8),
+              warpgroup = i / (kWarpgroup * kDqColumns / 8);
+    // four neighbours of a thread's accumulator: two rows of a column, and of that eight on. The
+    // lane that has the column beside it has the same rows, and each takes both columns of one.
+    const bool second = thread / 4 % 2;
+    const int row = warpgroup * kDqRowStep + eight * 8 + thread % 4 * 2 + second;
+    const int pair = (warpgroup * kDqColumnStep + thread / 32 * 16 + thread % 32 / 4) / 2;
+    const float4 sum = seen ? sums[i] : float4{};
+    const float near = __shfl_xor_sync(0xffffffff, second ? sum.x : sum.y, 4);
+    const float far = __shfl_xor_sync(0xffffffff, second ? sum.z : sum.w, 4);
+    rounded[row][pair] =
+        pack((second ? near : sum.x) * params.scale, (second ? sum.y : near) * params.scale);
+    rounded[row][pair + 4] =
+        pack((second ? far : sum.z) * params.scale, (second ? sum.w : far) * params.scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = kHeadDim * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < kBlockM * kLoads; i += kRowThreads) {
+    const int row = i / kLoads, query = own.m_block * kBlockM + row;
+    if (query < own.lengths(params).seqlen_q) {
+      reinterpret_cast<uint4*>(own.row(params.dq_rows, query))[i % kLoads] =
+          *reinterpret_cast<const uint4*>(&rounded[row][i % kLoads * 4]);
+    }
+  }
+}
+
+// ---- Loading ---------------------------------------------------------------------------------
 
 // Copies tiles from global to shared memory. Used by a single thread.
 struct Loader {
@@ -700,44 +746,65 @@ struct Loader {
     }
   }
 
-  __device__ __forceinline__ void copy(const Statistics& numbers, TransactionBarrier& full,
-                                       Statistics& to) {
-    cute::SM90_BULK_COPY_G2S::copy(numbers, reinterpret_cast<uint64_t*>(&full), to,
-                                   sizeof(Statistics));
+  // A tile's keys, which nobody needs again.
+  template <int columns, int slab>
+  __device__ __forceinline__ void copy_keys(const CUtensorMap& map, TransactionBarrier& full,
+                                            Element* to, const Tile& tile) {
+    copy<columns, kBlockN, slab>(map, full, to, tile.first_key, tile.kv_head, tile.batch,
+                                 cute::TMA::CacheHintSm90::EVICT_FIRST);
   }
 
-  __device__ __forceinline__ void load_keys(const Tile& tile) {
-    constexpr auto kOnce = cute::TMA::CacheHintSm90::EVICT_FIRST;
+  // A block of rows, which tiles of other keys need too.
+  template <int columns, int slab>
+  __device__ __forceinline__ void copy_rows(const CUtensorMap& map, TransactionBarrier& full,
+                                            Element* to, const Tile& tile, int head, int block) {
+    copy<columns, kBlockM, slab>(map, full, to, block * kBlockM, head, tile.batch,
+                                 cute::TMA::CacheHintSm90::EVICT_LAST);
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile) {
     shared.k_full.arrive_and_expect_tx(sizeof(shared.k));
-    copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full, shared.k, tile.first_key,
-                                           tile.kv_head, tile.batch, kOnce);
-    shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
-    copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full, shared.v, tile.first_key,
-                                           tile.kv_head, tile.batch, kOnce);
+    copy_keys<kHeadDimPadded, kQkSlab>(params.k, shared.k_full, shared.k, tile);
+  }
+
+  static constexpr uint32_t kQBytes = sizeof(SharedStorage::q[0]) + sizeof(Statistics);
+  static constexpr uint32_t kDoutBytes = sizeof(SharedStorage::dout[0]);
+
+  // Q of a block of rows, and their statistics; the barrier waits for so many bytes.
+  __device__ __forceinline__ void load_q(RingPosition<kStages>& q, const Tile& tile, int head,
+                                         int block, uint32_t bytes) {
+    const RowBlock& rows = row_block_of(params, shared, tile, head, block);
+    shared.q_empty[q.stage].wait(q.phase ^ 1);
+    shared.q_full[q.stage].arrive_and_expect_tx(bytes);
+    copy_rows<kHeadDimPadded, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage], tile,
+                                       head, block);
+    cute::SM90_BULK_COPY_G2S::copy(rows.statistics,
+                                   reinterpret_cast<uint64_t*>(&shared.q_full[q.stage]),
+                                   shared.statistics[q.stage], sizeof(Statistics));
+  }
+
+  // And dO.
+  __device__ __forceinline__ void load_dout(RingPosition<kDoStages>& dout, const Tile& tile,
+                                            int head, int block, uint32_t bytes) {
+    shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
+    shared.dout_full[dout.stage].arrive_and_expect_tx(bytes);
+    copy_rows<kHeadDimVPadded, kVSlab>(params.dout, shared.dout_full[dout.stage],
+                                       shared.dout[dout.stage], tile, head, block);
   }
 
   __device__ __forceinline__ void run(const Tile& tile) {
-    constexpr auto kAgain = cute::TMA::CacheHintSm90::EVICT_LAST;
     RingPosition<kStages> q;
     RingPosition<kDoStages> dout;
-    load_keys(tile);
+    load_k(tile);
+    shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
+    copy_keys<kHeadDimVPadded, kVSlab>(params.v, shared.v_full, shared.v, tile);
     for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1
       for (int step = 0; step < tile.last - tile.first; ++step) {
         const int block = block_of(tile, step);
-        const RowBlock& rows = params.row_block(tile.batch, head, block);
-        shared.q_empty[q.stage].wait(q.phase ^ 1);
-        shared.q_full[q.stage].arrive_and_expect_tx(sizeof(shared.q[0]) +
-                                                    sizeof(shared.statistics[0]));
-        copy<kHeadDimPadded, kBlockM, kQkSlab>(params.q, shared.q_full[q.stage], shared.q[q.stage],
-                                               block * kBlockM, head, tile.batch, kAgain);
-        copy(rows.statistics, shared.q_full[q.stage], shared.statistics[q.stage]);
+        load_q(q, tile, head, block, kQBytes);
         q.advance();
-        shared.dout_empty[dout.stage].wait(dout.phase ^ 1);
-        shared.dout_full[dout.stage].arrive_and_expect_tx(sizeof(shared.dout[0]));
-        copy<kHeadDimVPadded, kBlockM, kVSlab>(params.dout, shared.dout_full[dout.stage],
-                                               shared.dout[dout.stage], block * kBlockM, head,
-                                               tile.batch, kAgain);
+        load_dout(dout, tile, head, block, kDoutBytes);
         dout.advance();
       }
     }
@@ -785,47 +852,70 @@ __device__ __forceinline__ void release(uint32_t* added) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
 
+// Which of the parts of a block of rows a tile has: so many come before it.
+__device__ __forceinline__ int turn_of(const Lengths& lengths, const Tile& tile, int block) {
+  return tile.first_key / (kCluster * kBlockN) - first_tile_of(lengths, block);
+}
+
+// Adds a part of a block's dQ, or stores the first one, so that nobody has to clear the sums.
+__device__ __forceinline__ void add(float* to, const float* from, int count, int turn) {
+  if (turn == 0) {
+    bulk_store(to, from, count * sizeof(float));
+  } else {
+    bulk_add(to, from, count * sizeof(float));
+  }
+}
+
 // How many numbers of dQ a warpgroup has.
-__device__ constexpr int dq_part(int part) {
+__device__ constexpr int dq_part(int) {
   return kWarpgroupRows * kDqColumns;
 }
 
-// Which of the parts of a block of rows a tile has: so many come before it.
-__device__ __forceinline__ int turn_of(const Params& params, const Tile& tile, int block) {
-  return tile.first_key / (kBlockN)-first_tile_of(params, block);
+// The sums of a block of rows, and the counter of what has been added to them.
+__device__ __forceinline__ float* sums_of(RowBlock& record) {
+  return record.dq;
+}
+__device__ __forceinline__ uint32_t* counter_of(RowBlock& record) {
+  return &record.added;
 }
 
-// The first part of dQ is stored, so that nobody has to clear the sum, and the others are added in
-// any order. A tile waits for tiles only that were launched before it. Used by two threads of
-// different warps, which take turns: one looks whether the first part is there while the other
-// adds.
+// Parts of dQ are added up in any order but for the first, which is stored. A tile waits for tiles
+// only that were begun before it.
+__device__ __forceinline__ void await_turn(const uint32_t* added, int turn) {
+  await_count(added, min(turn, 1));
+}
+
+__device__ __forceinline__ void end_turn(uint32_t* added, int turn) {
+  if (turn == 0) {
+    await_additions();
+    release(added);
+  }
+}
+
+// Used by two threads of different warps, which take turns: one waits for others, or until its
+// additions are known, while the other adds.
 __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shared,
                                        const Tile& tile, int adder) {
   Barrier* const full = shared.dq_full[adder];
   uint32_t phase = 0;
-  const int steps = tile.last - tile.first;
   int step = adder;
+  const int steps = tile.last - tile.first;
   for (int head = tile.first_head; head < tile.last_head; ++head) {
 #pragma unroll 1  // few registers
     for (; step < steps; step += kDqAdders) {
-      const int block = block_of(tile, step), turn = turn_of(params, tile, block);
-      RowBlock& rows = params.row_block(tile.batch, head, block);
-      float* const sums = rows.dq;
-      uint32_t* const added = &rows.added;
-      await_count(added, min(turn, 1));  // before the part is there
+      const int block = block_of(tile, step),
+                turn = turn_of(lengths_of(params, shared), tile, block);
+      RowBlock& record = row_block_of(params, shared, tile, head, block);
+      float* const sums = sums_of(record);
+      uint32_t* const added = counter_of(record);
+      await_turn(added, turn);  // before the part is there
 #pragma unroll
       for (int slice = 0; slice < kDqSlices; ++slice) {
 #pragma unroll
         for (int part = 0; part < kDqParts; ++part) {
           full[part].wait(phase);
           const int begin = part * dq_part(0), count = dq_part(part) / kDqSlices;
-          float* const to = sums + begin + slice * count;
-          const float* const from = shared.dq + begin / kDqSlices;
-          if (turn == 0) {
-            bulk_store(to, from, count * sizeof(float));
-          } else {
-            bulk_add(to, from, count * sizeof(float));
-          }
+          add(sums + begin + slice * count, shared.dq + begin / kDqSlices, count, turn);
         }
         cute::tma_store_arrive();
         cute::tma_store_wait<0>();  // it has been read
@@ -835,10 +925,7 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
         }
       }
       phase ^= 1;
-      if (turn == 0) {
-        await_additions();
-        release(added);
-      }
+      end_turn(added, turn);
     }
     step -= steps;
   }
@@ -847,55 +934,21 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
 
 // ---- Multiplying -----------------------------------------------------------------------------
 
-// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int warp_row() {
-  return threadIdx.x % kWarpgroup / 32 * 16;
-}
-
-// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
-// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
-__device__ __forceinline__ int thread_row() {
-  return warp_row() + lane() / 4;
-}
-__device__ constexpr int row_of(int i) {
-  return i / 2 % 2;
-}
-__device__ constexpr int column_of(int i) {
-  return i / 4 * 8 + i % 2;
-}
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Byte offset of an element in a slab, swizzled as TMA and wgmma do: bits 4… are xored with bits
-// 7….
-template <int slab, int swizzle_bits>
-__device__ __forceinline__ int swizzled(int row, int column) {
-  const int offset = (row * slab + column) * sizeof(OutElement);
-  return offset ^ (offset >> 3 & ((1 << swizzle_bits) - 1) << 4);
-}
-
-// Stores four 8x8 matrices of 16-bit elements, a 16x16 block of an accumulator, at `address`, which
-// each lane gives for row lane % 16 and column lane / 16 * 8.
-__device__ __forceinline__ void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c,
-                                               uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4 };" ::"r"(
-                   cute::cast_smem_ptr_to_uint(address)),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
-// What the warpgroups that multiply have in common.
-struct Warpgroup {
+// A warpgroup that multiplies.
+struct Consumer {
   const Params& params;
   SharedStorage& shared;
   const int warpgroup;  // 0 … kConsumers - 1
+
+  // Rings of as many buffers go round together: registers are scarce.
   RingPosition<kStages> q;
+  __device__ __forceinline__ RingPosition<kDoStages> dout() const { return q; }
+  __device__ __forceinline__ RingPosition<kDsStages> ds() const { return q; }
 
   __device__ __forceinline__ void advance() { q.advance(); }
+
+  // Who adds the dQ of a step up: steps are even and odd as the stages of dS are.
+  __device__ __forceinline__ int adder() const { return ds().stage; }
 
   // The first of its 64 keys in the tile.
   __device__ __forceinline__ int first_row() const { return warpgroup * kWarpgroupRows; }
@@ -938,54 +991,12 @@ struct Warpgroup {
   // Issues dP - delta = V dOᵀ - delta.
   __device__ __forceinline__ void issue_dp(Scores& dp) {
     const Descriptor keys = descriptor<kVSlab>(shared.v + first_row() * kVSlab, kVDescriptor);
-    const Descriptor rows = descriptor<kVSlab>(shared.dout[q.stage], kVDescriptor);
+    const Descriptor rows = descriptor<kVSlab>(shared.dout[dout().stage], kVDescriptor);
     issue_statistics(dp, q.stage, kOfDelta);
 #pragma unroll
     for (int d = 0; d < kHeadDimVPadded; d += kStepK) {
       wgmma_scores<true>(dp, keys + column_offset<kBlockN, kVSlab>(d),
                          rows + column_offset<kBlockM, kVSlab>(d));
-    }
-    wgmma_commit();
-  }
-
-  // Issues dV += P dO.
-  __device__ __forceinline__ void issue_dv(ValueGradient& dv, Packed& p) {
-    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[q.stage], kVDescriptor);
-    fence_operand(p);
-    fence_operand(dv);
-    wgmma_fence();
-#pragma unroll
-    for (int row = 0; row < kBlockM; row += kStepK) {
-      wgmma_dv<true>(dv, p + row / 4, rows + row_offset<kVSlab>(row));
-    }
-    wgmma_commit();
-  }
-
-  // Issues dK += dS Q.
-  __device__ __forceinline__ void issue_dk(KeyGradient& dk, Packed& p) {
-    const Descriptor rows = along_columns<kBlockM, kQkSlab>(shared.q[q.stage], kQkDescriptor);
-    fence_operand(p);
-    fence_operand(dk);
-    wgmma_fence();
-#pragma unroll
-    for (int row = 0; row < kBlockM; row += kStepK) {
-      wgmma_dv<true>(dk, p + row / 4, rows + row_offset<kQkSlab>(row));
-    }
-    wgmma_commit();
-  }
-
-  // Issues dQᵀ = Kᵀ dSᵀ: of some rows, or some columns of K.
-  template <int count>
-  __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows,
-                                           const Element* columns) {
-    const Descriptor a = along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor);
-    const Descriptor b = along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor);
-    fence_operand(dq);
-    wgmma_fence();
-    wgmma_dq<false>(dq, a, b);
-#pragma unroll
-    for (int key = kStepK; key < kBlockN; key += kStepK) {
-      wgmma_dq<true>(dq, a + row_offset<kQkSlab>(key), b + row_offset<kDsSlab>(key));
     }
     wgmma_commit();
   }
@@ -1002,12 +1013,19 @@ struct Warpgroup {
       const int row = block * kBlockM + lane() % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kBlockM / 2; ++i) {
-        const Keys seen = seen_by(params, row + column_of(i));
+        const Keys seen = seen_by(lengths_of(params, shared), row + column_of(i));
         const int own = key + row_of(i) * 8;
         if (own >= seen.last) {
           s[i] = 0.f;
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void pack_scores(Packed& packed, const Scores& s) {
+#pragma unroll
+    for (int i = 0; i < kBlockM / 4; ++i) {
+      packed[i] = pack(s[2 * i], s[2 * i + 1]);
     }
   }
 
@@ -1019,20 +1037,13 @@ struct Warpgroup {
     }
   }
 
-  __device__ __forceinline__ void pack_scores(Packed& packed, const Scores& s) {
-#pragma unroll
-    for (int i = 0; i < kBlockM / 4; ++i) {
-      packed[i] = pack(s[2 * i], s[2 * i + 1]);
-    }
-  }
-
   // A warp's 16 rows of dS, for the GEMM that needs it from shared memory.
   __device__ __forceinline__ void store_ds(const Packed& packed) {
     const int row = first_row() + warp_row() + lane() % 16;
 #pragma unroll
     for (int column = 0; column < kBlockM; column += 16) {
       char* slab =
-          reinterpret_cast<char*>(shared.ds[q.stage] + column / kDsSlab * kBlockN * kDsSlab);
+          reinterpret_cast<char*>(shared.ds[ds().stage] + column / kDsSlab * kBlockN * kDsSlab);
       const uint32_t* four = packed + column / 4;
       store_matrices(
           slab + swizzled<kDsSlab, kDsSwizzleBits>(row, column % kDsSlab + lane() / 16 * 8),
@@ -1040,18 +1051,51 @@ struct Warpgroup {
     }
   }
 
-  // Hands a part of dQ to the warp that adds it up.
-  template <int count>
-  __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
-    float4* to = reinterpret_cast<float4*>(shared.dq) +
-                 part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
-    shared.dq_empty[part].wait(q.stage ^ 1);  // the first step finds it empty
+  // Issues dV += P dO.
+  __device__ __forceinline__ void issue_dv(ValueGradient& dv, Packed& p) {
+    const Descriptor rows = along_columns<kBlockM, kVSlab>(shared.dout[dout().stage], kVDescriptor);
+    fence_operand(p);
+    fence_operand(dv);
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < count; i += 4) {
-      to[i / 4 * kWarpgroup] = {dq[i], dq[i + 1], dq[i + 2], dq[i + 3]};
+    for (int row = 0; row < kBlockM; row += kStepK) {
+      wgmma_gradient<true>(dv, p + row / 4, rows + row_offset<kVSlab>(row));
     }
-    cutlass::arch::fence_view_async_shared();
-    arrive(shared.dq_full[q.stage][part]);
+    wgmma_commit();
+  }
+
+  // Issues dK += dS Q.
+  __device__ __forceinline__ void issue_dk(KeyGradient& dk, Packed& d_scores) {
+    const Descriptor rows = along_columns<kBlockM, kQkSlab>(shared.q[q.stage], kQkDescriptor);
+    fence_operand(d_scores);
+    fence_operand(dk);
+    wgmma_fence();
+#pragma unroll
+    for (int row = 0; row < kBlockM; row += kStepK) {
+      wgmma_gradient<true>(dk, d_scores + row / 4, rows + row_offset<kQkSlab>(row));
+    }
+    wgmma_commit();
+  }
+
+  // Issues a part of dQ, of two operands with keys along their rows.
+  template <int slab_a, int slab_b, int count>
+  __device__ __forceinline__ void multiply_dq(float (&dq)[count], Descriptor a, Descriptor b) {
+    fence_operand(dq);
+    wgmma_fence();
+    wgmma_dq<false>(dq, a, b);
+#pragma unroll
+    for (int key = kStepK; key < kBlockN; key += kStepK) {
+      wgmma_dq<true>(dq, a + row_offset<slab_a>(key), b + row_offset<slab_b>(key));
+    }
+    wgmma_commit();
+  }
+
+  // Issues dQᵀ = Kᵀ dSᵀ: of some rows, or some columns of K.
+  template <int count>
+  __device__ __forceinline__ void issue_dq(float (&dq)[count], const Element* rows,
+                                           const Element* columns) {
+    multiply_dq<kQkSlab, kDsSlab>(dq, along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor),
+                                  along_columns<kBlockN, kDsSlab>(rows, kDsDescriptor));
   }
 
   __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
@@ -1069,12 +1113,10 @@ struct Warpgroup {
     }
   }
 
-  // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
-  // gradient of.
+  // Rounds 64 rows of a gradient to a tile in shared memory.
   template <int columns, int slab, int swizzle_bits, int count>
-  __device__ __forceinline__ void store(const CUtensorMap& map, Element* space,
-                                        const float (&gradient)[count], float scale,
-                                        const Tile& tile) {
+  __device__ __forceinline__ void round_rows(Element* space, const float (&gradient)[count],
+                                             float scale) {
     const int row = first_row() + warp_row() + lane() % 16;
 #pragma unroll
     for (int column = 0; column < columns; column += 16) {
@@ -1085,13 +1127,27 @@ struct Warpgroup {
                      pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale));
     }
     cutlass::arch::fence_view_async_shared();
+  }
+
+  // Copies 64 rows of some columns of a tile to global memory.
+  __device__ __forceinline__ void copy_rows(const CUtensorMap& map, const Element* from, int column,
+                                            const Tile& tile) {
+    cute::SM90_TMA_STORE_4D::copy(&map, from, column, tile.first_key + first_row(), tile.kv_head,
+                                  tile.batch);
+  }
+
+  // Rounds 64 rows of a gradient and stores them through the shared memory of what it is the
+  // gradient of.
+  template <int columns, int slab, int swizzle_bits, int count>
+  __device__ __forceinline__ void store(const CUtensorMap& map, Element* space,
+                                        const float (&gradient)[count], float scale,
+                                        const Tile& tile) {
+    round_rows<columns, slab, swizzle_bits>(space, gradient, scale);
     barrier_sync(kStore + warpgroup, kWarpgroup);
     if (threadIdx.x % kWarpgroup == 0) {
 #pragma unroll
       for (int column = 0; column < columns; column += slab) {
-        cute::SM90_TMA_STORE_4D::copy(&map, space + (column / slab * kBlockN + first_row()) * slab,
-                                      column, tile.first_key + first_row(), tile.kv_head,
-                                      tile.batch);
+        copy_rows(map, space + (column / slab * kBlockN + first_row()) * slab, column, tile);
       }
       cute::tma_store_arrive();
     }
@@ -1102,19 +1158,86 @@ struct Warpgroup {
       cute::tma_store_wait<0>();  // shared memory must outlive the copies from it
     }
   }
-};
 
-// One warpgroup: 64 keys of the tile.
-struct Consumer : Warpgroup {
+  __device__ __forceinline__ void store_dv(const Tile& tile, const ValueGradient& dv) {
+    store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
+  }
+
+  __device__ __forceinline__ void store_dk(const Tile& tile, const KeyGradient& dk) {
+    store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
+  }
+
+  // Both gradients of a tile, where all have read K and V.
+  __device__ __forceinline__ void leave(const Tile& tile, const KeyGradient& dk,
+                                        const ValueGradient& dv) {
+    if (params.shares > 1) {
+      keep(share_of(tile).dv, dv);
+      keep(share_of(tile).dk, dk);
+      return;
+    }
+    store_dv(tile, dv);
+    store_dk(tile, dk);
+    finish();
+  }
+
+  // Hands numbers of a part of dQ to the thread that adds them up, once there is room; the first
+  // finds it.
+  template <int count>
+  __device__ __forceinline__ void hand_on(float4* to, const float* numbers, int part,
+                                          uint32_t phase, int adder) {
+    shared.dq_empty[part].wait(phase);
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]};
+    }
+    cutlass::arch::fence_view_async_shared();
+    arrive(shared.dq_full[adder][part]);
+  }
+
+  template <int count>
+  __device__ __forceinline__ void pass_dq_on(const float (&dq)[count], int part) {
+    float4* to = reinterpret_cast<float4*>(shared.dq) +
+                 part * kWarpgroup * kDqColumns / 8 / kDqSlices + threadIdx.x % kWarpgroup;
+    hand_on<count>(to, dq, part, adder() ^ 1, adder());
+  }
+
+  // Issues S and dP of the next Q and dO.
+  __device__ __forceinline__ void issue_scores_and_dp(Scores& s, Scores& dp) {
+    shared.q_full[q.stage].wait(q.phase);
+    issue_scores(s, q.stage);
+    shared.dout_full[dout().stage].wait(dout().phase);
+    issue_dp(dp);
+  }
+
+  // The rest of a step, while dV is on its way: dK, and this warpgroup's part of dQ.
+  __device__ __forceinline__ void multiply_ds(KeyGradient& dk, ValueGradient& dv, QueryGradient& dq,
+                                              Packed& d_scores) {
+    issue_own_dq(dq);
+    wgmma_wait<1>();
+    fence_operand(dv);
+    arrive(shared.dout_empty[dout().stage]);
+    issue_dk(dk, d_scores);
+    wgmma_wait<1>();
+    fence_operand(dq);
+    pass_dq_on(dq, warpgroup);
+    wgmma_wait<0>();
+    fence_operand(dk);
+    arrive(shared.q_empty[q.stage]);
+  }
+
+  // Issues this warpgroup's part of dQ, once all have stored their dS.
+  __device__ __forceinline__ void issue_own_dq(QueryGradient& dq) {
+    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
+    issue_dq(dq, shared.ds[ds().stage] + warpgroup * kDqRowStep * kBlockN,
+             shared.k + warpgroup * kDqColumnStep * kBlockN);
+  }
+
   // One block of rows.
   template <bool masked>
   __device__ __forceinline__ void step(const Tile& tile, int block, KeyGradient& dk,
                                        ValueGradient& dv) {
     Scores s, dp;
-    shared.q_full[q.stage].wait(q.phase);
-    issue_scores(s, q.stage);
-    shared.dout_full[q.stage].wait(q.phase);
-    issue_dp(dp);
+    issue_scores_and_dp(s, dp);
     wgmma_wait<1>();
     fence_operand(s);
     exponentiate<masked>(tile, block, s);
@@ -1130,43 +1253,55 @@ struct Consumer : Warpgroup {
     store_ds(d_scores);
     issue_dv(dv, p);
     cutlass::arch::fence_view_async_shared();
-    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
     QueryGradient dq;
-    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kWarpgroupRows * kBlockN);
-    wgmma_wait<1>();
-    fence_operand(dv);
-    arrive(shared.dout_empty[q.stage]);
-    issue_dk(dk, d_scores);
-    wgmma_wait<1>();
+    multiply_ds(dk, dv, dq, d_scores);
+    advance();
+  }
+
+  // dQ of others' dS alone.
+  __device__ __forceinline__ void multiply_others_ds() {
+    QueryGradient dq;
+    issue_own_dq(dq);
+    wgmma_wait<0>();
     fence_operand(dq);
     pass_dq_on(dq, warpgroup);
-    wgmma_wait<0>();
-    fence_operand(dk);
-    arrive(shared.q_empty[q.stage]);
-    advance();
   }
 
   // Whether no row of a block sees any of its 64 keys.
   __device__ __forceinline__ bool sees_none(const Tile& tile, int block) const {
-    return seen_by(params, (block + 1) * kBlockM - 1).last <= tile.first_key + first_row();
+    return seen_by(lengths_of(params, shared), (block + 1) * kBlockM - 1).last <=
+           tile.first_key + first_row();
   }
 
   // A block of which that is so: others' dS, and nothing of its own.
   __device__ __forceinline__ void pass() {
     shared.q_full[q.stage].wait(q.phase);  // what is not there yet cannot be given back
-    shared.dout_full[q.stage].wait(q.phase);
-    arrive(shared.dout_empty[q.stage]);
+    shared.dout_full[dout().stage].wait(dout().phase);
+    arrive(shared.dout_empty[dout().stage]);
     const Packed nothing = {};
     store_ds(nothing);
     cutlass::arch::fence_view_async_shared();
-    barrier_sync(kAllConsumers, kConsumers * kWarpgroup);
-    QueryGradient dq;
-    issue_dq(dq, shared.ds[q.stage], shared.k + warpgroup * kWarpgroupRows * kBlockN);
-    wgmma_wait<0>();
-    fence_operand(dq);
-    pass_dq_on(dq, warpgroup);
+    multiply_others_ds();
     arrive(shared.q_empty[q.stage]);
     advance();
+  }
+
+  // All blocks of rows of a tile, from the last to the first, for each query head of its group.
+  template <class... Registers>
+  __device__ __forceinline__ void take_steps(const Tile& tile, Registers&... registers) {
+    for (int head = tile.first_head; head < tile.last_head; ++head) {
+      int block = tile.last - 1;
+      for (; block >= max(tile.full_first, tile.first); --block) {
+        step<false>(tile, block, registers...);
+      }
+      for (; block >= tile.first; --block) {
+        if (sees_none(tile, block)) {
+          pass();
+          continue;
+        }
+        step<true>(tile, block, registers...);
+      }
+    }
   }
 
   __device__ __forceinline__ void run(const Tile& tile) {
@@ -1174,28 +1309,9 @@ struct Consumer : Warpgroup {
     ValueGradient dv = {};
     shared.k_full.wait(0);
     shared.v_full.wait(0);
-    for (int head = tile.first_head; head < tile.last_head; ++head) {
-      int block = tile.last - 1;
-      for (; block >= max(tile.full_first, tile.first); --block) {
-        step<false>(tile, block, dk, dv);
-      }
-      for (; block >= tile.first; --block) {
-        if (sees_none(tile, block)) {
-          pass();
-        } else {
-          step<true>(tile, block, dk, dv);
-        }
-      }
-    }
+    take_steps(tile, dk, dv);
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    if (params.shares > 1) {
-      keep(share_of(tile).dv, dv);
-      keep(share_of(tile).dk, dk);
-    } else {
-      store<kHeadDimVPadded, kVSlab, kVSwizzleBits>(params.dv, shared.v, dv, 1.f, tile);
-      store<kHeadDimPadded, kQkSlab, kQkSwizzleBits>(params.dk, shared.k, dk, params.scale, tile);
-      finish();
-    }
+    leave(tile, dk, dv);
   }
 };
 
@@ -1213,19 +1329,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_view_async_shared();
   }
   if (threadIdx.x == 0) {
-    for (const CUtensorMap* map :
-         {&params.q, &params.k, &params.v, &params.dout, &params.dk, &params.dv}) {
-      cute::prefetch_tma_descriptor(map);
-    }
+    cute::prefetch_tma_descriptor(&params.q);
+    cute::prefetch_tma_descriptor(&params.k);
+    cute::prefetch_tma_descriptor(&params.v);
+    cute::prefetch_tma_descriptor(&params.dout);
+    cute::prefetch_tma_descriptor(&params.dk);
+    cute::prefetch_tma_descriptor(&params.dv);
     shared.k_full.init(1);
     shared.v_full.init(1);
     for (int stage = 0; stage < kStages; ++stage) {
       shared.q_full[stage].init(1);
-      shared.q_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.q_empty[stage].init(kCluster * kConsumers * kWarpgroup / 32);
     }
     for (int stage = 0; stage < kDoStages; ++stage) {
       shared.dout_full[stage].init(1);
-      shared.dout_empty[stage].init(kConsumers * kWarpgroup / 32);
+      shared.dout_empty[stage].init(kCluster * kConsumers * kWarpgroup / 32);
     }
     for (int part = 0; part < kDqParts; ++part) {
       for (int adder = 0; adder < kDqAdders; ++adder) {
@@ -1236,8 +1354,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_barrier_init();
   }
   __syncthreads();
+  const Tile tile = tile_of(params, blockIdx.x / kCluster);
 
-  const Tile tile = tile_of(params);
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
   if (warpgroup == 0) {
@@ -1249,17 +1367,101 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    Consumer{{params, shared, warpgroup - 1}}.run(tile);
+    Consumer{params, shared, warpgroup - 1}.run(tile);
   }
 }
 
 }  // namespace fagen_bwd_bf16_d128_causal_m80n128_underdp_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_BACKWARD_ARGS
+#define FAGEN_BACKWARD_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind backward: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
+struct FagenBackwardArgs {
+  uint32_t struct_bytes;  // sizeof(FagenBackwardArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* dout;         // bf16 (batch, seqlen_q, heads, 128): the gradient of out
+  const void* q;            // bf16 (batch, seqlen_q, heads, 128)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 128)
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 128)
+  const void* out;          // bf16 (batch, seqlen_q, heads, 128): the forward pass's
+  const void* lse;   // fp32 (batch, heads, seqlen_q): the forward pass's log-sum-exp, natural
+                     // logarithm; minus infinity in a row that sees no key
+  const void* dlse;  // fp32 (batch, heads, seqlen_q): the gradient of lse; null: 0
+  void* dq;          // bf16 (batch, seqlen_q, heads, 128): the gradient of q
+  void* dk;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of k
+  void* dv;          // bf16 (batch, seqlen_k, kv_heads, 128): the gradient of v
+  int64_t dout_stride_batch, dout_stride_head, dout_stride_seq;
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int64_t dlse_stride_batch, dlse_stride_head;
+  int64_t dq_stride_batch, dq_stride_head, dq_stride_seq;
+  int64_t dk_stride_batch, dk_stride_head, dk_stride_seq;
+  int64_t dv_stride_batch, dv_stride_head, dv_stride_seq;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_BACKWARD_ARGS != 1
+#error "kernels of kind backward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_bwd_bf16_d128_causal_m80n128_underdp(const struct FagenBackwardArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_bwd_bf16_d128_causal_m80n128_underdp_workspace(const struct FagenBackwardArgs* args);
+const char* fagen_bwd_bf16_d128_causal_m80n128_underdp_message(int status);
+const struct FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_bwd_bf16_d128_causal_m80n128_underdp_host {
 
 using namespace fagen_bwd_bf16_d128_causal_m80n128_underdp_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
 constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
 
@@ -1275,7 +1477,8 @@ int share_heads(const FagenBackwardArgs& a) {
   const double rows = std::min(a.seqlen_q, a.seqlen_k),
                seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
   const double steps = std::ceil(rows / kBlockM);
-  const double tiles = double(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch;
+  const double tiles =
+      double(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads * a.batch;
   int best = group;
   double least = INFINITY;
   for (int shares = 1; tiles * shares < 1 << 30;) {
@@ -1307,31 +1510,12 @@ int shares_of(const FagenBackwardArgs& a, int heads) {
 // What shares of dK and dV take of the workspace.
 int64_t shares_bytes(const FagenBackwardArgs& a) {
   const int shares = shares_of(a, share_heads(a));
-  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares *
-                          sizeof(KeyBlock)
+  return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads *
+                          a.batch * shares * sizeof(KeyBlock)
                     : 0;
 }
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenBackwardArgs",
@@ -1350,48 +1534,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenBackwardArgs& a) {
@@ -1427,180 +1569,66 @@ Status check(const FagenBackwardArgs& a) {
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
-  for (const Status status :
-       {check(a.dout, 2, true, false, kMostStride, 128,
-              {{a.batch, a.dout_stride_batch},
-               {a.seqlen_q, a.dout_stride_seq},
-               {a.heads, a.dout_stride_head}}),
-        check(a.q, 2, true, false, kMostStride, 128,
-              {{a.batch, a.q_stride_batch},
-               {a.seqlen_q, a.q_stride_seq},
-               {a.heads, a.q_stride_head}}),
-        check(a.k, 2, true, false, kMostStride, 128,
-              {{a.batch, a.k_stride_batch},
-               {a.seqlen_k, a.k_stride_seq},
-               {a.kv_heads, a.k_stride_head}}),
-        check(a.v, 2, true, false, kMostStride, 128,
-              {{a.batch, a.v_stride_batch},
-               {a.seqlen_k, a.v_stride_seq},
-               {a.kv_heads, a.v_stride_head}}),
-        check(a.out, 2, true, false, kMostStride, 128,
-              {{a.batch, a.out_stride_batch},
-               {a.seqlen_q, a.out_stride_seq},
-               {a.heads, a.out_stride_head}}),
-        check(a.lse, 4, false, false, kMostStride, a.seqlen_q,
-              {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
-        !a.dlse ? kOk
-                : check(a.dlse, 4, false, false, kMostStride, a.seqlen_q,
-                        {{a.batch, a.dlse_stride_batch}, {a.heads, a.dlse_stride_head}}),
-        check(a.dq, 2, true, true, kMostStride, 128,
-              {{a.batch, a.dq_stride_batch},
-               {a.seqlen_q, a.dq_stride_seq},
-               {a.heads, a.dq_stride_head}}),
-        check(a.dk, 2, true, true, kMostStride, 128,
-              {{a.batch, a.dk_stride_batch},
-               {a.seqlen_k, a.dk_stride_seq},
-               {a.kv_heads, a.dk_stride_head}}),
-        check(a.dv, 2, true, true, kMostStride, 128,
-              {{a.batch, a.dv_stride_batch},
-               {a.seqlen_k, a.dv_stride_seq},
-               {a.kv_heads, a.dv_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.dout, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.dout_stride_batch},
+                         {a.seqlen_q, a.dout_stride_seq},
+                         {a.heads, a.dout_stride_head}}),
+           check_tensor(a.q, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.q_stride_batch},
+                         {a.seqlen_q, a.q_stride_seq},
+                         {a.heads, a.q_stride_head}}),
+           check_tensor(a.k, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.k_stride_batch},
+                         {a.seqlen_k, a.k_stride_seq},
+                         {a.kv_heads, a.k_stride_head}}),
+           check_tensor(a.v, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.v_stride_batch},
+                         {a.seqlen_k, a.v_stride_seq},
+                         {a.kv_heads, a.v_stride_head}}),
+           check_tensor(a.out, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.out_stride_batch},
+                         {a.seqlen_q, a.out_stride_seq},
+                         {a.heads, a.out_stride_head}}),
+           check_tensor(a.lse, 4, false, false, kMostStride, a.seqlen_q,
+                        {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
+           !a.dlse ? kOk
+                   : check_tensor(a.dlse, 4, false, false, kMostStride, a.seqlen_q,
+                                  {{a.batch, a.dlse_stride_batch}, {a.heads, a.dlse_stride_head}}),
+           check_tensor(a.dq, 2, true, true, kMostStride, 128,
+                        {{a.batch, a.dq_stride_batch},
+                         {a.seqlen_q, a.dq_stride_seq},
+                         {a.heads, a.dq_stride_head}}),
+           check_tensor(a.dk, 2, true, true, kMostStride, 128,
+                        {{a.batch, a.dk_stride_batch},
+                         {a.seqlen_k, a.dk_stride_seq},
+                         {a.kv_heads, a.dk_stride_head}}),
+           check_tensor(a.dv, 2, true, true, kMostStride, 128,
+                        {{a.batch, a.dv_stride_batch},
+                         {a.seqlen_k, a.dv_stride_seq},
+                         {a.kv_heads, a.dv_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// Found at run time, so that the library loads where there is no driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<EncodeTiled>(function)
-               : nullptr;
-  }();
-  return found;
-}
-
-// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
-int prepare_device() {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
-    return known[device].load(std::memory_order_relaxed);
-  }
-  int major = 0, minor = 0, multiprocessors = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (major != 9 || minor != 0 ||
-      cudaFuncSetAttribute(attention_backward, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           sizeof(SharedStorage)) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices) {
-    known[device].store(multiprocessors, std::memory_order_release);
-  }
-  return multiprocessors;
-}
-
-// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
-struct Tensor {
-  const void* data;
-  int64_t sizes[4];    // columns, rows, heads, batch
-  int64_t strides[3];  // of all but the columns
-  int box[2];          // columns, rows
-  CUtensorMapSwizzle swizzle;
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  int64_t element_bytes = sizeof(Element);
-};
-
-bool describe(CUtensorMap* map, const Tensor& t) {
-  cuuint64_t sizes[4], strides[3];
-  std::copy_n(t.sizes, 4, sizes);
-  for (int i = 0; i < 3; ++i) {
-    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
-  }
-  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-constexpr int kMostGrid = 65535;  // thread blocks in y and z
-
-// Launches a kernel for some heads and batches after others, where a grid does not hold all of
-// them.
-template <class Launch>
-void by_heads(Params& params, int heads, int batches, const Launch& launch) {
-  for (params.first_batch = 0; params.first_batch < batches; params.first_batch += kMostGrid) {
-    for (params.first_head = 0; params.first_head < heads; params.first_head += kMostGrid) {
-      launch(std::min(heads - params.first_head, kMostGrid),
-             std::min(batches - params.first_batch, kMostGrid));
-    }
-  }
 }
 
 Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0) {
     return kOk;
   }
-  const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
-  const int64_t tiles = int64_t(ceil_div(a.seqlen_k, kBlockN)) * a.kv_heads * a.batch * shares;
-  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
-  if (prepare_device() == 0) {
+  constexpr int shared_bytes = sizeof(SharedStorage);
+  const int multiprocessors = prepare_device<attention_backward>(shared_bytes);
+  if (multiprocessors == 0) {
     return kNotHopper;
   }
   if (!encode_tiled()) {
     return kNoDriver;
-  }
-
-  const auto queries = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch,
-                           int slab, CUtensorMapSwizzle swizzle) {
-    return Tensor{.data = data,
-                  .sizes = {columns, a.seqlen_q, a.heads, a.batch},
-                  .strides = {seq, head, batch},
-                  .box = {slab, kBlockM},
-                  .swizzle = swizzle};
-  };
-  const auto keys = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch,
-                        int slab, int rows, CUtensorMapSwizzle swizzle) {
-    return Tensor{.data = data,
-                  .sizes = {columns, a.seqlen_k, a.kv_heads, a.batch},
-                  .strides = {seq, head, batch},
-                  .box = {slab, rows},
-                  .swizzle = swizzle};
-  };
-  Tensor q = queries(a.q, kHeadDim, a.q_stride_seq, a.q_stride_head, a.q_stride_batch, kQkSlab,
-                     CU_TENSOR_MAP_SWIZZLE_128B);
-  Tensor dout = queries(a.dout, kHeadDimV, a.dout_stride_seq, a.dout_stride_head,
-                        a.dout_stride_batch, kVSlab, CU_TENSOR_MAP_SWIZZLE_128B);
-  const Tensor k = keys(a.k, kHeadDim, a.k_stride_seq, a.k_stride_head, a.k_stride_batch, kQkSlab,
-                        kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
-  const Tensor v = keys(a.v, kHeadDimV, a.v_stride_seq, a.v_stride_head, a.v_stride_batch, kVSlab,
-                        kBlockN, CU_TENSOR_MAP_SWIZZLE_128B);
-  const Tensor dk = keys(a.dk, kHeadDim, a.dk_stride_seq, a.dk_stride_head, a.dk_stride_batch,
-                         kQkSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B);
-  const Tensor dv = keys(a.dv, kHeadDimV, a.dv_stride_seq, a.dv_stride_head, a.dv_stride_batch,
-                         kVSlab, kWarpgroupRows, CU_TENSOR_MAP_SWIZZLE_128B);
-  if (a.seqlen_q == 0) {
-    q = k;  // never read, but a tensor map cannot be empty
-    dout = v;
   }
 
   Params params;
@@ -1610,60 +1638,146 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
                       a.dout_stride_head};
   params.dq_rows = {static_cast<Element*>(a.dq), a.dq_stride_batch, a.dq_stride_seq,
                     a.dq_stride_head};
-  params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
-  params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
   params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_batch, a.dk_stride_seq,
                     a.dk_stride_head};
   params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_batch, a.dv_stride_seq,
                     a.dv_stride_head};
+  params.lse = {static_cast<const float*>(a.lse), a.lse_stride_batch, a.lse_stride_head};
+  params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_batch, a.dlse_stride_head};
   params.row_blocks = static_cast<RowBlock*>(a.workspace);
-  params.key_blocks =
-      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
-  params.shares = shares;
-  params.share_heads = heads_of_share;
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.m_blocks = m_blocks;
-  params.n_blocks = int(ceil_div(a.seqlen_k, kBlockN));
   params.scale = a.scale;
+
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
+
+  const int tile_blocks = 1;  // thread blocks of a tile
+
+  const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
+  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
+            n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
+  const int64_t tiles = int64_t(n_blocks) * a.kv_heads * a.batch * shares;
+  if (m_blocks == 0 && tiles == 0) {
+    return kOk;
+  }
+  params.key_blocks =
+      reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
+  params.shares = shares;
+  params.share_heads = heads_of_share;
+  params.m_blocks = m_blocks;
+  params.n_blocks = n_blocks;
+  params.batch_shares = FastDivisor(a.kv_heads * shares);
+  params.shares_divisor = FastDivisor(shares);
 
   // Tiles come in sections of heads whose rows fit their share of the L2 cache.
   const int64_t flat_heads = int64_t(a.kv_heads) * a.batch * shares;
   const int64_t head_bytes = int64_t(a.seqlen_q) * params.share_heads *
                              ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
-  const int64_t section =
-      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+
+  const int64_t share = kL2Share;
+
   // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
   const int64_t last = std::min<int64_t>(
-      flat_heads, ceil_div(5 * kMultiprocessors / 2, std::max(1, params.n_blocks)));
+      flat_heads, ceil_div(5 * kMultiprocessors / 2, tile_blocks * std::max(1, n_blocks)));
+
+  const int64_t section =
+      std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
+  params.sections = int((flat_heads - last) / section) + 1;
+  params.section_heads = FastDivisor(int(section));
+  params.section_tiles = FastDivisor(int(section * n_blocks));
+  params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+
+  const int grid = int(tiles * tile_blocks);
+
+  const Tensor q{.data = a.seqlen_q > 0 ? a.q : a.k,
+                 .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
+                 .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
+                 .box = {kQkSlab, kBlockM, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.q, q)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor k{.data = a.seqlen_k > 0 ? a.k : a.q,
+                 .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+                 .box = {kQkSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.k, k)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor v{.data = a.seqlen_k > 0 ? a.v : a.dout,
+                 .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+                 .box = {kVSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.v, v)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor dout{.data = a.seqlen_q > 0 ? a.dout : a.v,
+                    .sizes = {kHeadDimV, a.seqlen_q, a.heads, a.batch},
+                    .strides = {a.dout_stride_seq, a.dout_stride_head, a.dout_stride_batch},
+                    .box = {kVSlab, kBlockM, 1, 1},
+                    .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                    .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                    .element_bytes = sizeof(Element),
+                    .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.dout, dout)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor dk{.data = a.seqlen_k > 0 ? a.dk : a.q,
+                  .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                  .strides = {a.dk_stride_seq, a.dk_stride_head, a.dk_stride_batch},
+                  .box = {kQkSlab, kWarpgroupRows, 1, 1},
+                  .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                  .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  .element_bytes = sizeof(Element),
+                  .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.dk, dk)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor dv{.data = a.seqlen_k > 0 ? a.dv : a.dout,
+                  .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                  .strides = {a.dv_stride_seq, a.dv_stride_head, a.dv_stride_batch},
+                  .box = {kVSlab, kWarpgroupRows, 1, 1},
+                  .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                  .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  .element_bytes = sizeof(Element),
+                  .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.dv, dv)) {
+    return kTensorMapRefused;
+  }
+
   if (m_blocks > 0) {
     by_heads(params, a.heads, a.batch, [&](int heads, int batches) {
       prepare_rows<<<dim3(m_blocks, heads, batches), kRowThreads, 0, stream>>>(params);
     });
   }
   if (tiles > 0) {
-    if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v) ||
-        !describe(&params.dout, dout) || !describe(&params.dk, dk) || !describe(&params.dv, dv)) {
-      return kTensorMapRefused;
-    }
-    params.sections = int((flat_heads - last) / section) + 1;
-    params.section_heads = FastDivisor(int(section));
-    params.section_tiles = FastDivisor(int(section * params.n_blocks));
-    params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
-    params.batch_shares = FastDivisor(a.kv_heads * shares);
-    params.shares_divisor = FastDivisor(shares);
-    attention_backward<<<int(tiles), kThreads, sizeof(SharedStorage), stream>>>(params);
-    if (shares > 1) {
-      by_heads(params, a.kv_heads, a.batch, [&](int heads, int batches) {
-        sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), heads, batches), kRowThreads, 0,
-                     stream>>>(params);
-      });
-    }
+    attention_backward<<<grid, kThreads, shared_bytes, stream>>>(params);
+  }
+  if (tiles > 0 && shares > 1) {
+    by_heads(params, a.kv_heads, a.batch, [&](int heads, int batches) {
+      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), heads, batches), kRowThreads, 0,
+                   stream>>>(params);
+    });
   }
   if (m_blocks > 0) {
     by_heads(params, a.heads, a.batch, [&](int heads, int batches) {
@@ -1704,7 +1818,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m80n128_underdp",
-      "f3f97f259f483c49759c8a9cdbe671f0d747bb75a788b5b51b49561432529108"};
+      "d3bcd53322c8b9b7587b1d2558fc37453959843ff528e1111b272e5e432ee19a"};
   return &info;
 }
-// sha256 of what is above: f32d23a36d7edc78bce83473265a5ed8b16401e2656e060e19b2bb15552c3e86
+// sha256 of what is above: 769fe698b4a597d8215a77015d08bd1566e714b664d574dfc46296ddba6f9053

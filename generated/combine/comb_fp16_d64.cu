@@ -4,15 +4,16 @@
 //   out = sum over splits of outs * exp(lses - lse),   lse = log of the sum over splits of
 //   exp(lses)
 //
-// The splits are folded one after the other, in their order, by fp32 operations that are each
-// rounded by themselves: the bits of out and lse depend on nothing else, and another kernel that
-// folds so has the same. A split without a key, whose LSE is minus infinity, changes nothing,
-// whatever its output holds; a row of such splits alone is 0 with an LSE of minus infinity.
+// Splits are combined one after the other, in their order, by fp32 operations that are each rounded
+// by themselves: the bits of out and lse depend on nothing else, and another kernel that does so
+// has the same. A split without a key, whose LSE is minus infinity, changes nothing, whatever its
+// output holds; a row of such splits alone is 0 with an LSE of minus infinity.
 //
-// Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
-#include <cuda_runtime.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,96 +21,30 @@
 #include <cstring>
 #include <initializer_list>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_COMBINE_ARGS
-#define FAGEN_COMBINE_ARGS 1
-
-extern "C" {
-
-// One call of a kernel of kind combine: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
-struct FagenCombineArgs {
-  uint32_t struct_bytes;  // sizeof(FagenCombineArgs)
-  uint32_t version;       // 1: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* outs;  // fp16 (splits, batch, seqlen, heads, 64): partial outputs, each normalised by
-                     // its own sum
-  const void* lses;  // fp32 (splits, batch, heads, seqlen): their log-sum-exps, natural logarithm;
-                     // minus infinity: this split saw no key
-  const void* num_splits;  // null: of other kernels
-  const void* cu_seqlens;  // null: of other kernels
-  void* out;  // fp16 (batch, seqlen, heads, 64): zeros in a row that no split saw a key of
-  void* lse;  // fp32 (batch, heads, seqlen): log-sum-exp, natural logarithm; minus infinity in a
-              // row of zeros
-  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head;
-  int64_t lses_stride_split, lses_stride_batch, lses_stride_head;
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
-  int32_t splits, batch, seqlen, heads;
-};
-
-}  // extern "C"
-
-#elif FAGEN_COMBINE_ARGS != 1
-#error "kernels of kind combine of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_comb_fp16_d64(const struct FagenCombineArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_comb_fp16_d64_workspace(const struct FagenCombineArgs* args);
-const char* fagen_comb_fp16_d64_message(int status);
-const struct FagenKernelInfo* fagen_comb_fp16_d64_info(void);
-
-}  // extern "C"
-
 namespace fagen_comb_fp16_d64_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = __half;  // of the partial outputs
-using Output = __half;
-
 constexpr int kLanes = 4;  // that share a row
-constexpr int kLoads = 2;  // of 16 bytes, that each of them makes of a split's row
 constexpr int kRows = 32;  // per thread block
 constexpr int kThreads = kRows * kLanes;
-constexpr int kBlocks = 9;    // that an SM's registers suffice for
+constexpr int kBlocks = 9;  // that an SM's registers suffice for
+constexpr int kLaunchRegisters = 56;
+
+using Element = __half;
+constexpr int kLoads = 2;     // of 16 bytes, that each lane makes of a split's row
 constexpr int kVector = 8;    // elements in 16 bytes
 constexpr int kStages = 8;    // splits whose loads are under way
 constexpr int kWeighing = 4;  // neighbouring lanes that work out the weights of so many splits
-constexpr int kHeld = kStages / kWeighing;  // of them, each lane
-constexpr int kSharedBytes = 32768;         // at most: fewer splits take less
-constexpr int kLaunchRegisters = 56;
+constexpr int kHeld = 2;      // of them, each lane
+constexpr int kSharedBytes = 32768;  // at most: fewer splits take less
+
+using Output = __half;
 
 // Where the loads of a split arrive. Each thread reads what it has loaded itself.
 using Stage = uint4[kLoads][kThreads];
 static_assert(kStages * sizeof(Stage) == kSharedBytes, "the ledger of shared memory");
+static_assert(kHeld * kWeighing == kStages, "each split is weighed once");
 
 // n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
 // With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
@@ -138,16 +73,14 @@ struct Params {
   const float* lses;
   Output* out;
   float* lse;
-  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head;
-  int64_t lses_stride_split, lses_stride_batch, lses_stride_head;
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
-  FastDivisor heads;
-  FastDivisor seqlen;
+  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head,
+      lses_stride_split, lses_stride_batch, lses_stride_head, out_stride_batch, out_stride_seq,
+      out_stride_head, lse_stride_batch, lse_stride_head;
+  FastDivisor heads, seqlen;
   int splits, rows;
 };
 
-// ---- The fold --------------------------------------------------------------------------------
+// ---- Combining -------------------------------------------------------------------------------
 
 // Each operation is rounded to nearest by itself. What is contracted or approximated would be other
 // bits: on a CPU, or in another kernel.
@@ -231,11 +164,53 @@ __host__ __device__ __forceinline__ float own_weight(float weight) {
   return int(bits_of(weight)) < 0 ? 1.0f : weight;
 }
 
-__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
   return plus(times(sum, old), times(number, own));
 }
 
 // ---- Rows in memory --------------------------------------------------------------------------
+
+// Heads are neighbours in memory, so they are neighbours here.
+struct Row {
+  int batch, seq, head;
+};
+
+__device__ __forceinline__ Row row_at(const Params& params, int number) {
+  const int position = params.heads.divide(number);
+  const int batch = params.seqlen.divide(position);
+  return {batch, position - batch * params.seqlen.value, number - position * params.heads.value};
+}
+
+__device__ __forceinline__ const Element* outs_of(const Params& params, const Row& row,
+                                                  int column) {
+  return params.outs + row.batch * params.outs_stride_batch + row.seq * params.outs_stride_seq +
+         row.head * params.outs_stride_head + column;
+}
+
+__device__ __forceinline__ const float* lses_of(const Params& params, const Row& row) {
+  return params.lses + row.batch * params.lses_stride_batch + row.head * params.lses_stride_head +
+         row.seq;
+}
+
+__device__ __forceinline__ Output* out_of(const Params& params, const Row& row, int column) {
+  return params.out + row.batch * params.out_stride_batch + row.seq * params.out_stride_seq +
+         row.head * params.out_stride_head + column;
+}
+
+__device__ __forceinline__ float* lse_of(const Params& params, const Row& row) {
+  return params.lse + row.batch * params.lse_stride_batch + row.head * params.lse_stride_head +
+         row.seq;
+}
+
+// How many splits a row has, if it is there, and at most of the rows of a warp.
+__device__ __forceinline__ void count_splits(const Params& params, const Row&, bool there,
+                                             int& splits, int& most) {
+  splits = there ? params.splits : 0;
+  most = params.splits;
+}
+
+// ---- Partial outputs -------------------------------------------------------------------------
 
 // 16 bytes of a partial output, past the L1 cache: it is read once. Never through the read-only
 // path, since the launch before this one may have written it while this one was already there.
@@ -285,21 +260,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int column = lane * kVector;
   const bool there = row < params.rows;
 
-  const int position = params.heads.divide(row);
-  const int head = row - position * params.heads.value;
-  const int batch = params.seqlen.divide(position);
-  const int seq = position - batch * params.seqlen.value;
-  const Element* outs = params.outs + batch * params.outs_stride_batch +
-                        seq * params.outs_stride_seq + head * params.outs_stride_head + column;
-  const float* lses =
-      params.lses + batch * params.lses_stride_batch + head * params.lses_stride_head + seq;
+  const Row own = row_at(params, row);
+  const Element* outs = outs_of(params, own, column);
+  const float* lses = lses_of(params, own);
 
   // The partial outputs may be of the launch before this one: here it has ended, and what it wrote
   // can be seen.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  const int splits = there ? params.splits : 0;
-  const int most = params.splits;
+  int splits, most;
+  count_splits(params, own, there, splits, most);
 
   extern __shared__ __align__(16) Stage ring[];  // as many as there are splits, kStages at most
   const auto load_split = [&](int stage) {       // the next one
@@ -365,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         widen(raw, numbers);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          total[k][j] = fold(total[k][j], numbers[j], old, own);
+          total[k][j] = accumulate(total[k][j], numbers[j], old, own);
         }
       }
       sum = plus(times(sum, old), own);
@@ -377,10 +347,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 
   const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
-  Output* const out = params.out + batch * params.out_stride_batch + seq * params.out_stride_seq +
-                      head * params.out_stride_head + column;
-  float* const out_lse =
-      params.lse + batch * params.lse_stride_batch + head * params.lse_stride_head + seq;
+  Output* const out = out_of(params, own, column);
+  float* const out_lse = lse_of(params, own);
 #pragma unroll
   for (int k = 0; k < kLoads; ++k) {
 #pragma unroll
@@ -398,32 +366,88 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 }  // namespace fagen_comb_fp16_d64_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_COMBINE_ARGS
+#define FAGEN_COMBINE_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind combine: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenCombineArgs {
+  uint32_t struct_bytes;  // sizeof(FagenCombineArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* outs;  // fp16 (splits, batch, seqlen, heads, 64): partial outputs, each normalised by
+                     // its own sum
+  const void* lses;  // fp32 (splits, batch, heads, seqlen): their log-sum-exps, natural logarithm;
+                     // minus infinity: this split saw no key
+  const void* num_splits;  // null: of other kernels
+  const void* cu_seqlens;  // null: of other kernels
+  void* out;  // fp16 (batch, seqlen, heads, 64): zeros in a row that no split saw a key of
+  void* lse;  // fp32 (batch, heads, seqlen): log-sum-exp, natural logarithm; minus infinity in a
+              // row of zeros
+  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head;
+  int64_t lses_stride_split, lses_stride_batch, lses_stride_head;
+  int64_t out_stride_batch, out_stride_seq, out_stride_head;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t splits, batch, seqlen, heads;
+};
+
+}  // extern "C"
+
+#elif FAGEN_COMBINE_ARGS != 1
+#error "kernels of kind combine of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_comb_fp16_d64(const struct FagenCombineArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_comb_fp16_d64_workspace(const struct FagenCombineArgs* args);
+const char* fagen_comb_fp16_d64_message(int status);
+const struct FagenKernelInfo* fagen_comb_fp16_d64_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_comb_fp16_d64_host {
 
 using namespace fagen_comb_fp16_d64_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenCombineArgs",
@@ -442,48 +466,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenCombineArgs& a) {
@@ -510,43 +492,35 @@ Status check(const FagenCombineArgs& a) {
   if (const Status status = check_sizes(a)) {
     return status;
   }
-  for (const Status status :
-       {check(a.outs, 2, true, false, kMostStride, 64,
-              {{a.splits, a.outs_stride_split},
-               {a.batch, a.outs_stride_batch},
-               {a.seqlen, a.outs_stride_seq},
-               {a.heads, a.outs_stride_head}}),
-        check(a.lses, 4, false, false, kMostStride, a.seqlen,
-              {{a.splits, a.lses_stride_split},
-               {a.batch, a.lses_stride_batch},
-               {a.heads, a.lses_stride_head}}),
-        check(a.out, 2, true, true, kMostStride, 64,
-              {{a.batch, a.out_stride_batch},
-               {a.seqlen, a.out_stride_seq},
-               {a.heads, a.out_stride_head}}),
-        check(a.lse, 4, false, true, kMostStride, a.seqlen,
-              {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.outs, 2, true, false, kMostStride, 64,
+                        {{a.splits, a.outs_stride_split},
+                         {a.batch, a.outs_stride_batch},
+                         {a.seqlen, a.outs_stride_seq},
+                         {a.heads, a.outs_stride_head}}),
+           check_tensor(a.lses, 4, false, false, kMostStride, a.seqlen,
+                        {{a.splits, a.lses_stride_split},
+                         {a.batch, a.lses_stride_batch},
+                         {a.heads, a.lses_stride_head}}),
+           check_tensor(a.out, 2, true, true, kMostStride, 64,
+                        {{a.batch, a.out_stride_batch},
+                         {a.seqlen, a.out_stride_seq},
+                         {a.heads, a.out_stride_head}}),
+           check_tensor(a.lse, 4, false, true, kMostStride, a.seqlen,
+                        {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
 }
 
-bool is_hopper() {
-  int device, major, minor;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-         major == 9 && minor == 0;
-}
-
 Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
-  const int64_t rows = int64_t(a.batch) * a.seqlen * a.heads;
-  if (rows == 0) {
+  if (a.batch == 0 || a.seqlen == 0 || a.heads == 0) {
     return kOk;
   }
   if (!is_hopper()) {
@@ -559,34 +533,30 @@ Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
   params.out = static_cast<Output*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.outs_stride_split = a.outs_stride_split;
+  params.outs_stride_batch = a.outs_stride_batch;
   params.outs_stride_seq = a.outs_stride_seq;
   params.outs_stride_head = a.outs_stride_head;
   params.lses_stride_split = a.lses_stride_split;
+  params.lses_stride_batch = a.lses_stride_batch;
   params.lses_stride_head = a.lses_stride_head;
+  params.out_stride_batch = a.out_stride_batch;
   params.out_stride_seq = a.out_stride_seq;
   params.out_stride_head = a.out_stride_head;
-  params.lse_stride_head = a.lse_stride_head;
-  params.outs_stride_batch = a.outs_stride_batch;
-  params.lses_stride_batch = a.lses_stride_batch;
-  params.out_stride_batch = a.out_stride_batch;
   params.lse_stride_batch = a.lse_stride_batch;
-  params.seqlen = FastDivisor(a.seqlen);
+  params.lse_stride_head = a.lse_stride_head;
   params.heads = FastDivisor(a.heads);
+  params.seqlen = FastDivisor(a.seqlen);
   params.splits = a.splits;
-  params.rows = int(rows);
 
-  // It may begin under the end of the launch before it, and waits for what that one writes.
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(ceil_div(int64_t(a.batch) * a.seqlen * a.heads, 32)));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = std::min(a.splits, kStages) * sizeof(Stage);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, combine, params) == cudaSuccess ? kOk : kLaunchFailed;
+  params.rows = a.batch * a.seqlen * a.heads;
+
+  const int shared_bytes = std::min(a.splits, kStages) * sizeof(Stage);
+
+  if (!enqueue(combine, ceil_div(int64_t(a.batch) * a.seqlen * a.heads, 32), kThreads, shared_bytes,
+               stream, params)) {
+    return kLaunchFailed;
+  }
+  return kOk;
 }
 
 }  // namespace fagen_comb_fp16_d64_host
@@ -618,7 +588,7 @@ extern "C" const FagenKernelInfo* fagen_comb_fp16_d64_info(void) {
       kThreads,
       kLaunchRegisters,
       "comb_fp16_d64",
-      "fe1036bb6430903898333967f9f4897a6d603daa1ab61e5a2a8c36d59c5986c8"};
+      "c1ea7c89cc05422cfda49d2080871dff14b1df6e72108a0a2f960f51a99d2792"};
   return &info;
 }
-// sha256 of what is above: db02d97aea2767bb65921f6f2d5b488e331a559e23c15563347bc5c5df4b31cb
+// sha256 of what is above: c0d43b229c464e731c28fc1cdd9464dada9200f4c95ea7401b1a2d52b510e1e2

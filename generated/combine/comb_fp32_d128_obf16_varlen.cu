@@ -4,18 +4,16 @@
 //   out = sum over splits of outs * exp(lses - lse),   lse = log of the sum over splits of
 //   exp(lses)
 //
-// The splits are folded one after the other, in their order, by fp32 operations that are each
-// rounded by themselves: the bits of out and lse depend on nothing else, and another kernel that
-// folds so has the same. A split without a key, whose LSE is minus infinity, changes nothing,
-// whatever its output holds; a row of such splits alone is 0 with an LSE of minus infinity.
+// Splits are combined one after the other, in their order, by fp32 operations that are each rounded
+// by themselves: the bits of out and lse depend on nothing else, and another kernel that does so
+// has the same. A split without a key, whose LSE is minus infinity, changes nothing, whatever its
+// output holds; a row of such splits alone is 0 with an LSE of minus infinity.
 //
-// Rows of all sequences lie one after the other, and each sequence has a number of splits of its
-// own.
-//
-// Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
-#include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,97 +21,30 @@
 #include <cstring>
 #include <initializer_list>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_COMBINE_ARGS
-#define FAGEN_COMBINE_ARGS 1
-
-extern "C" {
-
-// One call of a kernel of kind combine: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
-struct FagenCombineArgs {
-  uint32_t struct_bytes;  // sizeof(FagenCombineArgs)
-  uint32_t version;       // 1: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void*
-      outs;  // fp32 (splits, seqlen, heads, 128): partial outputs, each normalised by its own sum
-  const void* lses;  // fp32 (splits, heads, seqlen): their log-sum-exps, natural logarithm; minus
-                     // infinity: this split saw no key
-  const void* num_splits;  // int32 (batch): of each sequence; the splits after them are not read
-  const void* cu_seqlens;  // int32 (batch + 1): the row at which each sequence begins, and the end
-                           // of the last
-  void* out;               // bf16 (seqlen, heads, 128): zeros in a row that no split saw a key of
-  void* lse;  // fp32 (heads, seqlen): log-sum-exp, natural logarithm; minus infinity in a row of
-              // zeros
-  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head;
-  int64_t lses_stride_split, lses_stride_batch, lses_stride_head;
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
-  int32_t splits, batch, seqlen, heads;
-};
-
-}  // extern "C"
-
-#elif FAGEN_COMBINE_ARGS != 1
-#error "kernels of kind combine of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_comb_fp32_d128_obf16_varlen(const struct FagenCombineArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_comb_fp32_d128_obf16_varlen_workspace(const struct FagenCombineArgs* args);
-const char* fagen_comb_fp32_d128_obf16_varlen_message(int status);
-const struct FagenKernelInfo* fagen_comb_fp32_d128_obf16_varlen_info(void);
-
-}  // extern "C"
-
 namespace fagen_comb_fp32_d128_obf16_varlen_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
-using Element = float;  // of the partial outputs
-using Output = __nv_bfloat16;
-
 constexpr int kLanes = 16;  // that share a row
-constexpr int kLoads = 2;   // of 16 bytes, that each of them makes of a split's row
 constexpr int kRows = 8;    // per thread block
 constexpr int kThreads = kRows * kLanes;
-constexpr int kBlocks = 12;   // that an SM's registers suffice for
+constexpr int kBlocks = 12;  // that an SM's registers suffice for
+constexpr int kLaunchRegisters = 40;
+
+using Element = float;
+constexpr int kLoads = 2;     // of 16 bytes, that each lane makes of a split's row
 constexpr int kVector = 4;    // elements in 16 bytes
 constexpr int kStages = 8;    // splits whose loads are under way
 constexpr int kWeighing = 8;  // neighbouring lanes that work out the weights of so many splits
-constexpr int kHeld = kStages / kWeighing;  // of them, each lane
-constexpr int kSharedBytes = 32768;         // at most: fewer splits take less
-constexpr int kLaunchRegisters = 40;
+constexpr int kHeld = 1;      // of them, each lane
+constexpr int kSharedBytes = 32768;  // at most: fewer splits take less
+
+using Output = __nv_bfloat16;
 
 // Where the loads of a split arrive. Each thread reads what it has loaded itself.
 using Stage = uint4[kLoads][kThreads];
 static_assert(kStages * sizeof(Stage) == kSharedBytes, "the ledger of shared memory");
+static_assert(kHeld * kWeighing == kStages, "each split is weighed once");
 
 // n / value for 0 <= n < 2^31 by a multiplication: every thread waits for its coordinates.
 // With 2^(bits - 1) < value <= 2^bits, rounding 2^(31 + bits) / value up is exact enough (Granlund
@@ -140,20 +71,19 @@ struct FastDivisor {
 struct Params {
   const Element* outs;
   const float* lses;
-  const int32_t *num_splits, *cu_seqlens;
+  const int32_t* num_splits;
+  const int32_t* cu_seqlens;
   Output* out;
   float* lse;
-  int64_t outs_stride_split, outs_stride_seq, outs_stride_head;
-  int64_t lses_stride_split, lses_stride_head;
-  int64_t out_stride_seq, out_stride_head;
-  int64_t lse_stride_head;
+  int64_t outs_stride_split, outs_stride_seq, outs_stride_head, lses_stride_split, lses_stride_head,
+      out_stride_seq, out_stride_head, lse_stride_head;
   FastDivisor heads;
   int batch;
   float sequences_per_row;  // in the mean
   int splits, rows;
 };
 
-// ---- The fold --------------------------------------------------------------------------------
+// ---- Combining -------------------------------------------------------------------------------
 
 // Each operation is rounded to nearest by itself. What is contracted or approximated would be other
 // bits: on a CPU, or in another kernel.
@@ -237,44 +167,40 @@ __host__ __device__ __forceinline__ float own_weight(float weight) {
   return int(bits_of(weight)) < 0 ? 1.0f : weight;
 }
 
-__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
   return plus(times(sum, old), times(number, own));
 }
 
 // ---- Rows in memory --------------------------------------------------------------------------
 
-// 16 bytes of a partial output, past the L1 cache: it is read once. Never through the read-only
-// path, since the launch before this one may have written it while this one was already there.
-__device__ __forceinline__ void load(uint4& slot, const Element* from) {
-  const uint32_t to = uint32_t(__cvta_generic_to_shared(&slot));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// Heads are neighbours in memory, so they are neighbours here; `seq` counts the rows of all
+// sequences.
+struct Row {
+  int seq, head;
+};
+
+__device__ __forceinline__ Row row_at(const Params& params, int number) {
+  const int seq = params.heads.divide(number);
+  return {seq, number - seq * params.heads.value};
 }
 
-// Loads are waited for in groups, in the order in which these are closed.
-__device__ __forceinline__ void close_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+__device__ __forceinline__ const Element* outs_of(const Params& params, const Row& row,
+                                                  int column) {
+  return params.outs + row.seq * params.outs_stride_seq + row.head * params.outs_stride_head +
+         column;
 }
 
-__device__ __forceinline__ void wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+__device__ __forceinline__ const float* lses_of(const Params& params, const Row& row) {
+  return params.lses + row.head * params.lses_stride_head + row.seq;
 }
 
-__device__ __forceinline__ void widen(const uint4& raw, float (&numbers)[kVector]) {
-  numbers[0] = __uint_as_float(raw.x);
-  numbers[1] = __uint_as_float(raw.y);
-  numbers[2] = __uint_as_float(raw.z);
-  numbers[3] = __uint_as_float(raw.w);
+__device__ __forceinline__ Output* out_of(const Params& params, const Row& row, int column) {
+  return params.out + row.seq * params.out_stride_seq + row.head * params.out_stride_head + column;
 }
 
-__device__ __forceinline__ void store(Output* to, const float (&numbers)[kVector]) {
-  using Pair = __nv_bfloat162;
-  uint32_t words[kVector / 2];
-#pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) {
-    const Pair pair = __floats2bfloat162_rn(numbers[2 * i], numbers[2 * i + 1]);
-    words[i] = reinterpret_cast<const uint32_t&>(pair);
-  }
-  __stcg(reinterpret_cast<uint2*>(to), make_uint2(words[0], words[1]));
+__device__ __forceinline__ float* lse_of(const Params& params, const Row& row) {
+  return params.lse + row.head * params.lse_stride_head + row.seq;
 }
 
 // How many splits the row's sequence has; none before the first sequence and behind the last. A
@@ -324,6 +250,50 @@ __device__ __forceinline__ int find_splits(const Params& params, int row) {
   return max(0, min(splits, params.splits));
 }
 
+// How many splits a row has, if it is there, and at most of the rows of a warp, by all lanes of it.
+__device__ __forceinline__ void count_splits(const Params& params, const Row& row, bool there,
+                                             int& splits, int& most) {
+  const int found = find_splits(params, row.seq);
+  splits = there ? found : 0;
+  most = __reduce_max_sync(0xffffffffu, splits);
+}
+
+// ---- Partial outputs -------------------------------------------------------------------------
+
+// 16 bytes of a partial output, past the L1 cache: it is read once. Never through the read-only
+// path, since the launch before this one may have written it while this one was already there.
+__device__ __forceinline__ void load(uint4& slot, const Element* from) {
+  const uint32_t to = uint32_t(__cvta_generic_to_shared(&slot));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Loads are waited for in groups, in the order in which these are closed.
+__device__ __forceinline__ void close_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+}
+
+__device__ __forceinline__ void widen(const uint4& raw, float (&numbers)[kVector]) {
+  numbers[0] = __uint_as_float(raw.x);
+  numbers[1] = __uint_as_float(raw.y);
+  numbers[2] = __uint_as_float(raw.z);
+  numbers[3] = __uint_as_float(raw.w);
+}
+
+__device__ __forceinline__ void store(Output* to, const float (&numbers)[kVector]) {
+  using Pair = __nv_bfloat162;
+  uint32_t words[kVector / 2];
+#pragma unroll
+  for (int i = 0; i < kVector / 2; ++i) {
+    const Pair pair = __floats2bfloat162_rn(numbers[2 * i], numbers[2 * i + 1]);
+    words[i] = reinterpret_cast<const uint32_t&>(pair);
+  }
+  __stcg(reinterpret_cast<uint2*>(to), make_uint2(words[0], words[1]));
+}
+
 // ---- The kernel ------------------------------------------------------------------------------
 
 // kRows rows. Heads are neighbours in memory, so they are neighbours here.
@@ -334,19 +304,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int column = lane * kVector;
   const bool there = row < params.rows;
 
-  const int seq = params.heads.divide(row);
-  const int head = row - seq * params.heads.value;
-  const Element* outs =
-      params.outs + seq * params.outs_stride_seq + head * params.outs_stride_head + column;
-  const float* lses = params.lses + head * params.lses_stride_head + seq;
+  const Row own = row_at(params, row);
+  const Element* outs = outs_of(params, own, column);
+  const float* lses = lses_of(params, own);
 
   // The partial outputs may be of the launch before this one: here it has ended, and what it wrote
   // can be seen.
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  const int found = find_splits(params, seq);  // by all lanes of a warp
-  const int splits = there ? found : 0;
-  const int most = __reduce_max_sync(0xffffffffu, splits);  // of the rows of a warp
+  int splits, most;
+  count_splits(params, own, there, splits, most);
 
   extern __shared__ __align__(16) Stage ring[];  // as many as there are splits, kStages at most
   const auto load_split = [&](int stage) {       // the next one
@@ -412,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         widen(raw, numbers);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          total[k][j] = fold(total[k][j], numbers[j], old, own);
+          total[k][j] = accumulate(total[k][j], numbers[j], old, own);
         }
       }
       sum = plus(times(sum, old), own);
@@ -424,9 +391,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 
   const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
-  Output* const out =
-      params.out + seq * params.out_stride_seq + head * params.out_stride_head + column;
-  float* const out_lse = params.lse + head * params.lse_stride_head + seq;
+  Output* const out = out_of(params, own, column);
+  float* const out_lse = lse_of(params, own);
 #pragma unroll
   for (int k = 0; k < kLoads; ++k) {
 #pragma unroll
@@ -444,32 +410,89 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 }  // namespace fagen_comb_fp32_d128_obf16_varlen_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_COMBINE_ARGS
+#define FAGEN_COMBINE_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind combine: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenCombineArgs {
+  uint32_t struct_bytes;  // sizeof(FagenCombineArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void*
+      outs;  // fp32 (splits, seqlen, heads, 128): partial outputs, each normalised by its own sum
+  const void* lses;  // fp32 (splits, heads, seqlen): their log-sum-exps, natural logarithm; minus
+                     // infinity: this split saw no key
+  const void* num_splits;  // int32 (batch): of each sequence; the splits after them are not read
+  const void* cu_seqlens;  // int32 (batch + 1): the row at which each sequence begins, and the end
+                           // of the last
+  void* out;               // bf16 (seqlen, heads, 128): zeros in a row that no split saw a key of
+  void* lse;  // fp32 (heads, seqlen): log-sum-exp, natural logarithm; minus infinity in a row of
+              // zeros
+  int64_t outs_stride_split, outs_stride_batch, outs_stride_seq, outs_stride_head;
+  int64_t lses_stride_split, lses_stride_batch, lses_stride_head;
+  int64_t out_stride_batch, out_stride_seq, out_stride_head;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t splits, batch, seqlen, heads;
+};
+
+}  // extern "C"
+
+#elif FAGEN_COMBINE_ARGS != 1
+#error "kernels of kind combine of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_comb_fp32_d128_obf16_varlen(const struct FagenCombineArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_comb_fp32_d128_obf16_varlen_workspace(const struct FagenCombineArgs* args);
+const char* fagen_comb_fp32_d128_obf16_varlen_message(int status);
+const struct FagenKernelInfo* fagen_comb_fp32_d128_obf16_varlen_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_comb_fp32_d128_obf16_varlen_host {
 
 using namespace fagen_comb_fp32_d128_obf16_varlen_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenCombineArgs",
@@ -488,48 +511,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenCombineArgs& a) {
@@ -559,39 +540,32 @@ Status check(const FagenCombineArgs& a) {
   if (const Status status = check_sizes(a)) {
     return status;
   }
-  for (const Status status :
-       {check(a.outs, 4, true, false, kMostStride, 128,
-              {{a.splits, a.outs_stride_split},
-               {a.seqlen, a.outs_stride_seq},
-               {a.heads, a.outs_stride_head}}),
-        check(a.lses, 4, false, false, kMostStride, a.seqlen,
-              {{a.splits, a.lses_stride_split}, {a.heads, a.lses_stride_head}}),
-        check(a.num_splits, 4, false, false, kMostStride, a.batch, {}),
-        check(a.cu_seqlens, 4, false, false, kMostStride, a.batch + 1, {}),
-        check(a.out, 2, true, true, kMostStride, 128,
-              {{a.seqlen, a.out_stride_seq}, {a.heads, a.out_stride_head}}),
-        check(a.lse, 4, false, true, kMostStride, a.seqlen, {{a.heads, a.lse_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.outs, 4, true, false, kMostStride, 128,
+                        {{a.splits, a.outs_stride_split},
+                         {a.seqlen, a.outs_stride_seq},
+                         {a.heads, a.outs_stride_head}}),
+           check_tensor(a.lses, 4, false, false, kMostStride, a.seqlen,
+                        {{a.splits, a.lses_stride_split}, {a.heads, a.lses_stride_head}}),
+           check_tensor(a.num_splits, 4, false, false, kMostStride, a.batch, {}),
+           check_tensor(a.cu_seqlens, 4, false, false, kMostStride, a.batch + 1, {}),
+           check_tensor(a.out, 2, true, true, kMostStride, 128,
+                        {{a.seqlen, a.out_stride_seq}, {a.heads, a.out_stride_head}}),
+           check_tensor(a.lse, 4, false, true, kMostStride, a.seqlen,
+                        {{a.heads, a.lse_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
 }
 
-bool is_hopper() {
-  int device, major, minor;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-         major == 9 && minor == 0;
-}
-
 Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
-  const int64_t rows = int64_t(a.seqlen) * a.heads;
-  if (rows == 0) {
+  if (a.seqlen == 0 || a.heads == 0) {
     return kOk;
   }
   if (!is_hopper()) {
@@ -601,6 +575,8 @@ Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
   Params params;
   params.outs = static_cast<const Element*>(a.outs);
   params.lses = static_cast<const float*>(a.lses);
+  params.num_splits = static_cast<const int32_t*>(a.num_splits);
+  params.cu_seqlens = static_cast<const int32_t*>(a.cu_seqlens);
   params.out = static_cast<Output*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.outs_stride_split = a.outs_stride_split;
@@ -611,26 +587,20 @@ Status launch(const FagenCombineArgs& a, cudaStream_t stream) {
   params.out_stride_seq = a.out_stride_seq;
   params.out_stride_head = a.out_stride_head;
   params.lse_stride_head = a.lse_stride_head;
-  params.num_splits = static_cast<const int32_t*>(a.num_splits);
-  params.cu_seqlens = static_cast<const int32_t*>(a.cu_seqlens);
-  params.batch = a.batch;
-  params.sequences_per_row = float(a.batch) / float(a.seqlen);
   params.heads = FastDivisor(a.heads);
+  params.batch = a.batch;
   params.splits = a.splits;
-  params.rows = int(rows);
 
-  // It may begin under the end of the launch before it, and waits for what that one writes.
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(ceil_div(int64_t(a.seqlen) * a.heads, 8)));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = std::min(a.splits, kStages) * sizeof(Stage);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, combine, params) == cudaSuccess ? kOk : kLaunchFailed;
+  params.rows = a.seqlen * a.heads;
+  params.sequences_per_row = float(a.batch) / float(a.seqlen);
+
+  const int shared_bytes = std::min(a.splits, kStages) * sizeof(Stage);
+
+  if (!enqueue(combine, ceil_div(int64_t(a.seqlen) * a.heads, 8), kThreads, shared_bytes, stream,
+               params)) {
+    return kLaunchFailed;
+  }
+  return kOk;
 }
 
 }  // namespace fagen_comb_fp32_d128_obf16_varlen_host
@@ -662,7 +632,7 @@ extern "C" const FagenKernelInfo* fagen_comb_fp32_d128_obf16_varlen_info(void) {
       kThreads,
       kLaunchRegisters,
       "comb_fp32_d128_obf16_varlen",
-      "76ebf0382554db0882de4811be4cfbd99022a85015294eab04abed87bc790a4a"};
+      "63e61841d34ed504af090b527020a03e830da367a1be672321e0ec7a9664b824"};
   return &info;
 }
-// sha256 of what is above: c5fab0fd121e7b47f78d3226cf269c612de4fa8b568551c0d33f8136a5902cab
+// sha256 of what is above: 4ffcf8b8c110de9e5a652f7ec1ce55db326f067278f6fcb0f19124f57742005d

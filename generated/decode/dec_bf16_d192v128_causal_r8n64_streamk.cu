@@ -3,21 +3,22 @@
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log of the sum of exp(scale * q kᵀ)
 //
-// The keys of a sequence are cut into 16 chunks at most, by its own length alone. A unit of work is
-// a chunk of one KV head for the queries of its group of query heads; thread blocks stay and take
-// units that follow each other. A second kernel, which begins under the end of the first, folds
-// what the chunks gave in their order. So the bits of a sequence depend on no other. A thread block
-// takes chunks that follow each other, and folds them itself from a sequence's first one on.
+// The keys of a sequence are cut into 16 splits at most, by its own length alone. A unit of work is
+// a split of one KV head for the queries of its group of query heads. A second kernel, which begins
+// under the end of the first, combines what the splits gave in their order. So the bits of a
+// sequence depend on no other. Thread blocks stay. Each takes splits that follow each other, and
+// combines them itself from a sequence's first one on.
 //
 // Products are swapped: keys are the 64 rows of a WGMMA and queries its 8 columns, so few queries
 // cost little. Sᵀ = K Qᵀ; P goes through shared memory; Oᵀ += Vᵀ Pᵀ with V as it lies. One warp
 // loads by TMA, one warpgroup computes.
 //
-// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,75 +32,6 @@
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cutlass/arch/barrier.h>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_DECODE_ARGS
-#define FAGEN_DECODE_ARGS 1
-
-extern "C" {
-
-// One call of a kernel of kind decode: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
-struct FagenDecodeArgs {
-  uint32_t struct_bytes;  // sizeof(FagenDecodeArgs)
-  uint32_t version;       // 1: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* q;            // bf16 (batch, seqlen_q, heads, 192)
-  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 192): what no query sees is not used
-  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 128): likewise
-  const void* seqused_k;    // int32 (batch): where each sequence's keys end; null: at seqlen_k
-  const void* leftpad_k;    // int32 (batch): where each sequence's keys begin; null: at 0
-  void* out;                // bf16 (batch, seqlen_q, heads, 128): zeros without a key
-  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
-              // row that sees no key; null if not wanted
-  int64_t q_stride_batch, q_stride_head, q_stride_seq;
-  int64_t k_stride_batch, k_stride_head, k_stride_seq;
-  int64_t v_stride_batch, v_stride_head, v_stride_seq;
-  int64_t out_stride_batch, out_stride_head, out_stride_seq;
-  int64_t lse_stride_batch, lse_stride_head;
-  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
-};
-
-}  // extern "C"
-
-#elif FAGEN_DECODE_ARGS != 1
-#error "kernels of kind decode of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_dec_bf16_d192v128_causal_r8n64_streamk(const struct FagenDecodeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_dec_bf16_d192v128_causal_r8n64_streamk_workspace(const struct FagenDecodeArgs* args);
-const char* fagen_dec_bf16_d192v128_causal_r8n64_streamk_message(int status);
-const struct FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_info(void);
-
-}  // extern "C"
-
 namespace fagen_dec_bf16_d192v128_causal_r8n64_streamk_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
@@ -111,26 +43,28 @@ constexpr int kHeadDim = 192;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 192;  // in shared memory, in whole slabs
 constexpr int kHeadDimVPadded = 128;
-constexpr int kRows = 8;     // of queries that a unit of work has at most
-constexpr int kBlockN = 64;  // keys of a step
-constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 4;   // buffers of the ring, in which blocks of K and V alternate
-constexpr int kQStages = 2;
+constexpr int kRows = 8;       // of queries that a unit of work has at most
+constexpr int kBlockN = 64;    // keys of a step
 constexpr int kBlocks = 2;     // that share an SM
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
 constexpr int kLaunchRegisters = 168;
-constexpr float kThreshold = 8.0f;  // log2 units that scores may outgrow their reference by
+constexpr int kStepK = 16;  // the K of every wgmma
+constexpr int kSlab = 64;   // columns: tiles lie as slabs of 128 bytes, all rows of one together
+constexpr auto kDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
+constexpr int kStages = 4;  // buffers of the ring, in which blocks of K and V alternate
+constexpr int kQStages = 2;
+constexpr int kPrefetchWarp = 0;  // that asks L2 for first keys
+
+constexpr float kRescaleThreshold = 8.0f;  // log2 units that scores may outgrow their reference by
+
+constexpr int kNumSplits = 16;  // that a sequence's keys are cut into, at most
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarps = kWarpgroup / 32;
 constexpr int kTileM = 64;                              // the M of every wgmma
-constexpr int kStepK = 16;                              // the K of every wgmma
 constexpr int kKeyTiles = kBlockN / kTileM;             // of Sᵀ, along the keys
 constexpr int kColumnTiles = kHeadDimVPadded / kTileM;  // of Oᵀ, along the columns of V
-
-// Tiles lie in shared memory as slabs of 128 bytes, swizzled: all rows of a slab together.
-constexpr int kSlab = 64;  // columns
-constexpr auto kDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 // A thread's part of a warpgroup's accumulators, and what it keeps of its columns.
 using Scores = float[kKeyTiles][kRows / 2];
@@ -139,20 +73,6 @@ using Statistics = float[kRows / 4];
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
-
-struct SharedStorage {
-  alignas(1024) Element ring[kStages][kBlockN * kHeadDimPadded];
-  alignas(1024) Element q[kQStages][kRows * kHeadDimPadded];
-  alignas(1024) Element p[2][kRows * kBlockN];  // keys side by side
-  alignas(1024) float maxima[kWarps][kRows];
-  float sums[kWarps][kRows];
-  alignas(1024) TransactionBarrier full[kStages];
-  Barrier empty[kStages];
-  TransactionBarrier q_full[kQStages];
-  Barrier q_empty[kQStages];
-};
-constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 108544, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -180,7 +100,7 @@ struct FastDivisor {
   }
 };
 
-// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+// Of a row in a split: x, the score that P is relative to; y, the sum of P.
 using Share = float2;
 
 // A row that has seen nothing has no such score, one of what is no number none that is a number.
@@ -188,53 +108,68 @@ __device__ __forceinline__ Share share_of(float reference, float sum) {
   return {sum > 0.0f ? reference : sum == 0.0f ? -INFINITY : sum, sum};
 }
 
-// What one thread block has folded of a row: its first chunks, as one partial output.
-struct Folded {
-  int chunks;
+// What one thread block has combined of a row: its first splits, as one partial output.
+struct Combined {
+  int splits;
   float reference, sum;
 };
-static_assert(sizeof(Folded) == 12, "the workspace outgrew the plan's formula");
+static_assert(sizeof(Combined) == 12, "the workspace outgrew the plan's formula");
+
+struct SharedStorage {
+  alignas(1024) Element ring[kStages][kBlockN * kHeadDimPadded];
+  alignas(1024) Element q[kQStages][kRows * kHeadDimPadded];
+  alignas(1024) Element p[2][kRows * kBlockN];  // keys side by side
+  alignas(1024) float maxima[kWarps][kRows];
+  float sums[kWarps][kRows];
+  alignas(1024) TransactionBarrier full[kStages];
+  Barrier empty[kStages];
+  TransactionBarrier q_full[kQStages];
+  Barrier q_empty[kQStages];
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes == 108544, "the ledger of shared memory");
 
 struct Params {
   CUtensorMap q, k, v;
-  const int32_t *seqused_k, *leftpad_k;  // (batch); may be null
-  float* partials;  // (batch, chunks, seqlen_q, heads, columns of V): sums of P V
-  Share* shares;    // (batch, chunks, seqlen_q, heads)
-  Folded* folded;   // (batch, seqlen_q, heads)
+  const int32_t* seqused_k;  // (batch); may be null
+  const int32_t* leftpad_k;  // (batch); may be null
+  float* partials;           // (batch, splits, seqlen_q, heads, columns of V): sums of P V
+  Share* shares;             // (batch, splits, seqlen_q, heads)
+  Combined* combined;        // (batch, seqlen_q, heads)
   Element* out;
   float* lse;  // may be null
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
-  int batch, heads, kv_heads, group;  // group: query heads of a KV head
+  int64_t out_stride_batch, out_stride_seq, out_stride_head, lse_stride_batch, lse_stride_head;
+  int batch, heads, kv_heads;
+  int group;  // query heads of a KV head
   int seqlen_q, seqlen_k;
-  int tile_positions;  // of queries, and their heads: so many rows are 8 at most
+  int tile_positions;  // of queries, and their heads: kRows are most
   FastDivisor tile_heads;
-  int q_bytes;              // of such a tile
-  int chunk_units;          // units of work of a chunk: KV heads and tiles of rows
-  FastDivisor abreast;      // thread blocks that go through a run together, a tile of output each
+  int q_bytes;              // of a tile's rows
+  int split_units;          // units of work of a split: KV heads and tiles of rows
+  FastDivisor abreast;      // blocks that go through a run together, a tile of output each
   FastDivisor tile_groups;  // of so many tiles, that a sequence has
-  bool level;               // runs of whole groups of all sequences: few have one less than others
+  bool level;               // runs of whole groups: few have one less than others
   bool whole;               // no tile is cut: they are level, and for want of lengths alike
   int prefetched_keys;      // of a thread block's first unit, at most
-  FastDivisor kv_heads_divisor, row_tiles, head_tiles;
-  FastDivisor heads_divisor, seqlen_q_divisor;
-  float scale, scale_log2;  // of S, and times log2(e)
+  FastDivisor kv_heads_divisor, row_tiles, head_tiles, heads_divisor, seqlen_q_divisor;
+  float scale;       // of S
+  float scale_log2;  // times log2(e)
 
-  __device__ __forceinline__ Folded& folded_of(int batch, int position, int head) const {
-    return folded[(batch * seqlen_q + position) * heads +
-                  head];  // there are fewer than 2^30 rows of chunks
+  // Where a split's partial output of a row is.
+  __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
+    return ((int64_t(batch) * kNumSplits + split) * seqlen_q + position) * heads + head;
   }
 
-  // Where a chunk's partial output of a row is.
-  __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
-    return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
-  }
-
-  // By how much one reference lies above another, in natural logarithm: that of a chunk which has
+  // By how much one reference lies above another, in natural logarithm: that of a split which has
   // seen nothing, or no number, is so too. Large scores are subtracted before they are scaled: what
   // is small of their difference is exact.
   __device__ __forceinline__ float rise(float before, float reference) const {
     return reference == -INFINITY ? -INFINITY : (reference - before) * scale;
+  }
+
+  __device__ __forceinline__ Combined& combined_of(int batch, int position, int head) const {
+    return combined[(batch * seqlen_q + position) * heads +
+                    head];  // there are fewer than 2^30 rows of splits
   }
 };
 
@@ -246,8 +181,6 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   const Pair pair = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
 }
-
-// ---- Units of work ---------------------------------------------------------------------------
 
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
@@ -264,6 +197,8 @@ struct RingPosition {
   }
 };
 
+// ---- Units of work ---------------------------------------------------------------------------
+
 // A sequence's keys: `length` rows of the cache from `first` on.
 struct Sequence {
   int first, length;
@@ -278,35 +213,40 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
-// How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
+// How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length
 // alone.
-__device__ __forceinline__ int chunk_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kChunks) * kBlockN;
+__device__ __forceinline__ int split_keys(int length) {
+  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
 }
 
-__device__ __forceinline__ int chunks_of(int length) {
-  return length > 0 ? blocks_of(length, chunk_keys(length)) : 0;
+__device__ __forceinline__ int splits_of(int length) {
+  return length > 0 ? blocks_of(length, split_keys(length)) : 0;
 }
 
-// The keys first … last - 1 that a query sees, counted in its sequence; none where last <= first.
-struct Keys {
-  int first, last;
-};
-
-__device__ __forceinline__ Keys seen_by(const Params& params, int seqlen_k,
-                                        [[maybe_unused]] int row) {
-  [[maybe_unused]] const int seqlen_q = params.seqlen_q;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+// Every row of a sequence has its splits.
+__device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
+  return splits_of(sequence_of(params, batch).length);
 }
 
-// Chunks of one KV head's keys, from this one on, for some queries of its group of heads: rows with
-// heads side by side.
+// Keys of one KV head, a split's or those of several from this one on, for some queries of its
+// group of heads: rows with heads side by side.
 struct Unit {
-  int batch, kv_head, chunk;
+  int batch, kv_head, split;
   Sequence sequence;
-  int first_key, last_key;  // of the unit, counted in its sequence
+  int first_key, last_key;  // counted in its sequence
   int first_position, first_head;
   int rows;  // of queries
+
+  // Of a KV head's tiles of rows, this one.
+  __device__ __forceinline__ void take_rows(const Params& params, int row_tile) {
+    const int position_tile = params.head_tiles.divide(row_tile);
+    const int group_head =
+        (row_tile - position_tile * params.head_tiles.value) * params.tile_heads.value;
+    first_position = position_tile * params.tile_positions;
+    first_head = kv_head * params.group + group_head;
+    rows = min(params.tile_heads.value, params.group - group_head) *
+           min(params.tile_positions, params.seqlen_q - first_position);
+  }
 };
 
 // Where a run begins, of parts that are dealt to all runs: they have as many each, or one more.
@@ -320,45 +260,45 @@ __device__ __forceinline__ int tile_of(const Params& params, int group) {
   return group * abreast + int(blockIdx.x) - params.abreast.divide(blockIdx.x) * abreast;
 }
 
-// Chunks in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
+// Splits in the order of sequences, of an output tile each (a KV head and a tile of rows), and of
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
-// unit. A thread block that begins with a tile's first chunk folds what follows in registers, so
+// unit. A thread block that begins with a tile's first split combines what follows in registers, so
 // most outputs are written once, and wholly. Neighbouring blocks go through a run abreast, each in
 // a tile of its own: they read neighbouring heads of the same keys at a time.
 //
-// Where a run's share is less than two of the longest chunks, cutting would give some runs two of
-// them, and some one. Then runs take chunks in turns, long ones and short ones.
+// Where a run's share is less than two of the longest splits, cutting would give some runs two of
+// them, and some one. Then runs take splits in turns, long ones and short ones.
 struct Units {
   const Params& params;
-  int at, end;  // steps of the run, counted from the first sequence: a chunk is its block's who has
+  int at, end;  // steps of the run, counted from the first sequence: a split is its block's who has
                 // its first step
-  bool in_turns = false;  // then they are chunks
+  bool in_turns = false;  // then they are splits
   int window = 0;         // of 32 sequences, one for each lane: the first of them
   Sequence own;           // the lane's
-  int parts, ends;        // steps, or chunks, of the lane's sequence, and up to it with its own
+  int parts, ends;        // steps, or splits, of the lane's sequence, and up to it with its own
 
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
     const int each = tile_steps(sequence_of(params, 0));
-    int total = 0, chunks = 0, longest = 0;
+    int total = 0, splits = 0, longest = 0;
     bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
       const Sequence sequence = sequence_of(params, batch);
       const int steps = tile_steps(sequence);
       total += steps;
-      chunks += chunks_of(sequence.length);
-      longest = max(longest, chunk_steps(sequence));
+      splits += splits_of(sequence.length);
+      longest = max(longest, split_steps(sequence));
       alike &= steps == each;
     }
     total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
-    chunks = __reduce_add_sync(0xffffffffu, chunks) * params.tile_groups.value;
+    splits = __reduce_add_sync(0xffffffffu, splits) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
     const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-    // Tiles that are alike may stay whole: then nothing is left to be merged.
+    // Tiles that are alike may stay whole: then nothing is left to be combined.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     if (!whole && total / runs < 2 * longest) {
       at = run;
-      end = chunks;
+      end = splits;
       in_turns = true;
     } else {
       const int least = whole ? max(1, each) : 1;
@@ -368,17 +308,17 @@ struct Units {
     count(0);
   }
 
-  // Each chunk takes a step more than it has blocks of keys: to be begun and folded.
+  // Each split takes a step more than it has blocks of keys: to be begun and combined.
   __device__ __forceinline__ int tile_steps(const Sequence& sequence) const {
-    return blocks_of(sequence.length, kBlockN) + chunks_of(sequence.length);
+    return blocks_of(sequence.length, kBlockN) + splits_of(sequence.length);
   }
 
-  __device__ __forceinline__ int chunk_steps(const Sequence& sequence) const {
-    return chunk_keys(sequence.length) / kBlockN + 1;
+  __device__ __forceinline__ int split_steps(const Sequence& sequence) const {
+    return split_keys(sequence.length) / kBlockN + 1;
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? chunks_of(sequence.length) : tile_steps(sequence)) *
+    return (in_turns ? splits_of(sequence.length) : tile_steps(sequence)) *
            params.tile_groups.value;
   }
 
@@ -413,37 +353,31 @@ struct Units {
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
       const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
-      const int keys = chunk_keys(unit.sequence.length);
+      const int keys = split_keys(unit.sequence.length);
       int group;
       if (in_turns) {
-        unit.chunk = params.tile_groups.divide(rank);
-        group = rank - unit.chunk * params.tile_groups.value;
-        unit.first_key = unit.chunk * keys;
+        unit.split = params.tile_groups.divide(rank);
+        group = rank - unit.split * params.tile_groups.value;
+        unit.first_key = unit.split * keys;
         unit.last_key = min(unit.first_key + keys, unit.sequence.length);
         at += params.abreast.divide(gridDim.x);
       } else {
-        const int steps = tile_steps(unit.sequence), each = chunk_steps(unit.sequence);
+        const int steps = tile_steps(unit.sequence), each = split_steps(unit.sequence);
         group = rank / steps;
         const int begin = rank - group * steps;  // of the tile's steps
-        unit.chunk = blocks_of(begin, each);
-        unit.first_key = unit.chunk * keys;
+        unit.split = blocks_of(begin, each);
+        unit.first_key = unit.split * keys;
         unit.last_key =
             min(blocks_of(min(begin + end - at, steps), each) * keys, unit.sequence.length);
         at += steps - begin;
-        if (unit.first_key >= unit.last_key) {  // its last chunk is the block's before
+        if (unit.first_key >= unit.last_key) {  // its last split is the block's before
           continue;
         }
       }
       const int tile = tile_of(params, group);
       const int row_tile = params.kv_heads_divisor.divide(tile);
       unit.kv_head = tile - row_tile * params.kv_heads;
-      const int position_tile = params.head_tiles.divide(row_tile);
-      const int group_head =
-          (row_tile - position_tile * params.head_tiles.value) * params.tile_heads.value;
-      unit.first_position = position_tile * params.tile_positions;
-      unit.first_head = unit.kv_head * params.group + group_head;
-      unit.rows = min(params.tile_heads.value, params.group - group_head) *
-                  min(params.tile_positions, params.seqlen_q - unit.first_position);
+      unit.take_rows(params, row_tile);
       return true;
     }
     return false;
@@ -462,181 +396,33 @@ __device__ __forceinline__ Unit first_of_whole(const Params& params) {
   return unit;
 }
 
-// ---- Tensor cores ----------------------------------------------------------------------------
-
-// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
-// moving other uses of it past this point.
-template <class T, int n>
-__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-    if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
-      asm volatile("" : "+f"(registers[i])::"memory");
-    } else {
-      asm volatile("" : "+r"(registers[i])::"memory");
-    }
-  }
-}
-
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int pending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-
-// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
-// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
-struct Descriptor {
-  uint32_t low, high;
-
-  __device__ __forceinline__ Descriptor operator+(uint32_t offset) const {
-    return {low + offset, high};
-  }
-  __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+// How many queries there are, and keys in a sequence.
+struct Lengths {
+  int seqlen_q, seqlen_k;
 };
 
-// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
-template <int slab>
-__device__ __forceinline__ Descriptor descriptor(const Element* tile,
-                                                 cute::SM90::GMMA::LayoutType layout,
-                                                 uint32_t leading_byte_offset = 16) {
-  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
-  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
-  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
-                                                                                     << 30};
-}
-
-// From a descriptor to that of the k-th column of a tile of `rows` rows.
-template <int rows, int slab>
-__device__ constexpr uint32_t column_offset(int k) {
-  return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
-}
-
-// From the descriptor of a tile to that of its k-th row.
-__device__ constexpr uint32_t row_offset(int k) {
-  return k * kSlab * sizeof(Element) >> 4;
-}
-
-// Sᵀ = or += K Qᵀ, both as they lie.
-template <bool accumulate>
-__device__ __forceinline__ void wgmma_scores(float (&c)[kRows / 2], Descriptor a, Descriptor b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{ %0, %1, %2, %3 }, "
-      "%4, %5, %6, 1, 1, 0, 0;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
-}
-
-// Oᵀ += Vᵀ Pᵀ, V as it lies.
-__device__ __forceinline__ void wgmma_output(float (&c)[kRows / 2], Descriptor a, Descriptor b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-      "{ %0, %1, %2, %3 }, "
-      "%4, %5, 1, 1, 1, 1, 0;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "l"(a.bits()), "l"(b.bits()));
-}
-
-// ---- Loading ---------------------------------------------------------------------------------
-
-// Copies tiles from global to shared memory, by one thread of a warp that finds units together.
-struct Producer {
-  const Params& params;
-  SharedStorage& shared;
-  RingPosition<kStages> tile;
-  RingPosition<kQStages> q;
-
-  // The next buffer of the ring becomes a block of K or V, read once. Rows past the cache and
-  // columns past the head dim are filled with zeros.
-  template <int columns>
-  __device__ __forceinline__ void load(const CUtensorMap& map, const Unit& unit, int key) {
-    TransactionBarrier& full = shared.full[tile.stage];
-    shared.empty[tile.stage].wait(tile.phase ^ 1);
-    full.arrive_and_expect_tx(kBlockN * columns * sizeof(Element));
-#pragma unroll
-    for (int column = 0; column < columns; column += kSlab) {
-      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
-                                   shared.ring[tile.stage] + column * kBlockN, column,
-                                   unit.sequence.first + key, unit.kv_head, unit.batch);
-    }
-    tile.advance();
-  }
-
-  template <int columns>
-  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
-#pragma unroll
-    for (int column = 0; column < columns; column += kSlab) {
-      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
-                                             unit.batch);
-    }
-  }
-
-  // Asks for the first keys and values in the L2 cache, while the launch before this one ends,
-  // where tiles stay whole or chunks are taken in turns. That launch may change them, which L2 then
-  // knows, and the lengths, by which only less will be there. A run that begins within a tile has
-  // other first keys by other lengths, and was slower.
-  __device__ __forceinline__ void prefetch() {
-    if (params.prefetched_keys == 0) {
-      return;
-    }
-    Unit unit;
-    if (params.whole) {
-      unit = first_of_whole(params);
-    } else if (Units units(params); !units.in_turns || !units.next(unit)) {
-      return;
-    }
-    if (lane() == 0) {
-      const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
-      for (int key = unit.first_key; key < last_key; key += kBlockN) {
-        prefetch<kHeadDimPadded>(params.k, unit, key);
-        prefetch<kHeadDimVPadded>(params.v, unit, key);
-      }
-    }
-  }
-
-  // Rows of queries: a box has its heads side by side. It may reach into the next group's.
-  __device__ __forceinline__ void load_q(const Unit& unit) {
-    TransactionBarrier& full = shared.q_full[q.stage];
-    shared.q_empty[q.stage].wait(q.phase ^ 1);
-    full.arrive_and_expect_tx(params.q_bytes);
-#pragma unroll
-    for (int column = 0; column < kHeadDimPadded; column += kSlab) {
-      cute::SM90_TMA_LOAD_4D::copy(&params.q, reinterpret_cast<uint64_t*>(&full),
-                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
-                                   shared.q[q.stage] + column * kRows, column, unit.first_head,
-                                   unit.first_position, unit.batch);
-    }
-    q.advance();
-  }
-
-  __device__ __forceinline__ void run() {
-    Units units(params);
-    Unit unit;
-    while (units.next(unit)) {
-      if (lane() == 0) {
-        for (int key = unit.first_key; key < unit.last_key; key += kBlockN) {
-          load<kHeadDimPadded>(params.k, unit, key);
-          if (key == unit.first_key) {  // memory that takes longer to answer was asked first
-            load_q(unit);
-          }
-          load<kHeadDimVPadded>(params.v, unit, key);
-        }
-      }
-      __syncwarp();
-    }
-  }
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
 };
 
-// ---- The fold --------------------------------------------------------------------------------
+__host__ __device__ __forceinline__ Keys seen_by(const Lengths& lengths, int row) {
+  const int seqlen_q = lengths.seqlen_q, seqlen_k = lengths.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the launch before this one wrote can be seen from here on.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// The launch after this one may begin once all thread blocks have come here.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- Combining -------------------------------------------------------------------------------
 
 // Each operation is rounded to nearest by itself. What is contracted or approximated would be other
 // bits: on a CPU, or in another kernel.
@@ -720,9 +506,203 @@ __host__ __device__ __forceinline__ float own_weight(float weight) {
   return int(bits_of(weight)) < 0 ? 1.0f : weight;
 }
 
-__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
   return plus(times(sum, old), times(number, own));
 }
+
+// ---- Tensor cores ----------------------------------------------------------------------------
+
+// wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
+// moving other uses of it past this point.
+template <class T, int n>
+__device__ __forceinline__ void fence_operand(T (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    if constexpr (sizeof(T) == sizeof(float) && !std::is_integral_v<T>) {
+      asm volatile("" : "+f"(registers[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(registers[i])::"memory");
+    }
+  }
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// A matrix descriptor: an operand's address and the offsets between its core matrices. Addresses in
+// units of 16 bytes never carry out of their 14 bits, so that only the low word changes.
+struct Descriptor {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Descriptor operator+(uint32_t offset) const {
+    return {low + offset, high};
+  }
+  __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+};
+
+// leading_byte_offset: from slab to slab, for slabs along M or N; otherwise unused.
+template <int slab>
+__device__ __forceinline__ Descriptor descriptor(const Element* tile,
+                                                 cute::SM90::GMMA::LayoutType layout,
+                                                 uint32_t leading_byte_offset = 16) {
+  constexpr uint32_t stride_byte_offset = 8 * slab * sizeof(Element);
+  const uint32_t start = cute::cast_smem_ptr_to_uint(tile) % (1 << 18);  // in its own block
+  return {start >> 4 | leading_byte_offset >> 4 << 16, stride_byte_offset >> 4 | uint32_t(layout)
+                                                                                     << 30};
+}
+
+// From a descriptor to that of the k-th column of a tile of `rows` rows.
+template <int rows, int slab>
+__device__ constexpr uint32_t column_offset(int k) {
+  return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
+}
+
+// From the descriptor of a tile to that of its k-th row.
+__device__ constexpr uint32_t row_offset(int k) {
+  return k * kSlab * sizeof(Element) >> 4;
+}
+
+// Sᵀ = or += K Qᵀ, both as they lie.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_scores(float (&c)[4], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3 }, "
+      "%4, %5, %6, 1, 1, 0, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// Oᵀ += Vᵀ Pᵀ, V as it lies.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_output(float (&c)[4], Descriptor a, Descriptor b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+      "{ %0, %1, %2, %3 }, "
+      "%4, %5, %6, 1, 1, 1, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
+}
+
+// ---- Loading ---------------------------------------------------------------------------------
+
+// Copies tiles from global to shared memory, by one thread of a warp that finds units together.
+struct Producer {
+  const Params& params;
+  SharedStorage& shared;
+  RingPosition<kStages> tile;
+  RingPosition<kQStages> q;
+
+  // The first keys, where tiles stay whole or splits are taken in turns, by lengths that the launch
+  // before this one may change: only less will be there. A run that begins within a tile has other
+  // first keys by other lengths, and was slower.
+  __device__ __forceinline__ void prefetch_first() {
+    if (params.prefetched_keys == 0) {
+      return;
+    }
+    Unit unit;
+    if (params.whole) {
+      unit = first_of_whole(params);
+    } else if (Units units(params); !units.in_turns || !units.next(unit)) {
+      return;
+    }
+    if (lane() == 0) {
+      prefetch(unit);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    Units units(params);
+    Unit unit;
+    while (units.next(unit)) {
+      take(unit);
+    }
+  }
+
+  // The next buffer of the ring becomes a block of K or V. Who has read it needs it no more, but
+  // lines of L2 may end with the next head's rows. Rows past the cache and columns past the head
+  // dim are filled with zeros.
+  template <int columns>
+  __device__ __forceinline__ void load(const CUtensorMap& map, const Unit& unit, int key) {
+    TransactionBarrier& full = shared.full[tile.stage];
+    shared.empty[tile.stage].wait(tile.phase ^ 1);
+    full.arrive_and_expect_tx(kBlockN * columns * sizeof(Element));
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   shared.ring[tile.stage] + column * kBlockN, column,
+                                   unit.sequence.first + key, unit.kv_head, unit.batch);
+    }
+    tile.advance();
+  }
+
+  __device__ __forceinline__ void load_k(const Unit& unit, int key) {
+    load<kHeadDimPadded>(params.k, unit, key);
+  }
+  __device__ __forceinline__ void load_v(const Unit& unit, int key) {
+    load<kHeadDimVPadded>(params.v, unit, key);
+  }
+
+  // Rows of queries: a box has its heads side by side. It may reach into the next group's.
+  __device__ __forceinline__ void load_q(const Unit& unit) {
+    TransactionBarrier& full = shared.q_full[q.stage];
+    shared.q_empty[q.stage].wait(q.phase ^ 1);
+    full.arrive_and_expect_tx(params.q_bytes);
+#pragma unroll
+    for (int column = 0; column < kHeadDimPadded; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::copy(&params.q, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST),
+                                   shared.q[q.stage] + column * kRows, column, unit.first_head,
+                                   unit.first_position, unit.batch);
+    }
+    q.advance();
+  }
+
+  // All of a unit, by a warp.
+  __device__ __forceinline__ void take(const Unit& unit) {
+    if (lane() == 0) {
+      for (int key = unit.first_key; key < unit.last_key; key += kBlockN) {
+        load_k(unit, key);
+        if (key == unit.first_key) {  // memory that takes longer to answer was asked first
+          load_q(unit);
+        }
+        load_v(unit, key);
+      }
+    }
+    __syncwarp();
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
+                                             unit.batch);
+    }
+  }
+
+  // Asks for first keys and values in the L2 cache, while the launch before this one ends. That may
+  // change them, which L2 then knows.
+  __device__ __forceinline__ void prefetch(const Unit& unit) {
+    const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
+    for (int key = unit.first_key; key < last_key; key += kBlockN) {
+      prefetch<kHeadDimPadded>(params.k, unit, key);
+      prefetch<kHeadDimVPadded>(params.v, unit, key);
+    }
+  }
+};
 
 // ---- Computing -------------------------------------------------------------------------------
 
@@ -736,12 +716,6 @@ __device__ __forceinline__ int warp_row() {
 __device__ __forceinline__ int thread_row() {
   return warp_row() + lane() / 4;
 }
-__device__ constexpr int row_of(int i) {
-  return i / 2 % 2;
-}
-__device__ constexpr int column_of(int i) {
-  return i / 4 * 8 + i % 2;
-}
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -749,14 +723,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Element i of an accumulator is in this one of a thread's columns.
-__device__ constexpr int statistic_of(int i) {
-  return i / 4 * 2 + i % 2;
+// Which column of an accumulator this one of a thread's columns is.
+__device__ __forceinline__ int column_at(int j) {
+  return j / 2 * 8 + lane() % 4 * 2 + j % 2;
 }
 
-// Which column that is.
-__device__ __forceinline__ int column_at(int statistic) {
-  return statistic / 2 * 8 + lane() % 4 * 2 + statistic % 2;
+// Which row of all accumulators, tile after tile, the i-th number is in that a thread has of each
+// of its columns.
+__device__ __forceinline__ int row_at(int i) {
+  return i / 2 * kTileM + thread_row() + i % 2 * 8;
+}
+
+// And which element of the accumulator i / 2 that number is.
+__device__ constexpr int element_at(int i, int j) {
+  return j / 2 * 4 + i % 2 * 2 + j % 2;
 }
 
 // Stores two 8x8 matrices of 16-bit elements, 16 rows of an accumulator by 8 columns, transposed at
@@ -795,63 +775,49 @@ struct Consumer {
   RingPosition<kQStages> q;
   int p = 0;  // which of its buffers is next
   Output o;
-  Statistics reference;  // score that P is relative to: none is kThreshold above it
+  Statistics reference;  // score that P is relative to: none is kRescaleThreshold above it
   Statistics sum;        // of P, of this thread's keys
-  // The chunks of a tile before this one, where this thread block has had all of them.
-  bool folds = false;
-  Output folded;
-  Statistics folded_reference, folded_sum;
 
-  // One arrival per warp, since wgmma completes per warp.
-  __device__ __forceinline__ void arrive(Barrier& barrier) {
-    if (lane() == 0) {
-      barrier.arrive();
-    }
-  }
-
-  __device__ __forceinline__ void issue_scores(Scores& s) {
-    const Descriptor keys = descriptor<kSlab>(shared.ring[tile.stage], kDescriptor);
-    const Descriptor queries = descriptor<kSlab>(shared.q[q.stage], kDescriptor);
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      fence_operand(s[i]);
-    }
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      const Descriptor own = keys + row_offset(i * kTileM);
-      wgmma_scores<false>(s[i], own, queries);
-#pragma unroll
-      for (int column = kStepK; column < kHeadDim; column += kStepK) {
-        wgmma_scores<true>(s[i], own + column_offset<kBlockN, kSlab>(column),
-                           queries + column_offset<kRows, kSlab>(column));
+  // All keys of a unit; each split's end runs under the scores of the next.
+  __device__ __forceinline__ void take(Unit& unit) {
+    const Keys seen = seen_by_all(unit);
+    combines = unit.split == 0;
+    begin_combining();
+    begin(unit);
+    shared.q_full[q.stage].wait(q.phase);
+    const int split = split_keys(unit.sequence.length);
+    Scores s;
+    first_scores(s);
+    int key = unit.first_key;
+    for (; key + kBlockN < unit.last_key; key += kBlockN) {
+      step(unit, seen, key, s);
+      if (key + kBlockN == unit.first_key + split) {
+        finish(unit, false);
+        unit.first_key += split;
+        ++unit.split;
+        begin(unit);
       }
+      finish_scores(s);
     }
-    wgmma_commit();
+    last_step(unit, seen, key, s);
+    finish(unit, true);
   }
 
-  // Issues Oᵀ += Vᵀ Pᵀ.
-  __device__ __forceinline__ void issue_output(const Element* values) {
-    const Descriptor a = descriptor<kSlab>(values, kDescriptor);
-    const Descriptor b = descriptor<kSlab>(shared.p[p], kDescriptor);
-    fence_output();
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-#pragma unroll
-      for (int key = 0; key < kBlockN; key += kStepK) {
-        wgmma_output(o[i], a + (column_offset<kBlockN, kSlab>(i * kTileM) + row_offset(key)),
-                     b + column_offset<kRows, kSlab>(key));
-      }
+  __device__ __forceinline__ void run() {
+    Units units(params);
+    Unit unit;
+    while (units.next(unit)) {
+      take(unit);
     }
-    wgmma_commit();
   }
 
-  __device__ __forceinline__ void fence_output() {
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-      fence_operand(o[i]);
-    }
+  // The keys that all queries of a unit see.
+  __device__ __forceinline__ Keys seen_by_all(const Unit& unit) {
+    const Keys of_first =
+        seen_by(Lengths{params.seqlen_q, unit.sequence.length}, unit.first_position);
+    const int last_position = min(unit.first_position + params.tile_positions, params.seqlen_q) - 1;
+    const Keys of_last = seen_by(Lengths{params.seqlen_q, unit.sequence.length}, last_position);
+    return {of_last.first, of_first.last};
   }
 
   // Takes off the scores of keys that a query does not see, from `key` on.
@@ -859,38 +825,33 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
       const int position = unit.first_position + params.tile_heads.divide(column_at(j));
-      const Keys seen = seen_by(params, unit.sequence.length, position);
+      const Keys seen = seen_by(Lengths{params.seqlen_q, unit.sequence.length}, position);
 #pragma unroll
       for (int i = 0; i < 2 * kKeyTiles; ++i) {
-        const int own = key + i / 2 * kTileM + thread_row() + i % 2 * 8;
+        const int own = key + row_at(i);
         if (own >= seen.last) {
-          s[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] = -INFINITY;
+          s[i / 2][element_at(i, j)] = -INFINITY;
         }
       }
     }
   }
 
-  // Makes zeros of what lies behind the last of `keys` rows of V: P is 0 there, but it may be no
-  // number.
-  __device__ __forceinline__ void clear_values(Element* values, int keys) {
-    constexpr int kParts = kSlab * sizeof(Element) / sizeof(uint4);  // of a slab's row
-    uint4* const parts = reinterpret_cast<uint4*>(values);
-    for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
-#pragma unroll
-      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
-        parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
-      }
-    }
+  // Whether a column is a row of the unit.
+  __device__ __forceinline__ bool takes(const Unit& unit, int j) const {
+    return column_at(j) < unit.rows;
   }
+
+  // None yet.
+  __device__ __forceinline__ float first_reference(const Unit&, int) const { return -INFINITY; }
 
   // The largest score that this thread has in one of its columns.
   __device__ __forceinline__ float largest(const Scores& s, int j) {
-    float found = -INFINITY;
+    float maximum = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 2 * kKeyTiles; ++i) {
-      found = fmaxf(found, s[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2]);
+      maximum = fmaxf(maximum, s[i / 2][element_at(i, j)]);
     }
-    return found;
+    return maximum;
   }
 
   // How far a score lies above a reference, log2 units. Subtracted first: scores may be large, and
@@ -901,7 +862,7 @@ struct Consumer {
 
   // Whether a score with this maximum needs another reference.
   __device__ __forceinline__ bool outgrows(float maximum, int j) {
-    return above(maximum, reference[j]) > kThreshold;
+    return above(maximum, reference[j]) > kRescaleThreshold;
   }
 
   __device__ __forceinline__ bool outgrown(const Scores& s) {
@@ -970,57 +931,23 @@ struct Consumer {
         sum[j] *= factor;
 #pragma unroll
         for (int i = 0; i < 2 * kColumnTiles; ++i) {
-          o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] *= factor;
+          o[i / 2][element_at(i, j)] *= factor;
         }
       }
     }
   }
 
-  __device__ __forceinline__ void begin(const Unit& unit) {
-#pragma unroll
-    for (int j = 0; j < kRows / 4; ++j) {
-      reference[j] = column_at(j) < unit.rows
-                         ? -INFINITY
-                         : INFINITY;  // which nothing outgrows: no such row has a say
-      sum[j] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kRows / 2; ++j) {
-        o[i][j] = 0.0f;
-      }
-    }
+  // Whether references come from keys before this one.
+  __device__ __forceinline__ bool has_references(const Unit& unit, int key) const {
+    return key > unit.first_key;
   }
 
-  // The next buffer of the ring has K: its scores, and the product before them, are there at the
-  // end.
-  __device__ __forceinline__ void finish_scores(Scores& s) {
-    wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      fence_operand(s[i]);
-    }
-    arrive(shared.empty[tile.stage]);
-    tile.advance();
-  }
-
-  // P of the keys from `key` on, in shared memory; the next buffer of the ring has their V.
-  __device__ __forceinline__ void weigh_keys(const Unit& unit, const Keys& seen_by_all, int key,
-                                             Scores& s) {
-    if (key < seen_by_all.first || key + kBlockN > seen_by_all.last) {
-      mask(unit, key, s);
-      if (key + kBlockN > unit.sequence.length) {
-        shared.full[tile.stage].wait(tile.phase);
-        clear_values(shared.ring[tile.stage], unit.sequence.length - key);
-      }
-    }
-    p ^= 1;
-    // Everybody counts on the reference of the steps before; if it has been outgrown, they do it
-    // again.
+  // P of a step's scores. Everybody counts on the reference of the steps before; if it has been
+  // outgrown, they do it again.
+  __device__ __forceinline__ void softmax(const Unit& unit, int key, Scores& s) {
     Statistics added = {};
     bool again = true;
-    if (key > unit.first_key) {
+    if (has_references(unit, key)) {
       exponentiate(s, added);
       cutlass::arch::fence_view_async_shared();
       again = meet_and_vote(outgrown(s));
@@ -1039,36 +966,141 @@ struct Consumer {
     for (int j = 0; j < kRows / 4; ++j) {
       sum[j] += added[j];
     }
+  }
+
+  // One arrival per warp, since wgmma completes per warp.
+  __device__ __forceinline__ void arrive(Barrier& barrier) {
+    if (lane() == 0) {
+      barrier.arrive();
+    }
+  }
+
+  // Issues Sᵀ = K Qᵀ.
+  __device__ __forceinline__ void issue_scores(Scores& s) {
+    const Descriptor keys = descriptor<kSlab>(shared.ring[tile.stage], kDescriptor);
+    const Descriptor queries = descriptor<kSlab>(shared.q[q.stage], kDescriptor);
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      fence_operand(s[i]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      const Descriptor own = keys + row_offset(i * kTileM);
+      wgmma_scores<false>(s[i], own, queries);
+#pragma unroll
+      for (int column = kStepK; column < kHeadDim; column += kStepK) {
+        wgmma_scores<true>(s[i], own + column_offset<kBlockN, kSlab>(column),
+                           queries + column_offset<kRows, kSlab>(column));
+      }
+    }
+    wgmma_commit();
+  }
+
+  // Issues Oᵀ += Vᵀ Pᵀ.
+  __device__ __forceinline__ void issue_output(const Element* values) {
+    const Descriptor a = descriptor<kSlab>(values, kDescriptor);
+    const Descriptor b = descriptor<kSlab>(shared.p[p], kDescriptor);
+    fence_output();
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+      for (int key = 0; key < kBlockN; key += kStepK) {
+        wgmma_output<true>(o[i], a + (column_offset<kBlockN, kSlab>(i * kTileM) + row_offset(key)),
+                           b + column_offset<kRows, kSlab>(key));
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void fence_output() {
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+      fence_operand(o[i]);
+    }
+  }
+
+  // The next buffer of the ring has K: its scores, and the product before them, are there at the
+  // end.
+  __device__ __forceinline__ void finish_scores(Scores& s) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      fence_operand(s[i]);
+    }
+    arrive(shared.empty[tile.stage]);
+    tile.advance();
+  }
+
+  // Makes zeros of what lies behind the last of `keys` rows of V: P is 0 there, but it may be no
+  // number.
+  __device__ __forceinline__ void clear_values(Element* values, int keys) {
+    constexpr int kParts = kSlab * sizeof(Element) / sizeof(uint4);  // of a slab's row
+    uint4* const parts = reinterpret_cast<uint4*>(values);
+    for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
+#pragma unroll
+      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
+        parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void begin(const Unit& unit) {
+#pragma unroll
+    for (int j = 0; j < kRows / 4; ++j) {
+      // what nothing outgrows: no row that is none has a say
+      reference[j] = takes(unit, j) ? first_reference(unit, j) : INFINITY;
+      sum[j] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows / 2; ++j) {
+        o[i][j] = 0.0f;
+      }
+    }
+  }
+
+  // P of the keys from `key` on, in shared memory; the next buffer of the ring has their V.
+  __device__ __forceinline__ void weigh_keys(const Unit& unit, const Keys& seen_by_all, int key,
+                                             Scores& s) {
+    if (key < seen_by_all.first || key + kBlockN > seen_by_all.last) {
+      mask(unit, key, s);
+      if (key + kBlockN > unit.sequence.length) {
+        shared.full[tile.stage].wait(tile.phase);
+        clear_values(shared.ring[tile.stage], unit.sequence.length - key);
+      }
+    }
+    p ^= 1;
+    softmax(unit, key, s);
     shared.full[tile.stage].wait(tile.phase);
   }
 
-  // All keys of a unit; each chunk's end runs under the scores of the next. What is issued in a
-  // step is waited for in the same, else ptxas waits for each product.
-  __device__ __forceinline__ void add_keys(Unit& unit, const Keys& seen_by_all) {
-    const int chunk = chunk_keys(unit.sequence.length);
-    Scores s;
+  // What is issued in a step is waited for in the same, else ptxas waits for each product.
+  __device__ __forceinline__ void first_scores(Scores& s) {
     shared.full[tile.stage].wait(tile.phase);
     issue_scores(s);
     finish_scores(s);
-    int key = unit.first_key;
-    for (; key + kBlockN < unit.last_key; key += kBlockN) {
-      weigh_keys(unit, seen_by_all, key, s);
-      const int values = tile.stage;
-      issue_output(shared.ring[values]);
-      tile.advance();
-      shared.full[tile.stage].wait(tile.phase);
-      issue_scores(s);
-      wgmma_wait<1>();
-      fence_output();
-      arrive(shared.empty[values]);
-      if (key + kBlockN == unit.first_key + chunk) {
-        finish(unit, false);
-        unit.first_key += chunk;
-        ++unit.chunk;
-        begin(unit);
-      }
-      finish_scores(s);
-    }
+  }
+
+  // The product of the keys from `key` on; scores of the next ones are on their way at the end.
+  __device__ __forceinline__ void step(const Unit& unit, const Keys& seen_by_all, int key,
+                                       Scores& s) {
+    weigh_keys(unit, seen_by_all, key, s);
+    const int values = tile.stage;
+    issue_output(shared.ring[values]);
+    tile.advance();
+    shared.full[tile.stage].wait(tile.phase);
+    issue_scores(s);
+    wgmma_wait<1>();
+    fence_output();
+    arrive(shared.empty[values]);
+  }
+
+  // The product of a unit's last keys, from `key` on.
+  __device__ __forceinline__ void last_step(const Unit& unit, const Keys& seen_by_all, int key,
+                                            Scores& s) {
     arrive(shared.q_empty[q.stage]);
     q.advance();
     weigh_keys(unit, seen_by_all, key, s);
@@ -1079,70 +1111,8 @@ struct Consumer {
     tile.advance();
   }
 
-  __device__ __forceinline__ void begin_fold() {
-#pragma unroll
-    for (int j = 0; j < kRows / 4; ++j) {
-      folded_reference[j] = -INFINITY;
-      folded_sum[j] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kRows / 2; ++j) {
-        folded[i][j] = 0.0f;
-      }
-    }
-  }
-
-  // The chunk that has been computed follows those before it, in one of this thread's columns.
-  __device__ __forceinline__ void fold_chunk(int j, float total) {
-    const Share share = share_of(reference[j], total);
-    const float weight = weigh(params.rise(folded_reference[j], share.x), 0.0f);
-    const float old = old_weight(weight), own = own_weight(weight);
-#pragma unroll
-    for (int i = 0; i < 2 * kColumnTiles; ++i) {
-      const int at = j / 2 * 4 + i % 2 * 2 + j % 2;
-      folded[i / 2][at] = fold(folded[i / 2][at], o[i / 2][at], old, own);
-    }
-    folded_sum[j] = fold(folded_sum[j], share.y, old, own);
-    folded_reference[j] = fmaxf(folded_reference[j], share.x);
-  }
-
-  // Hands on what has been folded of one of this thread's columns: the output itself, if these were
-  // all chunks.
-  __device__ __forceinline__ void hand_on(const Unit& unit, int j, int position, int head,
-                                          int64_t index) {
-    const bool all = unit.last_key == unit.sequence.length;
-    const float inverse = folded_sum[j] == 0.0f ? 0.0f : __frcp_rn(folded_sum[j]);
-    Element* const out = params.out + unit.batch * params.out_stride_batch +
-                         position * params.out_stride_seq + head * params.out_stride_head;
-    float* const state = params.partials + index * kHeadDimV;
-#pragma unroll
-    for (int i = 0; i < 2 * kColumnTiles; ++i) {
-      const int column = i / 2 * kTileM + thread_row() + i % 2 * 8;
-      const float number = folded[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2];
-      if (all) {
-        // of no key it is 0, even beside a V that is not finite
-        out[column] =
-            __floats2bfloat162_rn(folded_sum[j] == 0.0f ? 0.0f : times(number, inverse), 0.0f).x;
-      } else {
-        __stcg(state + column, number);
-      }
-    }
-    if (thread_row() == 0) {
-      params.folded_of(unit.batch, position, head) = {unit.chunk + 1, folded_reference[j],
-                                                      folded_sum[j]};
-      if (all && params.lse) {
-        params
-            .lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
-            plus(times(folded_reference[j], params.scale), log_above(folded_sum[j]));
-      }
-    }
-  }
-
-  // Folds the chunk's output, or hands it on with its reference and sum where chunks before it are
-  // not here. What was folded is handed on where the unit ends.
-  __device__ __forceinline__ void finish(const Unit& unit, bool ends) {
+  // The sum of P of a row, by all threads that have a part of it.
+  __device__ __forceinline__ void add_up_sums() {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
@@ -1155,12 +1125,19 @@ struct Consumer {
       }
     }
     meet();
+  }
+
+  // Calls hand_on(j, total, position, head) for each of this thread's columns that is a row of the
+  // unit, with the sum of its P.
+  template <class HandOn>
+  __device__ __forceinline__ void for_each_row(const Unit& unit, HandOn hand_on) {
+    add_up_sums();
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
-      const int row = column_at(j);
-      if (row >= unit.rows) {
+      if (!takes(unit, j)) {
         continue;
       }
+      const int row = column_at(j);
       float total = 0.0f;
 #pragma unroll
       for (int other = 0; other < kWarps; ++other) {
@@ -1168,58 +1145,115 @@ struct Consumer {
       }
       const int position = params.tile_heads.divide(row);
       const int head = row - position * params.tile_heads.value;
-      const int64_t index = params.partial(unit.batch, folds ? 0 : unit.chunk,
-                                           unit.first_position + position, unit.first_head + head);
-      if (folds) {
-        fold_chunk(j, total);
-        if (ends) {
-          hand_on(unit, j, unit.first_position + position, unit.first_head + head, index);
-        }
-        continue;
-      }
-      float* const to = params.partials + index * kHeadDimV;
+      hand_on(j, total, unit.first_position + position, unit.first_head + head);
+    }
+  }
+
+  // Calls store(column, number) for what this thread has of an output's row.
+  template <class Store>
+  __device__ __forceinline__ void for_each_number(Output& output, int j, Store store) {
 #pragma unroll
-      for (int i = 0; i < 2 * kColumnTiles; ++i) {
-        const int column = i / 2 * kTileM + thread_row() + i % 2 * 8;
-        __stcg(to + column, o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2]);
-      }
-      if (thread_row() == 0) {
-        const Share share = share_of(reference[j], total);
-        __stcg(params.shares + index, share);
+    for (int i = 0; i < 2 * kColumnTiles; ++i) {
+      store(row_at(i), output[i / 2][element_at(i, j)]);
+    }
+  }
+
+  // Hands a split's output of a row on.
+  __device__ __forceinline__ void store_partial(int j, int64_t index) {
+    float* const to = params.partials + index * kHeadDimV;
+    for_each_number(o, j, [&](int column, float number) { __stcg(to + column, number); });
+  }
+
+  // Hands on what a row of a split is relative to, with its sum.
+  __device__ __forceinline__ void store_share(int j, int64_t index, float total) {
+    if (thread_row() == 0) {
+      const Share share = share_of(reference[j], total);
+      __stcg(params.shares + index, share);
+    }
+  }
+
+  // The splits of a tile before this one, where this thread block has had all of them.
+  bool combines = false;
+  Output combined;
+  Statistics combined_reference, combined_sum;
+
+  __device__ __forceinline__ void begin_combining() {
+#pragma unroll
+    for (int j = 0; j < kRows / 4; ++j) {
+      combined_reference[j] = -INFINITY;
+      combined_sum[j] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows / 2; ++j) {
+        combined[i][j] = 0.0f;
       }
     }
   }
 
-  __device__ __forceinline__ void run() {
-    Units units(params);
-    Unit unit;
-    while (units.next(unit)) {
-      const Keys of_first = seen_by(params, unit.sequence.length, unit.first_position);
-      const int last_position =
-          min(unit.first_position + params.tile_positions, params.seqlen_q) - 1;
-      const Keys of_last = seen_by(params, unit.sequence.length, last_position);
-      const Keys seen_by_all = {of_last.first, of_first.last};
-      folds = unit.chunk == 0;
-      begin_fold();
-      begin(unit);
-      shared.q_full[q.stage].wait(q.phase);
-      add_keys(unit, seen_by_all);
-      finish(unit, true);
+  // The split that has been computed follows those before it, in one of this thread's columns.
+  __device__ __forceinline__ void combine(int j, float total) {
+    const Share share = share_of(reference[j], total);
+    const float weight = weigh(params.rise(combined_reference[j], share.x), 0.0f);
+    const float old = old_weight(weight), own = own_weight(weight);
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnTiles; ++i) {
+      combined[i / 2][element_at(i, j)] =
+          accumulate(combined[i / 2][element_at(i, j)], o[i / 2][element_at(i, j)], old, own);
     }
+    combined_sum[j] = accumulate(combined_sum[j], share.y, old, own);
+    combined_reference[j] = fmaxf(combined_reference[j], share.x);
+  }
+
+  // Hands on what has been combined of one of this thread's columns: the output itself, if these
+  // were all splits.
+  __device__ __forceinline__ void store_combined(const Unit& unit, int j, int position, int head,
+                                                 int64_t index) {
+    const bool all = unit.last_key == unit.sequence.length;
+    const float inverse = combined_sum[j] == 0.0f ? 0.0f : __frcp_rn(combined_sum[j]);
+    Element* const out = params.out + unit.batch * params.out_stride_batch +
+                         position * params.out_stride_seq + head * params.out_stride_head;
+    float* const state = params.partials + index * kHeadDimV;
+    for_each_number(combined, j, [&](int column, float number) {
+      if (all) {
+        // of no key it is 0, even beside a V that is not finite
+        out[column] =
+            __floats2bfloat162_rn(combined_sum[j] == 0.0f ? 0.0f : times(number, inverse), 0.0f).x;
+      } else {
+        __stcg(state + column, number);
+      }
+    });
+    if (thread_row() == 0) {
+      params.combined_of(unit.batch, position, head) = {unit.split + 1, combined_reference[j],
+                                                        combined_sum[j]};
+      if (all && params.lse) {
+        params
+            .lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
+            plus(times(combined_reference[j], params.scale), log_above(combined_sum[j]));
+      }
+    }
+  }
+
+  // Combines the split's output, or hands it on with its reference and sum where splits before it
+  // are not here. What was combined is handed on where the unit ends.
+  __device__ __forceinline__ void finish(const Unit& unit, bool ends) {
+    for_each_row(unit, [&](int j, float total, int position, int head) {
+      const int64_t index = params.partial(unit.batch, combines ? 0 : unit.split, position, head);
+      if (!combines) {
+        store_partial(j, index);
+        store_share(j, index, total);
+        return;
+      }
+      combine(j, total);
+      if (ends) {
+        store_combined(unit, j, position, head, index);
+      }
+    });
   }
 };
 
-// ---- The kernels -----------------------------------------------------------------------------
-
-// What the launch before this one wrote can be seen from here on.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// The launch after this one may begin once all thread blocks have come here.
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+// ---- The kernel ------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared_bytes[];
@@ -1241,9 +1275,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
-  if (warp == 0) {  // where nobody is waited for, the warp that loads does so at once
-    Producer{params, shared}.prefetch();
+  if (warp == kPrefetchWarp) {
+    Producer{params, shared}.prefetch_first();
   }
+
   wait_for_launch_before();
   let_next_launch_begin();
 
@@ -1254,54 +1289,60 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
 }
 
-// ---- Merging chunks --------------------------------------------------------------------------
+// What an output is, of a sum of P V and one over the sum of P.
+__device__ __forceinline__ float average(float total, float inverse) {
+  return times(total, inverse);
+}
 
-constexpr int kMergeLanes = 64;  // that share a row, two columns each
-constexpr int kMergeThreads = 128;
-constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
+// ---- Combining splits ------------------------------------------------------------------------
 
-// Chunks of a row, as one lane has them: the share of one of them, and its own columns of all.
+constexpr int kCombineLanes = 64;  // that share a row, two columns each
+constexpr int kCombineThreads = 128;
+constexpr int kCombineRows = kCombineThreads / kCombineLanes;  // per thread block
+constexpr int kWindow = 8;  // splits that are combined while as many are on their way
+
+// Splits of a row, as one lane has them: the share of one of them, and its own columns of all.
 struct Window {
   Share share;
   float2 numbers[kWindow];
 };
 
-// Folds the chunks of a row in their order. Heads are neighbours in memory, so they are neighbours
-// here.
-__global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ Params params) {
-  const int row = int(blockIdx.x) * kMergeRows + int(threadIdx.x) / kMergeLanes;
+// Combines the splits of a row in their order. Heads are neighbours in memory, so they are
+// neighbours here.
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_partial_outputs(const __grid_constant__ Params params) {
+  const int row = int(blockIdx.x) * kCombineRows + int(threadIdx.x) / kCombineLanes;
   const int flat = params.heads_divisor.divide(row);
   const int head = row - flat * params.heads;
   const int batch = params.seqlen_q_divisor.divide(flat);
   const int position = flat - batch * params.seqlen_q;
   const bool there = batch < params.batch;
-  const int column = threadIdx.x % kMergeLanes * 2;
+  const int column = threadIdx.x % kCombineLanes * 2;
 
   // The launch before this one, whose blocks have all begun, had waited for whoever wrote the
   // lengths.
-  const int of_sequence = there ? chunks_of(sequence_of(params, batch).length) : 0;
+  const int of_sequence = there ? splits_of(params, batch, position) : 0;
   wait_for_launch_before();
   let_next_launch_begin();
 
-  // What a thread block has folded of the row comes first. If these were all chunks, it has written
-  // the output too.
-  const Folded* const folded = &params.folded_of(batch, position, head);
-  const int begun = of_sequence > 0 ? __ldcg(&folded->chunks) : 0;
-  const int chunks = of_sequence - begun;
-  const int most = __reduce_max_sync(0xffffffffu, chunks);       // of the rows of a warp
-  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
+  // What a thread block has combined of the row comes first. If these were all splits, it has
+  // written the output too.
+  const Combined* const combined = &params.combined_of(batch, position, head);
+  const int begun = of_sequence > 0 ? __ldcg(&combined->splits) : 0;
+  const int splits = of_sequence - begun;
+  const int most = __reduce_max_sync(0xffffffffu, splits);       // of the rows of a warp
+  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from split to split
   const int64_t first = params.partial(batch, 0, position, head) + begun * step;
   const float* const partials = params.partials + first * kHeadDimV + column;
   const Share* const shares = params.shares + first;
   const int weighed =
-      threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
+      threadIdx.x % kWindow;  // which of a window's splits this lane works the weight out of
   const auto load = [&](Window& window, int begin) {
-    window.share = begin + weighed < chunks ? __ldcg(shares + (begin + weighed) * step)
+    window.share = begin + weighed < splits ? __ldcg(shares + (begin + weighed) * step)
                                             : make_float2(-INFINITY, 0.0f);
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const bool needed = begin + i < chunks;
+      const bool needed = begin + i < splits;
       window.numbers[i] =
           needed
               ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
@@ -1309,15 +1350,15 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     }
   };
   float reference = -INFINITY, sum = 0.0f, total[2] = {};
-  if (begun > 0 && chunks > 0) {
+  if (begun > 0 && splits > 0) {
     const float2 state =
         __ldcg(reinterpret_cast<const float2*>(partials - begun * step * kHeadDimV));
     total[0] = state.x;
     total[1] = state.y;
   }
   if (begun > 0) {
-    reference = __ldcg(&folded->reference);
-    sum = __ldcg(&folded->sum);
+    reference = __ldcg(&combined->reference);
+    sum = __ldcg(&combined->sum);
   }
   Window window;
   load(window, 0);
@@ -1336,15 +1377,15 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
-      const float old = old_weight(of_chunk), own = own_weight(of_chunk);
-      total[0] = fold(total[0], window.numbers[i].x, old, own);
-      total[1] = fold(total[1], window.numbers[i].y, old, own);
-      sum = fold(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
+      const float of_split = __shfl_sync(0xffffffffu, weight, i, kWindow);
+      const float old = old_weight(of_split), own = own_weight(of_split);
+      total[0] = accumulate(total[0], window.numbers[i].x, old, own);
+      total[1] = accumulate(total[1], window.numbers[i].y, old, own);
+      sum = accumulate(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
     }
     window = next;
   }
-  if (!there || (begun > 0 && chunks == 0)) {
+  if (!there || (begun > 0 && splits == 0)) {
     return;
   }
 
@@ -1355,7 +1396,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
   __stcg(reinterpret_cast<uint32_t*>(out),
-         pack(times(total[0], inverse), times(total[1], inverse)));
+         pack(average(total[0], inverse), average(total[1], inverse)));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
         plus(times(reference, params.scale), log_above(sum));
@@ -1364,38 +1405,95 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
 
 }  // namespace fagen_dec_bf16_d192v128_causal_r8n64_streamk_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_DECODE_ARGS
+#define FAGEN_DECODE_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind decode: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenDecodeArgs {
+  uint32_t struct_bytes;  // sizeof(FagenDecodeArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // bf16 (batch, seqlen_q, heads, 192)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 192): what no query sees is not used
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 128): likewise
+  const void* seqused_k;    // int32 (batch): where each sequence's keys end; null: at seqlen_k
+  const void* leftpad_k;    // int32 (batch): where each sequence's keys begin; null: at 0
+  void* out;                // bf16 (batch, seqlen_q, heads, 128): zeros without a key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_DECODE_ARGS != 1
+#error "kernels of kind decode of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_dec_bf16_d192v128_causal_r8n64_streamk(const struct FagenDecodeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_dec_bf16_d192v128_causal_r8n64_streamk_workspace(const struct FagenDecodeArgs* args);
+const char* fagen_dec_bf16_d192v128_causal_r8n64_streamk_message(int status);
+const struct FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_dec_bf16_d192v128_causal_r8n64_streamk_host {
 
 using namespace fagen_dec_bf16_d192v128_causal_r8n64_streamk_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenDecodeArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "there are 2^30 rows of chunks or steps of runs or more",
+    "there are 2^30 rows of splits or steps of runs or more",
     "scale must be finite and positive, scale 1e+08 at most",
     "a tensor is given that cannot be",
     "a tensor that is needed is null",
@@ -1408,48 +1506,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenDecodeArgs& a) {
@@ -1482,127 +1538,47 @@ Status check(const FagenDecodeArgs& a) {
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
-  for (const Status status :
-       {check(a.q, 2, true, false, kMostStride, 192,
-              {{a.batch, a.q_stride_batch},
-               {a.seqlen_q, a.q_stride_seq},
-               {a.heads, a.q_stride_head}}),
-        check(a.k, 2, true, false, kMostStride, 192,
-              {{a.batch, a.k_stride_batch},
-               {a.seqlen_k, a.k_stride_seq},
-               {a.kv_heads, a.k_stride_head}}),
-        check(a.v, 2, true, false, kMostStride, 128,
-              {{a.batch, a.v_stride_batch},
-               {a.seqlen_k, a.v_stride_seq},
-               {a.kv_heads, a.v_stride_head}}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, false, kMostStride, a.batch, {}),
-        !a.leftpad_k ? kOk : check(a.leftpad_k, 4, false, false, kMostStride, a.batch, {}),
-        check(a.out, 2, true, true, kMostStride, 128,
-              {{a.batch, a.out_stride_batch},
-               {a.seqlen_q, a.out_stride_seq},
-               {a.heads, a.out_stride_head}}),
-        !a.lse ? kOk
-               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
-                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.q, 2, true, false, kMostStride, 192,
+                        {{a.batch, a.q_stride_batch},
+                         {a.seqlen_q, a.q_stride_seq},
+                         {a.heads, a.q_stride_head}}),
+           check_tensor(a.k, 2, true, false, kMostStride, 192,
+                        {{a.batch, a.k_stride_batch},
+                         {a.seqlen_k, a.k_stride_seq},
+                         {a.kv_heads, a.k_stride_head}}),
+           check_tensor(a.v, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.v_stride_batch},
+                         {a.seqlen_k, a.v_stride_seq},
+                         {a.kv_heads, a.v_stride_head}}),
+           !a.seqused_k ? kOk
+                        : check_tensor(a.seqused_k, 4, false, false, kMostStride, a.batch, {}),
+           !a.leftpad_k ? kOk
+                        : check_tensor(a.leftpad_k, 4, false, false, kMostStride, a.batch, {}),
+           check_tensor(a.out, 2, true, true, kMostStride, 128,
+                        {{a.batch, a.out_stride_batch},
+                         {a.seqlen_q, a.out_stride_seq},
+                         {a.heads, a.out_stride_head}}),
+           !a.lse ? kOk
+                  : check_tensor(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                                 {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// Found at run time, so that the library loads where there is no driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<EncodeTiled>(function)
-               : nullptr;
-  }();
-  return found;
-}
-
-// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
-int prepare_device() {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
-    return known[device].load(std::memory_order_relaxed);
-  }
-  int major = 0, minor = 0, multiprocessors = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (major != 9 || minor != 0 ||
-      cudaFuncSetAttribute(decode, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           sizeof(SharedStorage)) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices) {
-    known[device].store(multiprocessors, std::memory_order_release);
-  }
-  return multiprocessors;
-}
-
-// Rows, heads and batches as the caller laid them out, and boxes of one batch, a slab of columns
-// wide; the second size is that of the rows of a tile. A row of a box is 128 bytes: twice that, as
-// L2 may fetch, is slower out of memory.
-struct Tensor {
-  const void* data;
-  int64_t sizes[4];    // columns first, batch last
-  int64_t strides[3];  // of all but the columns
-  int box[2];          // of the second and third size
-};
-
-bool describe(CUtensorMap* map, const Tensor& t) {
-  cuuint64_t sizes[4], strides[3];
-  std::copy_n(t.sizes, 4, sizes);
-  for (int i = 0; i < 3; ++i) {
-    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * sizeof(Element);
-  }
-  const cuuint32_t box[4] = {kSlab, cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(t.data), sizes,
-                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// Either kernel may begin under the end of the launch before it, and waits for what that one
-// writes.
-bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes,
-             cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, params) == cudaSuccess;
-}
-
 Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
-  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
-  if (rows == 0) {
+  if (a.batch == 0 || a.heads == 0 || a.seqlen_q == 0) {
     return kOk;
   }
-  const int multiprocessors = prepare_device();
+  constexpr int shared_bytes = sizeof(SharedStorage);
+  const int multiprocessors = prepare_device<decode>(shared_bytes);
   if (multiprocessors == 0) {
     return kNotHopper;
   }
@@ -1610,18 +1586,10 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     return kNoDriver;
   }
 
-  const int group = a.heads / a.kv_heads;
-  const int tile_heads = std::min(group, kRows);
-  const int tile_positions = std::clamp(kRows / group, 1, a.seqlen_q);
-  const int head_tiles = blocks_of(group, tile_heads);
-  const int row_tiles = head_tiles * blocks_of(a.seqlen_q, tile_positions);
-
   Params params;
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
   params.leftpad_k = static_cast<const int32_t*>(a.leftpad_k);
   params.partials = static_cast<float*>(a.workspace);
-  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
-  params.folded = reinterpret_cast<Folded*>(params.shares + rows * kChunks);
   params.out = static_cast<Element*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.out_stride_batch = a.out_stride_batch;
@@ -1632,68 +1600,100 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.batch = a.batch;
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
-  params.group = group;
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.tile_positions = tile_positions;
-  params.tile_heads = FastDivisor(tile_heads);
-  params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
-  params.chunk_units = row_tiles * a.kv_heads;
-  const int most = multiprocessors * kBlocks;
-  int abreast = std::min({8, params.chunk_units, most});
-  while (params.chunk_units % abreast) {
-    --abreast;
-  }
-  params.abreast = FastDivisor(abreast);
-  params.tile_groups = FastDivisor(params.chunk_units / abreast);
   params.kv_heads_divisor = FastDivisor(a.kv_heads);
-  params.row_tiles = FastDivisor(row_tiles);
-  params.head_tiles = FastDivisor(head_tiles);
   params.heads_divisor = FastDivisor(a.heads);
   params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
   params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
-  if (a.seqlen_k > 0) {
-    const auto keys = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch) {
-      return Tensor{
-          data, {columns, a.seqlen_k, a.kv_heads, a.batch}, {seq, head, batch}, {kBlockN, 1}};
-    };
-    const Tensor q{a.q,
-                   {kHeadDim, a.heads, a.seqlen_q, a.batch},
-                   {a.q_stride_head, a.q_stride_seq, a.q_stride_batch},
-                   {tile_heads, tile_positions}};
-    if (!describe(&params.q, q) ||
-        !describe(&params.k,
-                  keys(a.k, kHeadDim, a.k_stride_seq, a.k_stride_head, a.k_stride_batch)) ||
-        !describe(&params.v,
-                  keys(a.v, kHeadDimV, a.v_stride_seq, a.v_stride_head, a.v_stride_batch))) {
-      return kTensorMapRefused;
-    }
-    // No sequence has more chunks than it has blocks of keys: what there is of either is known
-    // here.
-    const int64_t units =
-        int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(a.seqlen_k, kBlockN));
-    if (int64_t(params.chunk_units) * a.batch * (blocks_of(a.seqlen_k, kBlockN) + kChunks) >=
-        1 << 30) {
-      return kTooMany;
-    }
-    const int64_t blocks =
-        std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
-    const int64_t groups = int64_t(params.tile_groups.value) * a.batch, runs = blocks / abreast;
-    const bool alike = !a.seqused_k && !a.leftpad_k;
-    params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
-    params.whole = params.level && alike;
-    params.prefetched_keys = params.whole || !alike ? kStages / 2 * kBlockN : 0;
-    if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
-      return kLaunchFailed;
-    }
-    if (params.whole) {
-      return kOk;
-    }
+  const int group = a.heads / a.kv_heads;
+  const int tile_heads = std::min(group, kRows);
+  const int tile_positions = std::clamp(kRows / group, 1, a.seqlen_q);
+  const int head_tiles = blocks_of(group, tile_heads);
+  const int row_tiles = head_tiles * blocks_of(a.seqlen_q, tile_positions);
+  params.group = group;
+  params.tile_positions = tile_positions;
+  params.tile_heads = FastDivisor(tile_heads);
+  params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
+  params.split_units = row_tiles * a.kv_heads;
+  params.row_tiles = FastDivisor(row_tiles);
+  params.head_tiles = FastDivisor(head_tiles);
+  // No sequence has more splits than it has blocks of keys: what there is of either is known here.
+  const int64_t units = int64_t(params.split_units) * a.batch *
+                        std::min(kNumSplits, blocks_of(params.seqlen_k, kBlockN));
+
+  const int most = multiprocessors * kBlocks;
+  int abreast = std::min({8, params.split_units, most});
+  while (params.split_units % abreast) {
+    --abreast;
   }
-  const int64_t merging = ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2);
-  return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
+  params.abreast = FastDivisor(abreast);
+  params.tile_groups = FastDivisor(params.split_units / abreast);
+  if (int64_t(params.split_units) * a.batch * (blocks_of(params.seqlen_k, kBlockN) + kNumSplits) >=
+      1 << 30) {
+    return kTooMany;
+  }
+  const int64_t grid =
+      std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
+  const int64_t groups = int64_t(params.tile_groups.value) * a.batch, runs = grid / abreast;
+  const bool alike = !a.seqused_k && !a.leftpad_k;
+  params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
+  params.whole = params.level && alike;
+
+  params.prefetched_keys = params.whole || !alike ? kStages / 2 * kBlockN : 0;
+
+  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
+  params.shares = reinterpret_cast<Share*>(params.partials + rows * kNumSplits * kHeadDimV);
+
+  params.combined = reinterpret_cast<Combined*>(params.shares + rows * kNumSplits);
+
+  const Tensor q{.data = a.q,
+                 .sizes = {kHeadDim, a.heads, a.seqlen_q, a.batch},
+                 .strides = {a.q_stride_head, a.q_stride_seq, a.q_stride_batch},
+                 .box = {kSlab, tile_heads, tile_positions, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.q, q)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor k{.data = a.seqlen_k > 0 ? a.k : a.q,
+                 .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+                 .box = {kSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.k, k)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor v{.data = a.seqlen_k > 0 ? a.v : a.q,
+                 .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+                 .box = {kSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.v, v)) {
+    return kTensorMapRefused;
+  }
+
+  if (!enqueue(decode, grid, kThreads, shared_bytes, stream, params)) {
+    return kLaunchFailed;
+  }
+  if (!params.whole &&
+      !enqueue(combine_partial_outputs, ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2),
+               kCombineThreads, 0, stream, params)) {
+    return kLaunchFailed;
+  }
+  return kOk;
 }
 
 }  // namespace fagen_dec_bf16_d192v128_causal_r8n64_streamk_host
@@ -1727,7 +1727,7 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_i
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d192v128_causal_r8n64_streamk",
-      "ca4e4682ec7d8ed9a57b457fba12dff5bcc9121babfbe5199a2ad255cfeb20e3"};
+      "e5b1057ac1ad7a8ee2774fee2986989e6e20605fb93333f7c804a616e9e27c57"};
   return &info;
 }
-// sha256 of what is above: 0c4b9f1270e6b5af98f518f2ab0636a2dd3d45105bb486a0e760c6b7cd306f83
+// sha256 of what is above: 7490b84cf6654b92f83cc0ab97f6cfe3ad5c85e912580336d9d5407d079cf453

@@ -3,20 +3,21 @@
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log of the sum of exp(scale * q kᵀ)
 //
-// The keys of a sequence are cut into 16 chunks at most, by its own length alone. A unit of work is
-// a chunk of one KV head for the queries of its group of query heads; thread blocks stay and take
-// units in turns. A second kernel, which begins under the end of the first, folds what the chunks
-// gave in their order. So the bits of a sequence depend on no other.
+// The keys of a sequence are cut into 16 splits at most, by its own length alone. A unit of work is
+// a split of one KV head for the queries of its group of query heads. A second kernel, which begins
+// under the end of the first, combines what the splits gave in their order. So the bits of a
+// sequence depend on no other. Thread blocks stay and take units in turns.
 //
 // Products are swapped: keys are the 64 rows of a WGMMA and queries its 16 columns, so few queries
 // cost little. Sᵀ = K Qᵀ; P goes through shared memory; Oᵀ += Vᵀ Pᵀ with V as it lies. One warp
 // loads by TMA, one warpgroup computes.
 //
-// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,75 +31,6 @@
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cutlass/arch/barrier.h>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_DECODE_ARGS
-#define FAGEN_DECODE_ARGS 1
-
-extern "C" {
-
-// One call of a kernel of kind decode: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
-struct FagenDecodeArgs {
-  uint32_t struct_bytes;  // sizeof(FagenDecodeArgs)
-  uint32_t version;       // 1: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* q;            // fp16 (batch, seqlen_q, heads, 128)
-  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 128): what no query sees is not used
-  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 128): likewise
-  const void* seqused_k;    // int32 (batch): where each sequence's keys end; null: at seqlen_k
-  const void* leftpad_k;    // int32 (batch): where each sequence's keys begin; null: at 0
-  void* out;                // fp16 (batch, seqlen_q, heads, 128): zeros without a key
-  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
-              // row that sees no key; null if not wanted
-  int64_t q_stride_batch, q_stride_head, q_stride_seq;
-  int64_t k_stride_batch, k_stride_head, k_stride_seq;
-  int64_t v_stride_batch, v_stride_head, v_stride_seq;
-  int64_t out_stride_batch, out_stride_head, out_stride_seq;
-  int64_t lse_stride_batch, lse_stride_head;
-  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
-};
-
-}  // extern "C"
-
-#elif FAGEN_DECODE_ARGS != 1
-#error "kernels of kind decode of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_dec_fp16_d128_causal_r16n64(const struct FagenDecodeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_dec_fp16_d128_causal_r16n64_workspace(const struct FagenDecodeArgs* args);
-const char* fagen_dec_fp16_d128_causal_r16n64_message(int status);
-const struct FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void);
-
-}  // extern "C"
-
 namespace fagen_dec_fp16_d128_causal_r16n64_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
@@ -110,26 +42,28 @@ constexpr int kHeadDim = 128;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 128;  // in shared memory, in whole slabs
 constexpr int kHeadDimVPadded = 128;
-constexpr int kRows = 16;    // of queries that a unit of work has at most
-constexpr int kBlockN = 64;  // keys of a step
-constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 5;   // buffers of the ring, in which blocks of K and V alternate
-constexpr int kQStages = 2;
+constexpr int kRows = 16;      // of queries that a unit of work has at most
+constexpr int kBlockN = 64;    // keys of a step
 constexpr int kBlocks = 2;     // that share an SM
 constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
 constexpr int kLaunchRegisters = 168;
-constexpr float kThreshold = 8.0f;  // log2 units that scores may outgrow their reference by
+constexpr int kStepK = 16;  // the K of every wgmma
+constexpr int kSlab = 64;   // columns: tiles lie as slabs of 128 bytes, all rows of one together
+constexpr auto kDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
+constexpr int kStages = 5;  // buffers of the ring, in which blocks of K and V alternate
+constexpr int kQStages = 2;
+constexpr int kPrefetchWarp = 4;  // that asks L2 for first keys
+
+constexpr float kRescaleThreshold = 8.0f;  // log2 units that scores may outgrow their reference by
+
+constexpr int kNumSplits = 16;  // that a sequence's keys are cut into, at most
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarps = kWarpgroup / 32;
 constexpr int kTileM = 64;                              // the M of every wgmma
-constexpr int kStepK = 16;                              // the K of every wgmma
 constexpr int kKeyTiles = kBlockN / kTileM;             // of Sᵀ, along the keys
 constexpr int kColumnTiles = kHeadDimVPadded / kTileM;  // of Oᵀ, along the columns of V
-
-// Tiles lie in shared memory as slabs of 128 bytes, swizzled: all rows of a slab together.
-constexpr int kSlab = 64;  // columns
-constexpr auto kDescriptor = cute::SM90::GMMA::LayoutType::B128;
 
 // A thread's part of a warpgroup's accumulators, and what it keeps of its columns.
 using Scores = float[kKeyTiles][kRows / 2];
@@ -138,20 +72,6 @@ using Statistics = float[kRows / 4];
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
-
-struct SharedStorage {
-  alignas(1024) Element ring[kStages][kBlockN * kHeadDimPadded];
-  alignas(1024) Element q[kQStages][kRows * kHeadDimPadded];
-  alignas(1024) Element p[2][kRows * kBlockN];  // keys side by side
-  alignas(1024) float maxima[kWarps][kRows];
-  float sums[kWarps][kRows];
-  alignas(1024) TransactionBarrier full[kStages];
-  Barrier empty[kStages];
-  TransactionBarrier q_full[kQStages];
-  Barrier q_empty[kQStages];
-};
-constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes == 96256, "the ledger of shared memory");
 
 __host__ __device__ constexpr int blocks_of(int n, int size) {
   return (n + size - 1) / size;
@@ -179,7 +99,7 @@ struct FastDivisor {
   }
 };
 
-// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+// Of a row in a split: x, the score that P is relative to; y, the sum of P.
 using Share = float2;
 
 // A row that has seen nothing has no such score, one of what is no number none that is a number.
@@ -187,32 +107,47 @@ __device__ __forceinline__ Share share_of(float reference, float sum) {
   return {sum > 0.0f ? reference : sum == 0.0f ? -INFINITY : sum, sum};
 }
 
+struct SharedStorage {
+  alignas(1024) Element ring[kStages][kBlockN * kHeadDimPadded];
+  alignas(1024) Element q[kQStages][kRows * kHeadDimPadded];
+  alignas(1024) Element p[2][kRows * kBlockN];  // keys side by side
+  alignas(1024) float maxima[kWarps][kRows];
+  float sums[kWarps][kRows];
+  alignas(1024) TransactionBarrier full[kStages];
+  Barrier empty[kStages];
+  TransactionBarrier q_full[kQStages];
+  Barrier q_empty[kQStages];
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes == 96256, "the ledger of shared memory");
+
 struct Params {
   CUtensorMap q, k, v;
-  const int32_t *seqused_k, *leftpad_k;  // (batch); may be null
-  float* partials;  // (batch, chunks, seqlen_q, heads, columns of V): sums of P V
-  Share* shares;    // (batch, chunks, seqlen_q, heads)
+  const int32_t* seqused_k;  // (batch); may be null
+  const int32_t* leftpad_k;  // (batch); may be null
+  float* partials;           // (batch, splits, seqlen_q, heads, columns of V): sums of P V
+  Share* shares;             // (batch, splits, seqlen_q, heads)
   Element* out;
   float* lse;  // may be null
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
-  int batch, heads, kv_heads, group;  // group: query heads of a KV head
+  int64_t out_stride_batch, out_stride_seq, out_stride_head, lse_stride_batch, lse_stride_head;
+  int batch, heads, kv_heads;
+  int group;  // query heads of a KV head
   int seqlen_q, seqlen_k;
-  int tile_positions;  // of queries, and their heads: so many rows are 16 at most
+  int tile_positions;  // of queries, and their heads: kRows are most
   FastDivisor tile_heads;
-  int q_bytes;          // of such a tile
-  int chunk_units;      // units of work of a chunk: KV heads and tiles of rows
+  int q_bytes;          // of a tile's rows
+  int split_units;      // units of work of a split: KV heads and tiles of rows
   int prefetched_keys;  // of a thread block's first unit, at most
-  FastDivisor kv_heads_divisor, row_tiles, head_tiles;
-  FastDivisor heads_divisor, seqlen_q_divisor;
-  float scale, scale_log2;  // of S, and times log2(e)
+  FastDivisor kv_heads_divisor, row_tiles, head_tiles, heads_divisor, seqlen_q_divisor;
+  float scale;       // of S
+  float scale_log2;  // times log2(e)
 
-  // Where a chunk's partial output of a row is.
-  __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
-    return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
+  // Where a split's partial output of a row is.
+  __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
+    return ((int64_t(batch) * kNumSplits + split) * seqlen_q + position) * heads + head;
   }
 
-  // By how much one reference lies above another, in natural logarithm: that of a chunk which has
+  // By how much one reference lies above another, in natural logarithm: that of a split which has
   // seen nothing, or no number, is so too. Large scores are subtracted before they are scaled: what
   // is small of their difference is exact.
   __device__ __forceinline__ float rise(float before, float reference) const {
@@ -229,8 +164,6 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// ---- Units of work ---------------------------------------------------------------------------
-
 // A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
 template <int stages>
 struct RingPosition {
@@ -246,6 +179,8 @@ struct RingPosition {
   }
 };
 
+// ---- Units of work ---------------------------------------------------------------------------
+
 // A sequence's keys: `length` rows of the cache from `first` on.
 struct Sequence {
   int first, length;
@@ -260,39 +195,45 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
-// How many keys a chunk of so many keys has, in whole blocks: a matter of the sequence's own length
+// How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length
 // alone.
-__device__ __forceinline__ int chunk_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kChunks) * kBlockN;
+__device__ __forceinline__ int split_keys(int length) {
+  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
 }
 
-__device__ __forceinline__ int chunks_of(int length) {
-  return length > 0 ? blocks_of(length, chunk_keys(length)) : 0;
+__device__ __forceinline__ int splits_of(int length) {
+  return length > 0 ? blocks_of(length, split_keys(length)) : 0;
 }
 
-// The keys first … last - 1 that a query sees, counted in its sequence; none where last <= first.
-struct Keys {
-  int first, last;
-};
-
-__device__ __forceinline__ Keys seen_by(const Params& params, int seqlen_k,
-                                        [[maybe_unused]] int row) {
-  [[maybe_unused]] const int seqlen_q = params.seqlen_q;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+// Every row of a sequence has its splits.
+__device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
+  return splits_of(sequence_of(params, batch).length);
 }
 
-// A chunk of one KV head's keys, for some queries of its group of heads: rows with heads side by
-// side.
+// Keys of one KV head, a split's or those of several from this one on, for some queries of its
+// group of heads: rows with heads side by side.
 struct Unit {
-  int batch, kv_head, chunk;
+  int batch, kv_head, split;
   Sequence sequence;
-  int first_key, last_key;  // of the chunk, counted in its sequence
+  int first_key, last_key;  // counted in its sequence
   int first_position, first_head;
   int rows;  // of queries
+
+  // Of a KV head's tiles of rows, this one.
+  __device__ __forceinline__ void take_rows(const Params& params, int row_tile) {
+    const int position_tile = params.head_tiles.divide(row_tile);
+    const int group_head =
+        (row_tile - position_tile * params.head_tiles.value) * params.tile_heads.value;
+    first_position = position_tile * params.tile_positions;
+    first_head = kv_head * params.group + group_head;
+    rows = min(params.tile_heads.value, params.group - group_head) *
+           min(params.tile_positions, params.seqlen_q - first_position);
+  }
 };
 
-// Finds units by their number. Those of a sequence follow each other, KV heads fastest, so that
-// blocks that run at a time read neighbouring memory and every sequence is dealt to all SMs.
+// Units by their number, dealt to thread blocks in turns. Those of a sequence follow each other, KV
+// heads fastest, so that blocks that run at a time read neighbouring memory and every sequence is
+// dealt to all SMs.
 struct Units {
   const Params& params;
   int window = 0;  // of 32 sequences, one for each lane: the first of them
@@ -303,7 +244,7 @@ struct Units {
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
   __device__ __forceinline__ int units_of(const Sequence& sequence) const {
-    return chunks_of(sequence.length) * params.chunk_units;
+    return splits_of(sequence.length) * params.split_units;
   }
 
   __device__ __forceinline__ void count() {
@@ -335,21 +276,41 @@ struct Units {
     unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
     const int rest = params.kv_heads_divisor.divide(rank);
     unit.kv_head = rank - rest * params.kv_heads;
-    unit.chunk = params.row_tiles.divide(rest);
-    const int row_tile = rest - unit.chunk * params.row_tiles.value;
-    const int keys = chunk_keys(unit.sequence.length);
-    unit.first_key = unit.chunk * keys;
+    unit.split = params.row_tiles.divide(rest);
+    const int row_tile = rest - unit.split * params.row_tiles.value;
+    const int keys = split_keys(unit.sequence.length);
+    unit.first_key = unit.split * keys;
     unit.last_key = min(unit.first_key + keys, unit.sequence.length);
-    const int position_tile = params.head_tiles.divide(row_tile);
-    const int group_head =
-        (row_tile - position_tile * params.head_tiles.value) * params.tile_heads.value;
-    unit.first_position = position_tile * params.tile_positions;
-    unit.first_head = unit.kv_head * params.group + group_head;
-    unit.rows = min(params.tile_heads.value, params.group - group_head) *
-                min(params.tile_positions, params.seqlen_q - unit.first_position);
+    unit.take_rows(params, row_tile);
     return true;
   }
 };
+
+// How many queries there are, and keys in a sequence.
+struct Lengths {
+  int seqlen_q, seqlen_k;
+};
+
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Lengths& lengths, int row) {
+  const int seqlen_q = lengths.seqlen_q, seqlen_k = lengths.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the launch before this one wrote can be seen from here on.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// The launch after this one may begin once all thread blocks have come here.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ---- Tensor cores ----------------------------------------------------------------------------
 
@@ -415,7 +376,7 @@ __device__ constexpr uint32_t row_offset(int k) {
 
 // Sᵀ = or += K Qᵀ, both as they lie.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_scores(float (&c)[kRows / 2], Descriptor a, Descriptor b) {
+__device__ __forceinline__ void wgmma_scores(float (&c)[8], Descriptor a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7 }, "
@@ -426,14 +387,15 @@ __device__ __forceinline__ void wgmma_scores(float (&c)[kRows / 2], Descriptor a
 }
 
 // Oᵀ += Vᵀ Pᵀ, V as it lies.
-__device__ __forceinline__ void wgmma_output(float (&c)[kRows / 2], Descriptor a, Descriptor b) {
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_output(float (&c)[8], Descriptor a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7 }, "
-      "%8, %9, 1, 1, 1, 1, 0;"
+      "%8, %9, %10, 1, 1, 1, 0;"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
         "+f"(c[7])
-      : "l"(a.bits()), "l"(b.bits()));
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -445,8 +407,26 @@ struct Producer {
   RingPosition<kStages> tile;
   RingPosition<kQStages> q;
 
-  // The next buffer of the ring becomes a block of K or V, read once. Rows past the cache and
-  // columns past the head dim are filled with zeros.
+  // The first keys, by lengths that the launch before this one may change: only less will be there.
+  __device__ __forceinline__ void prefetch_first() {
+    Units units(params);
+    Unit unit;
+    if (units.find(blockIdx.x, unit) && lane() == 0) {
+      prefetch(unit);
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    Units units(params);
+    Unit unit;
+    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
+      take(unit);
+    }
+  }
+
+  // The next buffer of the ring becomes a block of K or V. Who has read it needs it no more, but
+  // lines of L2 may end with the next head's rows. Rows past the cache and columns past the head
+  // dim are filled with zeros.
   template <int columns>
   __device__ __forceinline__ void load(const CUtensorMap& map, const Unit& unit, int key) {
     TransactionBarrier& full = shared.full[tile.stage];
@@ -462,27 +442,11 @@ struct Producer {
     tile.advance();
   }
 
-  template <int columns>
-  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
-#pragma unroll
-    for (int column = 0; column < columns; column += kSlab) {
-      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
-                                             unit.batch);
-    }
+  __device__ __forceinline__ void load_k(const Unit& unit, int key) {
+    load<kHeadDimPadded>(params.k, unit, key);
   }
-
-  // Asks for the first keys and values in the L2 cache, while the launch before this one ends. That
-  // may change them, which L2 then knows, and the lengths, by which only less will be there.
-  __device__ __forceinline__ void prefetch() {
-    Units units(params);
-    Unit unit;
-    if (units.find(blockIdx.x, unit) && lane() == 0) {
-      const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
-      for (int key = unit.first_key; key < last_key; key += kBlockN) {
-        prefetch<kHeadDimPadded>(params.k, unit, key);
-        prefetch<kHeadDimVPadded>(params.v, unit, key);
-      }
-    }
+  __device__ __forceinline__ void load_v(const Unit& unit, int key) {
+    load<kHeadDimVPadded>(params.v, unit, key);
   }
 
   // Rows of queries: a box has its heads side by side. It may reach into the next group's.
@@ -500,20 +464,36 @@ struct Producer {
     q.advance();
   }
 
-  __device__ __forceinline__ void run() {
-    Units units(params);
-    Unit unit;
-    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
-      if (lane() == 0) {
-        for (int key = unit.first_key; key < unit.last_key; key += kBlockN) {
-          load<kHeadDimPadded>(params.k, unit, key);
-          if (key == unit.first_key) {  // memory that takes longer to answer was asked first
-            load_q(unit);
-          }
-          load<kHeadDimVPadded>(params.v, unit, key);
+  // All of a unit, by a warp.
+  __device__ __forceinline__ void take(const Unit& unit) {
+    if (lane() == 0) {
+      for (int key = unit.first_key; key < unit.last_key; key += kBlockN) {
+        load_k(unit, key);
+        if (key == unit.first_key) {  // memory that takes longer to answer was asked first
+          load_q(unit);
         }
+        load_v(unit, key);
       }
-      __syncwarp();
+    }
+    __syncwarp();
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void prefetch(const CUtensorMap& map, const Unit& unit, int key) {
+#pragma unroll
+    for (int column = 0; column < columns; column += kSlab) {
+      cute::SM90_TMA_LOAD_4D::PREFETCH::copy(&map, column, unit.sequence.first + key, unit.kv_head,
+                                             unit.batch);
+    }
+  }
+
+  // Asks for first keys and values in the L2 cache, while the launch before this one ends. That may
+  // change them, which L2 then knows.
+  __device__ __forceinline__ void prefetch(const Unit& unit) {
+    const int last_key = min(unit.last_key, unit.first_key + params.prefetched_keys);
+    for (int key = unit.first_key; key < last_key; key += kBlockN) {
+      prefetch<kHeadDimPadded>(params.k, unit, key);
+      prefetch<kHeadDimVPadded>(params.v, unit, key);
     }
   }
 };
@@ -530,12 +510,6 @@ __device__ __forceinline__ int warp_row() {
 __device__ __forceinline__ int thread_row() {
   return warp_row() + lane() / 4;
 }
-__device__ constexpr int row_of(int i) {
-  return i / 2 % 2;
-}
-__device__ constexpr int column_of(int i) {
-  return i / 4 * 8 + i % 2;
-}
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -543,14 +517,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// Element i of an accumulator is in this one of a thread's columns.
-__device__ constexpr int statistic_of(int i) {
-  return i / 4 * 2 + i % 2;
+// Which column of an accumulator this one of a thread's columns is.
+__device__ __forceinline__ int column_at(int j) {
+  return j / 2 * 8 + lane() % 4 * 2 + j % 2;
 }
 
-// Which column that is.
-__device__ __forceinline__ int column_at(int statistic) {
-  return statistic / 2 * 8 + lane() % 4 * 2 + statistic % 2;
+// Which row of all accumulators, tile after tile, the i-th number is in that a thread has of each
+// of its columns.
+__device__ __forceinline__ int row_at(int i) {
+  return i / 2 * kTileM + thread_row() + i % 2 * 8;
+}
+
+// And which element of the accumulator i / 2 that number is.
+__device__ constexpr int element_at(int i, int j) {
+  return j / 2 * 4 + i % 2 * 2 + j % 2;
 }
 
 // Stores two 8x8 matrices of 16-bit elements, 16 rows of an accumulator by 8 columns, transposed at
@@ -589,59 +569,40 @@ struct Consumer {
   RingPosition<kQStages> q;
   int p = 0;  // which of its buffers is next
   Output o;
-  Statistics reference;  // score that P is relative to: none is kThreshold above it
+  Statistics reference;  // score that P is relative to: none is kRescaleThreshold above it
   Statistics sum;        // of P, of this thread's keys
 
-  // One arrival per warp, since wgmma completes per warp.
-  __device__ __forceinline__ void arrive(Barrier& barrier) {
-    if (lane() == 0) {
-      barrier.arrive();
+  // All keys of a split.
+  __device__ __forceinline__ void take(const Unit& unit) {
+    const Keys seen = seen_by_all(unit);
+    begin(unit);
+    shared.q_full[q.stage].wait(q.phase);
+    Scores s;
+    first_scores(s);
+    int key = unit.first_key;
+    for (; key + kBlockN < unit.last_key; key += kBlockN) {
+      step(unit, seen, key, s);
+      finish_scores(s);
+    }
+    last_step(unit, seen, key, s);
+    finish(unit);
+  }
+
+  __device__ __forceinline__ void run() {
+    Units units(params);
+    Unit unit;
+    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
+      take(unit);
     }
   }
 
-  __device__ __forceinline__ void issue_scores(Scores& s) {
-    const Descriptor keys = descriptor<kSlab>(shared.ring[tile.stage], kDescriptor);
-    const Descriptor queries = descriptor<kSlab>(shared.q[q.stage], kDescriptor);
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      fence_operand(s[i]);
-    }
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      const Descriptor own = keys + row_offset(i * kTileM);
-      wgmma_scores<false>(s[i], own, queries);
-#pragma unroll
-      for (int column = kStepK; column < kHeadDim; column += kStepK) {
-        wgmma_scores<true>(s[i], own + column_offset<kBlockN, kSlab>(column),
-                           queries + column_offset<kRows, kSlab>(column));
-      }
-    }
-    wgmma_commit();
-  }
-
-  // Issues Oᵀ += Vᵀ Pᵀ.
-  __device__ __forceinline__ void issue_output(const Element* values) {
-    const Descriptor a = descriptor<kSlab>(values, kDescriptor);
-    const Descriptor b = descriptor<kSlab>(shared.p[p], kDescriptor);
-    fence_output();
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-#pragma unroll
-      for (int key = 0; key < kBlockN; key += kStepK) {
-        wgmma_output(o[i], a + (column_offset<kBlockN, kSlab>(i * kTileM) + row_offset(key)),
-                     b + column_offset<kRows, kSlab>(key));
-      }
-    }
-    wgmma_commit();
-  }
-
-  __device__ __forceinline__ void fence_output() {
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-      fence_operand(o[i]);
-    }
+  // The keys that all queries of a unit see.
+  __device__ __forceinline__ Keys seen_by_all(const Unit& unit) {
+    const Keys of_first =
+        seen_by(Lengths{params.seqlen_q, unit.sequence.length}, unit.first_position);
+    const int last_position = min(unit.first_position + params.tile_positions, params.seqlen_q) - 1;
+    const Keys of_last = seen_by(Lengths{params.seqlen_q, unit.sequence.length}, last_position);
+    return {of_last.first, of_first.last};
   }
 
   // Takes off the scores of keys that a query does not see, from `key` on.
@@ -649,38 +610,33 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
       const int position = unit.first_position + params.tile_heads.divide(column_at(j));
-      const Keys seen = seen_by(params, unit.sequence.length, position);
+      const Keys seen = seen_by(Lengths{params.seqlen_q, unit.sequence.length}, position);
 #pragma unroll
       for (int i = 0; i < 2 * kKeyTiles; ++i) {
-        const int own = key + i / 2 * kTileM + thread_row() + i % 2 * 8;
+        const int own = key + row_at(i);
         if (own >= seen.last) {
-          s[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] = -INFINITY;
+          s[i / 2][element_at(i, j)] = -INFINITY;
         }
       }
     }
   }
 
-  // Makes zeros of what lies behind the last of `keys` rows of V: P is 0 there, but it may be no
-  // number.
-  __device__ __forceinline__ void clear_values(Element* values, int keys) {
-    constexpr int kParts = kSlab * sizeof(Element) / sizeof(uint4);  // of a slab's row
-    uint4* const parts = reinterpret_cast<uint4*>(values);
-    for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
-#pragma unroll
-      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
-        parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
-      }
-    }
+  // Whether a column is a row of the unit.
+  __device__ __forceinline__ bool takes(const Unit& unit, int j) const {
+    return column_at(j) < unit.rows;
   }
+
+  // None yet.
+  __device__ __forceinline__ float first_reference(const Unit&, int) const { return -INFINITY; }
 
   // The largest score that this thread has in one of its columns.
   __device__ __forceinline__ float largest(const Scores& s, int j) {
-    float found = -INFINITY;
+    float maximum = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 2 * kKeyTiles; ++i) {
-      found = fmaxf(found, s[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2]);
+      maximum = fmaxf(maximum, s[i / 2][element_at(i, j)]);
     }
-    return found;
+    return maximum;
   }
 
   // How far a score lies above a reference, log2 units. Subtracted first: scores may be large, and
@@ -691,7 +647,7 @@ struct Consumer {
 
   // Whether a score with this maximum needs another reference.
   __device__ __forceinline__ bool outgrows(float maximum, int j) {
-    return above(maximum, reference[j]) > kThreshold;
+    return above(maximum, reference[j]) > kRescaleThreshold;
   }
 
   __device__ __forceinline__ bool outgrown(const Scores& s) {
@@ -760,57 +716,23 @@ struct Consumer {
         sum[j] *= factor;
 #pragma unroll
         for (int i = 0; i < 2 * kColumnTiles; ++i) {
-          o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2] *= factor;
+          o[i / 2][element_at(i, j)] *= factor;
         }
       }
     }
   }
 
-  __device__ __forceinline__ void begin(const Unit& unit) {
-#pragma unroll
-    for (int j = 0; j < kRows / 4; ++j) {
-      reference[j] = column_at(j) < unit.rows
-                         ? -INFINITY
-                         : INFINITY;  // which nothing outgrows: no such row has a say
-      sum[j] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < kRows / 2; ++j) {
-        o[i][j] = 0.0f;
-      }
-    }
+  // Whether references come from keys before this one.
+  __device__ __forceinline__ bool has_references(const Unit& unit, int key) const {
+    return key > unit.first_key;
   }
 
-  // The next buffer of the ring has K: its scores, and the product before them, are there at the
-  // end.
-  __device__ __forceinline__ void finish_scores(Scores& s) {
-    wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      fence_operand(s[i]);
-    }
-    arrive(shared.empty[tile.stage]);
-    tile.advance();
-  }
-
-  // P of the keys from `key` on, in shared memory; the next buffer of the ring has their V.
-  __device__ __forceinline__ void weigh_keys(const Unit& unit, const Keys& seen_by_all, int key,
-                                             Scores& s) {
-    if (key < seen_by_all.first || key + kBlockN > seen_by_all.last) {
-      mask(unit, key, s);
-      if (key + kBlockN > unit.sequence.length) {
-        shared.full[tile.stage].wait(tile.phase);
-        clear_values(shared.ring[tile.stage], unit.sequence.length - key);
-      }
-    }
-    p ^= 1;
-    // Everybody counts on the reference of the steps before; if it has been outgrown, they do it
-    // again.
+  // P of a step's scores. Everybody counts on the reference of the steps before; if it has been
+  // outgrown, they do it again.
+  __device__ __forceinline__ void softmax(const Unit& unit, int key, Scores& s) {
     Statistics added = {};
     bool again = true;
-    if (key > unit.first_key) {
+    if (has_references(unit, key)) {
       exponentiate(s, added);
       cutlass::arch::fence_view_async_shared();
       again = meet_and_vote(outgrown(s));
@@ -829,29 +751,141 @@ struct Consumer {
     for (int j = 0; j < kRows / 4; ++j) {
       sum[j] += added[j];
     }
+  }
+
+  // One arrival per warp, since wgmma completes per warp.
+  __device__ __forceinline__ void arrive(Barrier& barrier) {
+    if (lane() == 0) {
+      barrier.arrive();
+    }
+  }
+
+  // Issues Sᵀ = K Qᵀ.
+  __device__ __forceinline__ void issue_scores(Scores& s) {
+    const Descriptor keys = descriptor<kSlab>(shared.ring[tile.stage], kDescriptor);
+    const Descriptor queries = descriptor<kSlab>(shared.q[q.stage], kDescriptor);
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      fence_operand(s[i]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      const Descriptor own = keys + row_offset(i * kTileM);
+      wgmma_scores<false>(s[i], own, queries);
+#pragma unroll
+      for (int column = kStepK; column < kHeadDim; column += kStepK) {
+        wgmma_scores<true>(s[i], own + column_offset<kBlockN, kSlab>(column),
+                           queries + column_offset<kRows, kSlab>(column));
+      }
+    }
+    wgmma_commit();
+  }
+
+  // Issues Oᵀ += Vᵀ Pᵀ.
+  __device__ __forceinline__ void issue_output(const Element* values) {
+    const Descriptor a = descriptor<kSlab>(values, kDescriptor);
+    const Descriptor b = descriptor<kSlab>(shared.p[p], kDescriptor);
+    fence_output();
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+      for (int key = 0; key < kBlockN; key += kStepK) {
+        wgmma_output<true>(o[i], a + (column_offset<kBlockN, kSlab>(i * kTileM) + row_offset(key)),
+                           b + column_offset<kRows, kSlab>(key));
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void fence_output() {
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+      fence_operand(o[i]);
+    }
+  }
+
+  // The next buffer of the ring has K: its scores, and the product before them, are there at the
+  // end.
+  __device__ __forceinline__ void finish_scores(Scores& s) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      fence_operand(s[i]);
+    }
+    arrive(shared.empty[tile.stage]);
+    tile.advance();
+  }
+
+  // Makes zeros of what lies behind the last of `keys` rows of V: P is 0 there, but it may be no
+  // number.
+  __device__ __forceinline__ void clear_values(Element* values, int keys) {
+    constexpr int kParts = kSlab * sizeof(Element) / sizeof(uint4);  // of a slab's row
+    uint4* const parts = reinterpret_cast<uint4*>(values);
+    for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
+#pragma unroll
+      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
+        parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void begin(const Unit& unit) {
+#pragma unroll
+    for (int j = 0; j < kRows / 4; ++j) {
+      // what nothing outgrows: no row that is none has a say
+      reference[j] = takes(unit, j) ? first_reference(unit, j) : INFINITY;
+      sum[j] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumnTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kRows / 2; ++j) {
+        o[i][j] = 0.0f;
+      }
+    }
+  }
+
+  // P of the keys from `key` on, in shared memory; the next buffer of the ring has their V.
+  __device__ __forceinline__ void weigh_keys(const Unit& unit, const Keys& seen_by_all, int key,
+                                             Scores& s) {
+    if (key < seen_by_all.first || key + kBlockN > seen_by_all.last) {
+      mask(unit, key, s);
+      if (key + kBlockN > unit.sequence.length) {
+        shared.full[tile.stage].wait(tile.phase);
+        clear_values(shared.ring[tile.stage], unit.sequence.length - key);
+      }
+    }
+    p ^= 1;
+    softmax(unit, key, s);
     shared.full[tile.stage].wait(tile.phase);
   }
 
-  // All keys of a chunk. What is issued in a step is waited for in the same, else ptxas waits for
-  // each product.
-  __device__ __forceinline__ void add_keys(const Unit& unit, const Keys& seen_by_all) {
-    Scores s;
+  // What is issued in a step is waited for in the same, else ptxas waits for each product.
+  __device__ __forceinline__ void first_scores(Scores& s) {
     shared.full[tile.stage].wait(tile.phase);
     issue_scores(s);
     finish_scores(s);
-    int key = unit.first_key;
-    for (; key + kBlockN < unit.last_key; key += kBlockN) {
-      weigh_keys(unit, seen_by_all, key, s);
-      const int values = tile.stage;
-      issue_output(shared.ring[values]);
-      tile.advance();
-      shared.full[tile.stage].wait(tile.phase);
-      issue_scores(s);
-      wgmma_wait<1>();
-      fence_output();
-      arrive(shared.empty[values]);
-      finish_scores(s);
-    }
+  }
+
+  // The product of the keys from `key` on; scores of the next ones are on their way at the end.
+  __device__ __forceinline__ void step(const Unit& unit, const Keys& seen_by_all, int key,
+                                       Scores& s) {
+    weigh_keys(unit, seen_by_all, key, s);
+    const int values = tile.stage;
+    issue_output(shared.ring[values]);
+    tile.advance();
+    shared.full[tile.stage].wait(tile.phase);
+    issue_scores(s);
+    wgmma_wait<1>();
+    fence_output();
+    arrive(shared.empty[values]);
+  }
+
+  // The product of a unit's last keys, from `key` on.
+  __device__ __forceinline__ void last_step(const Unit& unit, const Keys& seen_by_all, int key,
+                                            Scores& s) {
     arrive(shared.q_empty[q.stage]);
     q.advance();
     weigh_keys(unit, seen_by_all, key, s);
@@ -862,8 +896,8 @@ struct Consumer {
     tile.advance();
   }
 
-  // Hands the chunk's output on, with its reference and sum.
-  __device__ __forceinline__ void finish(const Unit& unit) {
+  // The sum of P of a row, by all threads that have a part of it.
+  __device__ __forceinline__ void add_up_sums() {
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
@@ -876,12 +910,19 @@ struct Consumer {
       }
     }
     meet();
+  }
+
+  // Calls hand_on(j, total, position, head) for each of this thread's columns that is a row of the
+  // unit, with the sum of its P.
+  template <class HandOn>
+  __device__ __forceinline__ void for_each_row(const Unit& unit, HandOn hand_on) {
+    add_up_sums();
 #pragma unroll
     for (int j = 0; j < kRows / 4; ++j) {
-      const int row = column_at(j);
-      if (row >= unit.rows) {
+      if (!takes(unit, j)) {
         continue;
       }
+      const int row = column_at(j);
       float total = 0.0f;
 #pragma unroll
       for (int other = 0; other < kWarps; ++other) {
@@ -889,49 +930,44 @@ struct Consumer {
       }
       const int position = params.tile_heads.divide(row);
       const int head = row - position * params.tile_heads.value;
-      const int64_t index = params.partial(unit.batch, unit.chunk, unit.first_position + position,
-                                           unit.first_head + head);
-      float* const to = params.partials + index * kHeadDimV;
-#pragma unroll
-      for (int i = 0; i < 2 * kColumnTiles; ++i) {
-        const int column = i / 2 * kTileM + thread_row() + i % 2 * 8;
-        __stcg(to + column, o[i / 2][j / 2 * 4 + i % 2 * 2 + j % 2]);
-      }
-      if (thread_row() == 0) {
-        const Share share = share_of(reference[j], total);
-        __stcg(params.shares + index, share);
-      }
+      hand_on(j, total, unit.first_position + position, unit.first_head + head);
     }
   }
 
-  __device__ __forceinline__ void run() {
-    Units units(params);
-    Unit unit;
-    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
-      const Keys of_first = seen_by(params, unit.sequence.length, unit.first_position);
-      const int last_position =
-          min(unit.first_position + params.tile_positions, params.seqlen_q) - 1;
-      const Keys of_last = seen_by(params, unit.sequence.length, last_position);
-      const Keys seen_by_all = {of_last.first, of_first.last};
-      begin(unit);
-      shared.q_full[q.stage].wait(q.phase);
-      add_keys(unit, seen_by_all);
-      finish(unit);
+  // Calls store(column, number) for what this thread has of an output's row.
+  template <class Store>
+  __device__ __forceinline__ void for_each_number(Output& output, int j, Store store) {
+#pragma unroll
+    for (int i = 0; i < 2 * kColumnTiles; ++i) {
+      store(row_at(i), output[i / 2][element_at(i, j)]);
     }
+  }
+
+  // Hands a split's output of a row on.
+  __device__ __forceinline__ void store_partial(int j, int64_t index) {
+    float* const to = params.partials + index * kHeadDimV;
+    for_each_number(o, j, [&](int column, float number) { __stcg(to + column, number); });
+  }
+
+  // Hands on what a row of a split is relative to, with its sum.
+  __device__ __forceinline__ void store_share(int j, int64_t index, float total) {
+    if (thread_row() == 0) {
+      const Share share = share_of(reference[j], total);
+      __stcg(params.shares + index, share);
+    }
+  }
+
+  // Hands the split's output on.
+  __device__ __forceinline__ void finish(const Unit& unit) {
+    for_each_row(unit, [&](int j, float total, int position, int head) {
+      const int64_t index = params.partial(unit.batch, unit.split, position, head);
+      store_partial(j, index);
+      store_share(j, index, total);
+    });
   }
 };
 
-// ---- The kernels -----------------------------------------------------------------------------
-
-// What the launch before this one wrote can be seen from here on.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// The launch after this one may begin once all thread blocks have come here.
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+// ---- The kernel ------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) char shared_bytes[];
@@ -953,9 +989,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
   __syncthreads();
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // known to be uniform
-  if (warp == kWarps) {
-    Producer{params, shared}.prefetch();
+  if (warp == kPrefetchWarp) {
+    Producer{params, shared}.prefetch_first();
   }
+
   wait_for_launch_before();
   let_next_launch_begin();
 
@@ -966,7 +1003,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
 }
 
-// ---- The fold --------------------------------------------------------------------------------
+// ---- Combining -------------------------------------------------------------------------------
 
 // Each operation is rounded to nearest by itself. What is contracted or approximated would be other
 // bits: on a CPU, or in another kernel.
@@ -1050,50 +1087,55 @@ __host__ __device__ __forceinline__ float own_weight(float weight) {
   return int(bits_of(weight)) < 0 ? 1.0f : weight;
 }
 
-__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
   return plus(times(sum, old), times(number, own));
 }
 
-// ---- Merging chunks --------------------------------------------------------------------------
+// What an output is, of a sum of P V and one over the sum of P.
+__device__ __forceinline__ float average(float total, float inverse) {
+  return times(total, inverse);
+}
 
-constexpr int kMergeLanes = 64;  // that share a row, two columns each
-constexpr int kMergeThreads = 128;
-constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 8;  // chunks that are folded while as many are on their way
+// ---- Combining splits ------------------------------------------------------------------------
 
-// Chunks of a row, as one lane has them: the share of one of them, and its own columns of all.
+constexpr int kCombineLanes = 64;  // that share a row, two columns each
+constexpr int kCombineThreads = 128;
+constexpr int kCombineRows = kCombineThreads / kCombineLanes;  // per thread block
+constexpr int kWindow = 8;  // splits that are combined while as many are on their way
+
+// Splits of a row, as one lane has them: the share of one of them, and its own columns of all.
 struct Window {
   Share share;
   float2 numbers[kWindow];
 };
 
-// Folds the chunks of a row in their order. Heads are neighbours in memory, so they are neighbours
-// here.
-__global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ Params params) {
-  const int row = int(blockIdx.x) * kMergeRows + int(threadIdx.x) / kMergeLanes;
+// Combines the splits of a row in their order. Heads are neighbours in memory, so they are
+// neighbours here.
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_partial_outputs(const __grid_constant__ Params params) {
+  const int row = int(blockIdx.x) * kCombineRows + int(threadIdx.x) / kCombineLanes;
   const int flat = params.heads_divisor.divide(row);
   const int head = row - flat * params.heads;
   const int batch = params.seqlen_q_divisor.divide(flat);
   const int position = flat - batch * params.seqlen_q;
   const bool there = batch < params.batch;
-  const int column = threadIdx.x % kMergeLanes * 2;
+  const int column = threadIdx.x % kCombineLanes * 2;
 
-  // The launch before this one, whose blocks have all begun, had waited for whoever wrote the
-  // lengths.
-  const int chunks = there ? chunks_of(sequence_of(params, batch).length) : 0;
-  const int most = __reduce_max_sync(0xffffffffu, chunks);       // of the rows of a warp
-  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
+  const int splits = there ? splits_of(params, batch, position) : 0;
+  const int most = __reduce_max_sync(0xffffffffu, splits);       // of the rows of a warp
+  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from split to split
   const int64_t first = params.partial(batch, 0, position, head);
   const float* const partials = params.partials + first * kHeadDimV + column;
   const Share* const shares = params.shares + first;
   const int weighed =
-      threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
+      threadIdx.x % kWindow;  // which of a window's splits this lane works the weight out of
   const auto load = [&](Window& window, int begin) {
-    window.share = begin + weighed < chunks ? __ldcg(shares + (begin + weighed) * step)
+    window.share = begin + weighed < splits ? __ldcg(shares + (begin + weighed) * step)
                                             : make_float2(-INFINITY, 0.0f);
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const bool needed = begin + i < chunks;
+      const bool needed = begin + i < splits;
       window.numbers[i] =
           needed
               ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
@@ -1121,11 +1163,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
-      const float old = old_weight(of_chunk), own = own_weight(of_chunk);
-      total[0] = fold(total[0], window.numbers[i].x, old, own);
-      total[1] = fold(total[1], window.numbers[i].y, old, own);
-      sum = fold(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
+      const float of_split = __shfl_sync(0xffffffffu, weight, i, kWindow);
+      const float old = old_weight(of_split), own = own_weight(of_split);
+      total[0] = accumulate(total[0], window.numbers[i].x, old, own);
+      total[1] = accumulate(total[1], window.numbers[i].y, old, own);
+      sum = accumulate(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
     }
     window = next;
   }
@@ -1140,7 +1182,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
   __stcg(reinterpret_cast<uint32_t*>(out),
-         pack(times(total[0], inverse), times(total[1], inverse)));
+         pack(average(total[0], inverse), average(total[1], inverse)));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
         plus(times(reference, params.scale), log_above(sum));
@@ -1149,38 +1191,95 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
 
 }  // namespace fagen_dec_fp16_d128_causal_r16n64_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_DECODE_ARGS
+#define FAGEN_DECODE_ARGS 1
+
+extern "C" {
+
+// One call of a kernel of kind decode: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenDecodeArgs {
+  uint32_t struct_bytes;  // sizeof(FagenDecodeArgs)
+  uint32_t version;       // 1: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // fp16 (batch, seqlen_q, heads, 128)
+  const void* k;            // fp16 (batch, seqlen_k, kv_heads, 128): what no query sees is not used
+  const void* v;            // fp16 (batch, seqlen_k, kv_heads, 128): likewise
+  const void* seqused_k;    // int32 (batch): where each sequence's keys end; null: at seqlen_k
+  const void* leftpad_k;    // int32 (batch): where each sequence's keys begin; null: at 0
+  void* out;                // fp16 (batch, seqlen_q, heads, 128): zeros without a key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_DECODE_ARGS != 1
+#error "kernels of kind decode of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_dec_fp16_d128_causal_r16n64(const struct FagenDecodeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_dec_fp16_d128_causal_r16n64_workspace(const struct FagenDecodeArgs* args);
+const char* fagen_dec_fp16_d128_causal_r16n64_message(int status);
+const struct FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_dec_fp16_d128_causal_r16n64_host {
 
 using namespace fagen_dec_fp16_d128_causal_r16n64_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenDecodeArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "there are 2^30 rows of chunks or more",
+    "there are 2^30 rows of splits or more",
     "scale must be finite and positive, scale 1e+08 at most",
     "a tensor is given that cannot be",
     "a tensor that is needed is null",
@@ -1193,48 +1292,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenDecodeArgs& a) {
@@ -1267,127 +1324,47 @@ Status check(const FagenDecodeArgs& a) {
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
-  for (const Status status :
-       {check(a.q, 2, true, false, kMostStride, 128,
-              {{a.batch, a.q_stride_batch},
-               {a.seqlen_q, a.q_stride_seq},
-               {a.heads, a.q_stride_head}}),
-        check(a.k, 2, true, false, kMostStride, 128,
-              {{a.batch, a.k_stride_batch},
-               {a.seqlen_k, a.k_stride_seq},
-               {a.kv_heads, a.k_stride_head}}),
-        check(a.v, 2, true, false, kMostStride, 128,
-              {{a.batch, a.v_stride_batch},
-               {a.seqlen_k, a.v_stride_seq},
-               {a.kv_heads, a.v_stride_head}}),
-        !a.seqused_k ? kOk : check(a.seqused_k, 4, false, false, kMostStride, a.batch, {}),
-        !a.leftpad_k ? kOk : check(a.leftpad_k, 4, false, false, kMostStride, a.batch, {}),
-        check(a.out, 2, true, true, kMostStride, 128,
-              {{a.batch, a.out_stride_batch},
-               {a.seqlen_q, a.out_stride_seq},
-               {a.heads, a.out_stride_head}}),
-        !a.lse ? kOk
-               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
-                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.q, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.q_stride_batch},
+                         {a.seqlen_q, a.q_stride_seq},
+                         {a.heads, a.q_stride_head}}),
+           check_tensor(a.k, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.k_stride_batch},
+                         {a.seqlen_k, a.k_stride_seq},
+                         {a.kv_heads, a.k_stride_head}}),
+           check_tensor(a.v, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.v_stride_batch},
+                         {a.seqlen_k, a.v_stride_seq},
+                         {a.kv_heads, a.v_stride_head}}),
+           !a.seqused_k ? kOk
+                        : check_tensor(a.seqused_k, 4, false, false, kMostStride, a.batch, {}),
+           !a.leftpad_k ? kOk
+                        : check_tensor(a.leftpad_k, 4, false, false, kMostStride, a.batch, {}),
+           check_tensor(a.out, 2, true, true, kMostStride, 128,
+                        {{a.batch, a.out_stride_batch},
+                         {a.seqlen_q, a.out_stride_seq},
+                         {a.heads, a.out_stride_head}}),
+           !a.lse ? kOk
+                  : check_tensor(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                                 {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// Found at run time, so that the library loads where there is no driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<EncodeTiled>(function)
-               : nullptr;
-  }();
-  return found;
-}
-
-// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
-int prepare_device() {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
-    return known[device].load(std::memory_order_relaxed);
-  }
-  int major = 0, minor = 0, multiprocessors = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (major != 9 || minor != 0 ||
-      cudaFuncSetAttribute(decode, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           sizeof(SharedStorage)) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices) {
-    known[device].store(multiprocessors, std::memory_order_release);
-  }
-  return multiprocessors;
-}
-
-// Rows, heads and batches as the caller laid them out, and boxes of one batch, a slab of columns
-// wide; the second size is that of the rows of a tile. A row of a box is 128 bytes: twice that, as
-// L2 may fetch, is slower out of memory.
-struct Tensor {
-  const void* data;
-  int64_t sizes[4];    // columns first, batch last
-  int64_t strides[3];  // of all but the columns
-  int box[2];          // of the second and third size
-};
-
-bool describe(CUtensorMap* map, const Tensor& t) {
-  cuuint64_t sizes[4], strides[3];
-  std::copy_n(t.sizes, 4, sizes);
-  for (int i = 0; i < 3; ++i) {
-    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * sizeof(Element);
-  }
-  const cuuint32_t box[4] = {kSlab, cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<void*>(t.data), sizes,
-                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// Either kernel may begin under the end of the launch before it, and waits for what that one
-// writes.
-bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes,
-             cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, params) == cudaSuccess;
-}
-
 Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
-  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
-  if (rows == 0) {
+  if (a.batch == 0 || a.heads == 0 || a.seqlen_q == 0) {
     return kOk;
   }
-  const int multiprocessors = prepare_device();
+  constexpr int shared_bytes = sizeof(SharedStorage);
+  const int multiprocessors = prepare_device<decode>(shared_bytes);
   if (multiprocessors == 0) {
     return kNotHopper;
   }
@@ -1395,17 +1372,10 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
     return kNoDriver;
   }
 
-  const int group = a.heads / a.kv_heads;
-  const int tile_heads = std::min(group, kRows);
-  const int tile_positions = std::clamp(kRows / group, 1, a.seqlen_q);
-  const int head_tiles = blocks_of(group, tile_heads);
-  const int row_tiles = head_tiles * blocks_of(a.seqlen_q, tile_positions);
-
   Params params;
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
   params.leftpad_k = static_cast<const int32_t*>(a.leftpad_k);
   params.partials = static_cast<float*>(a.workspace);
-  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
   params.out = static_cast<Element*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.out_stride_batch = a.out_stride_batch;
@@ -1416,50 +1386,82 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.batch = a.batch;
   params.heads = a.heads;
   params.kv_heads = a.kv_heads;
-  params.group = group;
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.tile_positions = tile_positions;
-  params.tile_heads = FastDivisor(tile_heads);
-  params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
-  params.chunk_units = row_tiles * a.kv_heads;
   params.kv_heads_divisor = FastDivisor(a.kv_heads);
-  params.row_tiles = FastDivisor(row_tiles);
-  params.head_tiles = FastDivisor(head_tiles);
   params.heads_divisor = FastDivisor(a.heads);
   params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
   params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
-  if (a.seqlen_k > 0) {
-    const auto keys = [&](const void* data, int columns, int64_t seq, int64_t head, int64_t batch) {
-      return Tensor{
-          data, {columns, a.seqlen_k, a.kv_heads, a.batch}, {seq, head, batch}, {kBlockN, 1}};
-    };
-    const Tensor q{a.q,
-                   {kHeadDim, a.heads, a.seqlen_q, a.batch},
-                   {a.q_stride_head, a.q_stride_seq, a.q_stride_batch},
-                   {tile_heads, tile_positions}};
-    if (!describe(&params.q, q) ||
-        !describe(&params.k,
-                  keys(a.k, kHeadDim, a.k_stride_seq, a.k_stride_head, a.k_stride_batch)) ||
-        !describe(&params.v,
-                  keys(a.v, kHeadDimV, a.v_stride_seq, a.v_stride_head, a.v_stride_batch))) {
-      return kTensorMapRefused;
-    }
-    // No sequence has more chunks than it has blocks of keys: what there is of either is known
-    // here.
-    const int64_t units =
-        int64_t(params.chunk_units) * a.batch * std::min(kChunks, blocks_of(a.seqlen_k, kBlockN));
-    const int64_t blocks = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
-    // much of it delays the first loads, which few units do not make up for
-    params.prefetched_keys = (units < 3 * blocks ? 1 : kStages / 2) * kBlockN;
-    if (!enqueue(decode, blocks, kThreads, sizeof(SharedStorage), stream, params)) {
-      return kLaunchFailed;
-    }
+  const int group = a.heads / a.kv_heads;
+  const int tile_heads = std::min(group, kRows);
+  const int tile_positions = std::clamp(kRows / group, 1, a.seqlen_q);
+  const int head_tiles = blocks_of(group, tile_heads);
+  const int row_tiles = head_tiles * blocks_of(a.seqlen_q, tile_positions);
+  params.group = group;
+  params.tile_positions = tile_positions;
+  params.tile_heads = FastDivisor(tile_heads);
+  params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
+  params.split_units = row_tiles * a.kv_heads;
+  params.row_tiles = FastDivisor(row_tiles);
+  params.head_tiles = FastDivisor(head_tiles);
+  // No sequence has more splits than it has blocks of keys: what there is of either is known here.
+  const int64_t units = int64_t(params.split_units) * a.batch *
+                        std::min(kNumSplits, blocks_of(params.seqlen_k, kBlockN));
+
+  const int64_t grid = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
+
+  // much of it delays the first loads, which few units do not make up for
+  params.prefetched_keys = (units < 3 * grid ? 1 : kStages / 2) * kBlockN;
+
+  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
+  params.shares = reinterpret_cast<Share*>(params.partials + rows * kNumSplits * kHeadDimV);
+
+  const Tensor q{.data = a.q,
+                 .sizes = {kHeadDim, a.heads, a.seqlen_q, a.batch},
+                 .strides = {a.q_stride_head, a.q_stride_seq, a.q_stride_batch},
+                 .box = {kSlab, tile_heads, tile_positions, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.q, q)) {
+    return kTensorMapRefused;
   }
-  const int64_t merging = ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2);
-  return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
+
+  const Tensor k{.data = a.seqlen_k > 0 ? a.k : a.q,
+                 .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+                 .box = {kSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.k, k)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor v{.data = a.seqlen_k > 0 ? a.v : a.q,
+                 .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+                 .box = {kSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+  if (!describe(&params.v, v)) {
+    return kTensorMapRefused;
+  }
+
+  if (!enqueue(decode, grid, kThreads, shared_bytes, stream, params)) {
+    return kLaunchFailed;
+  }
+  if (!enqueue(combine_partial_outputs, ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2),
+               kCombineThreads, 0, stream, params)) {
+    return kLaunchFailed;
+  }
+  return kOk;
 }
 
 }  // namespace fagen_dec_fp16_d128_causal_r16n64_host
@@ -1491,7 +1493,7 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64",
-      "ec5d48d37d0526c6d424ef1da57d395cb9d14f24cf6a46f7e0a9c897d7048003"};
+      "49837df346a548bc6af53d41d9994bef4efcf3f40e57d3db08688ee885a1f3cf"};
   return &info;
 }
-// sha256 of what is above: 633a5a3172a7f80119174ea032323fb0c9d1f7f8b298b4d8ae8a4c1876cd08d8
+// sha256 of what is above: 07a5e0975eb6e7fc9b9bbe96df9a60c2d491ee33fa93507629b97cb4895f2b26

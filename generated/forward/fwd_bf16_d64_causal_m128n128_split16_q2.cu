@@ -5,18 +5,19 @@
 //
 // One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
-// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA, in ping-pong: they take turns at
-// the tensor cores.
+// by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA. They do so in ping-pong: they
+// take turns at the tensor cores.
 //
-// The keys are cut into 16 chunks at most, by their own number alone; a tile of a chunk is a unit
-// of work. A second kernel, which begins under the end of the first, folds what the chunks gave in
-// their order.
+// The keys are cut into 16 splits at most, by their own number alone; a tile of a split is a unit
+// of work. A second kernel, which begins under the end of the first, combines what the splits gave
+// in their order.
 //
-// Needs the CUTLASS headers and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,111 +32,42 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_FORWARD_ARGS
-#define FAGEN_FORWARD_ARGS 3
-
-extern "C" {
-
-// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
-// dimension without one is contiguous.
-struct FagenForwardArgs {
-  uint32_t struct_bytes;  // sizeof(FagenForwardArgs)
-  uint32_t version;       // 3: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* q;            // bf16 (batch, seqlen_q, heads, 64)
-  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 64)
-  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 64)
-  const void* q_descale;    // null: of other kernels
-  const void* k_descale;    // null: of other kernels
-  const void* v_descale;    // null: of other kernels
-  const void* v_mean;       // null: of other kernels
-  const void* k_mean;       // null: of other kernels
-  void* out;                // bf16 (batch, seqlen_q, heads, 64): zeros in a row that sees no key
-  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
-              // row that sees no key; null if not wanted
-  int64_t q_stride_batch, q_stride_head, q_stride_seq;
-  int64_t k_stride_batch, k_stride_head, k_stride_seq;
-  int64_t v_stride_batch, v_stride_head, v_stride_seq;
-  int64_t q_descale_stride_batch, q_descale_stride_head;
-  int64_t k_descale_stride_batch, k_descale_stride_head;
-  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
-  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
-  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
-  int64_t out_stride_batch, out_stride_head, out_stride_seq;
-  int64_t lse_stride_batch, lse_stride_head;
-  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
-  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
-};
-
-}  // extern "C"
-
-#elif FAGEN_FORWARD_ARGS != 3
-#error "kernels of kind forward of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_fwd_bf16_d64_causal_m128n128_split16_q2(const struct FagenForwardArgs* args,
-                                                  void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_fwd_bf16_d64_causal_m128n128_split16_q2_workspace(
-    const struct FagenForwardArgs* args);
-const char* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_info(void);
-
-}  // extern "C"
-
 namespace fagen_fwd_bf16_d64_causal_m128n128_split16_q2_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __nv_bfloat16;
-
 constexpr int kHeadDim = 64;
 constexpr int kHeadDimV = 64;
 constexpr int kHeadDimPadded = 64;  // in shared memory, padded with zeros
 constexpr int kHeadDimVPadded = 64;
 constexpr int kBlockM = 128;
 constexpr int kBlockN = 128;
-constexpr int kChunks = 16;  // that a sequence's keys are cut into, at most
-constexpr int kStages = 2;   // K and V buffers
+constexpr int kStages = 2;  // K and V buffers
 constexpr int kQStages = 2;
 constexpr int kConsumers = 2;  // warpgroups of 64 query rows
 constexpr int kThreads = 384;
 constexpr int kLaunchRegisters = 168;
+constexpr int kStepK = 16;   // the K of every wgmma
+constexpr int kQkSlab = 64;  // columns of a slab: one swizzle span, all rows of a slab together
+constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
+
+constexpr int kUnrolledCopies = 8;  // that a thread issues without a loop
+
+constexpr int kVSlab = 64;
+constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+
 constexpr float kNoScore = -1e+30f;  // where row maxima start: finite, so that no exponent is NaN
 constexpr float kFar =
     16777216.0f;  // exponents of 2 from here on are too coarse to be taken as they are
+
 constexpr float kMaxPartialSum = 4096.0f;  // of a lane's P; more updates the maximum
-constexpr int kSpreadBlocks =
-    4;  // after a tile's first that find their maxima before P, if scores are widely spread
+
+// After a tile's first that find their maxima before P, if scores are widely spread.
+constexpr int kSpreadBlocks = 4;
 constexpr float kSpreadSum =
     1.25f;  // of a thread's P in its two rows: in so many threads of a warp less
 constexpr int kSpreadKeys = 16;  // with fewer in its rows a warp's small sums tell nothing
@@ -143,48 +75,17 @@ constexpr int kSpreadThreads = 20;
 constexpr int kSpreadWarps = 3;   // of a warpgroup, at least
 constexpr int kSpreadSeeing = 2;  // warps of it that see so many keys, at least
 
-// Tiles lie in shared memory as slabs: columns of one swizzle span, all rows of a slab together.
-constexpr int kQkSlab = 64;  // columns
-constexpr int kVSlab = 64;
-constexpr auto kQkDescriptor = cute::SM90::GMMA::LayoutType::B128;
-constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
+constexpr int kOutputColumns = 64;
+
+constexpr int kNumSplits = 16;  // that a sequence's keys are cut into, at most
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
-constexpr int kStepK = 16;          // the K of every wgmma
 
-constexpr int kOutputColumns = kHeadDimVPadded;
 using Output = float[kOutputColumns / 2];  // a thread's part of a warpgroup's O
 
 using Barrier = cutlass::arch::ClusterBarrier;
 using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
-
-// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
-// Of first … full_last - 1 every row sees all keys.
-struct Blocks {
-  int first, full_last, last;
-};
-
-// kBlockM query rows of one head, and the keys they see in one chunk.
-struct Tile {
-  int first_row, head, kv_head, batch, chunk;
-  Blocks blocks;
-};
-
-struct SharedStorage {
-  alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
-  alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
-  alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
-  alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
-  uint8_t votes[kConsumers][4];  // of warps
-  TransactionBarrier k_full[kStages];
-  TransactionBarrier v_full[kStages];
-  Barrier q_empty[kQStages][kConsumers];
-  Barrier k_empty[kStages];
-  Barrier v_empty[kStages];
-};
-constexpr int kSharedBytes = sizeof(SharedStorage);
-static_assert(kSharedBytes <= 99328, "the layout outgrew the plan's ledger");
 
 template <class Integer>
 __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
@@ -213,7 +114,20 @@ struct FastDivisor {
   }
 };
 
-// Of a row in a chunk: x, the score that P is relative to; y, the sum of P.
+// Blocks first … last - 1 of kBlockN keys, visited from the last to the first.
+struct Blocks {
+  int first;
+  int full_last;  // from here on some row does not see all keys
+  int last;
+};
+
+// kBlockM query rows of one head, and the keys they see in one split.
+struct Tile {
+  int first_row, head, kv_head, batch, split;
+  Blocks blocks;
+};
+
+// Of a row in a split: x, the score that P is relative to; y, the sum of P.
 using Share = float2;
 
 // A row that has seen nothing has no such score, one of what is no number none that is a number.
@@ -221,28 +135,44 @@ __device__ __forceinline__ Share share_of(float reference, float sum) {
   return {sum > 0.0f ? reference : sum == 0.0f ? -INFINITY : sum, sum};
 }
 
+struct SharedStorage {
+  alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
+  alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
+  alignas(1024) Element v[kStages][kBlockN * kHeadDimVPadded];
+  alignas(1024) TransactionBarrier q_full[kQStages][kConsumers];
+  uint8_t votes[kConsumers][4];  // of warps
+  TransactionBarrier k_full[kStages];
+  TransactionBarrier v_full[kStages];
+  Barrier q_empty[kQStages][kConsumers];
+  Barrier k_empty[kStages];
+  Barrier v_empty[kStages];
+};
+constexpr int kSharedBytes = sizeof(SharedStorage);
+static_assert(kSharedBytes <= 99328, "the layout outgrew the plan's ledger");
+
 struct Params {
   CUtensorMap q, k, v;
-  float* partials;  // (batch, chunks, seqlen_q, heads, columns of V): sums of P V
-  Share* shares;    // (batch, chunks, seqlen_q, heads)
+  float* partials;  // (batch, splits, seqlen_q, heads, columns of V): sums of P V
+  Share* shares;    // (batch, splits, seqlen_q, heads)
   Element* out;
   float* lse;  // may be null
-  int64_t out_stride_batch, out_stride_seq, out_stride_head;
-  int64_t lse_stride_batch, lse_stride_head;
+  int64_t out_stride_batch, out_stride_seq, out_stride_head, lse_stride_batch, lse_stride_head;
   int batch, heads, seqlen_q, seqlen_k;
-  int chunk_blocks;  // blocks of keys of a chunk, at most
-  int slots;         // of tiles, over all chunks; some may see no key
+  int split_blocks;  // blocks of keys of a split, at most
+  int slots;         // of tiles, over all splits; some may see no key
   FastDivisor kv_heads, heads_per_kv_head;
-  FastDivisor chunk_tiles, kv_head_tiles;  // tiles of a chunk, and those of one KV head
+  FastDivisor split_tiles;    // tiles of a split
+  FastDivisor kv_head_tiles;  // and those of one KV head
   FastDivisor heads_divisor, seqlen_q_divisor;
-  float scale, scale_log2;  // of S, and times log2(e)
+  float scale;       // of S
+  float scale_log2;  // scale * log2(e)
 
-  // Where a chunk's partial output of a row is.
-  __device__ __forceinline__ int64_t partial(int batch, int chunk, int position, int head) const {
-    return ((int64_t(batch) * kChunks + chunk) * seqlen_q + position) * heads + head;
+  // Where a split's partial output of a row is.
+  __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
+    return ((int64_t(batch) * kNumSplits + split) * seqlen_q + position) * heads + head;
   }
 
-  // By how much one reference lies above another, in natural logarithm: that of a chunk which has
+  // By how much one reference lies above another, in natural logarithm: that of a split which has
   // seen nothing, or no number, is so too. Large scores are subtracted before they are scaled: what
   // is small of their difference is exact.
   __device__ __forceinline__ float rise(float before, float reference) const {
@@ -250,7 +180,302 @@ struct Params {
   }
 };
 
-// ---- Tensor cores ----------------------------------------------------------------------------
+// ---- Tiles -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
+template <int stages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    stage += 1;
+    if (stage == stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Hardware barriers, by number; 0 is __syncthreads.
+constexpr int kStore = 1;  // and up: each of one warpgroup
+
+using Lengths = Params;  // seqlen_q and seqlen_k: all sequences have the same
+
+// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
+// row.
+struct Keys {
+  int first, last;
+};
+
+__host__ __device__ __forceinline__ Keys seen_by(const Lengths& lengths, int row) {
+  const int seqlen_q = lengths.seqlen_q, seqlen_k = lengths.seqlen_k;
+  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+}
+
+// What the rows first_row … last_row see.
+__host__ __device__ __forceinline__ Blocks blocks_of(const Lengths& lengths, int first_row,
+                                                     int last_row) {
+  const Keys top = seen_by(lengths, first_row), bottom = seen_by(lengths, last_row);
+  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
+}
+
+__device__ __forceinline__ Blocks blocks_of_tile(const Lengths& lengths, int m_block) {
+  return blocks_of(lengths, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
+}
+
+// What of a tile's blocks lies in a split of the keys.
+__device__ __forceinline__ Blocks within(const Params& params, int split, Blocks blocks) {
+  blocks.first = max(blocks.first, split * params.split_blocks);
+  blocks.full_last = max(blocks.first, blocks.full_last);
+  blocks.last = min(blocks.last, (split + 1) * params.split_blocks);
+  return blocks;
+}
+
+// Tiles of a split of one KV head follow each other, heads fastest: who shares K and V loads them
+// at the same time. Split follows split, so that those come last of which tiles see the least, if
+// any do.
+__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
+  Tile tile;
+  tile.split = params.split_tiles.divide(index);
+  const int of_split = index - tile.split * params.split_tiles.value;
+  const int flat_kv_head = params.kv_head_tiles.divide(of_split);
+  const int of_kv_head = of_split - flat_kv_head * params.kv_head_tiles.value;
+  const int m_block = params.heads_per_kv_head.divide(of_kv_head);
+  tile.first_row = m_block * kBlockM;
+  tile.batch = params.kv_heads.divide(flat_kv_head);
+  tile.kv_head = flat_kv_head - tile.batch * params.kv_heads.value;
+  tile.head = (tile.kv_head - m_block) * params.heads_per_kv_head.value + of_kv_head;
+  tile.blocks = within(params, tile.split, blocks_of_tile(params, m_block));
+  return tile;
+}
+
+// Who takes tiles: thread blocks.
+__device__ __forceinline__ int taker() {
+  return blockIdx.x;
+}
+__device__ __forceinline__ int takers() {
+  return gridDim.x;
+}
+
+// Which tiles somebody takes.
+struct Order {
+  int index = taker();
+
+  __device__ __forceinline__ void advance() { index += takers(); }
+};
+
+// The tiles of one thread block.
+struct Tiles : Order {
+  __device__ __forceinline__ explicit Tiles(const SharedStorage&) {}
+
+  // The next tile that sees a key; false at the end.
+  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
+    while (index < params.slots) {
+      tile = tile_at(params, index);
+      advance();
+      if (tile.blocks.last > tile.blocks.first) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+using OutPair = __nv_bfloat162;
+
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  const OutPair pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x % kWarpgroup / 32 * 16;
+}
+
+// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
+// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
+__device__ __forceinline__ int thread_row() {
+  return warp_row() + lane() / 4;
+}
+
+// Which of a thread's two rows element i is in, and which column, counted as above.
+__device__ constexpr int row_of(int i) {
+  return i / 2 % 2;
+}
+__device__ constexpr int column_of(int i) {
+  return i / 4 * 8 + i % 2;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+// The largest of a thread's n scores in its two rows: two chains a row, r and r + 2, to hide
+// latency.
+template <int n>
+__device__ __forceinline__ void find_largest(const float* s, float (&chains)[4]) {
+#pragma unroll
+  for (int chain = 0; chain < 4; ++chain) {
+    chains[chain] = s[2 * chain];
+  }
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    const int chain = row_of(i) + i / 4 % 2 * 2;
+    chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
+  }
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// What a thread adds up of P in its two rows: two chains a row, to hide latency.
+using Chains = float[4];
+
+__device__ __forceinline__ void add_to(Chains& chains, int i, float p, bool first) {
+  const int chain = row_of(i) + i % 2 * 2;
+  chains[chain] = first && i < 4 ? p : chains[chain] + p;
+}
+
+__device__ __forceinline__ float sum_of(const Chains& chains, int row) {
+  return chains[row] + chains[row + 2];
+}
+
+// P of n scores with the same factor, relative to their rows' offsets; its sums begin with the
+// first scores.
+template <int n>
+__device__ __forceinline__ void exponentiate_group(const float* s, float* p, float factor,
+                                                   const float (&offset)[2], Chains& chains,
+                                                   bool first) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    p[i] = exp2_approx(fmaf(s[i], factor, offset[row_of(i)]));
+    add_to(chains, i, p[i], first);
+  }
+}
+
+// What a thread keeps of its two rows, and how their scores become P.
+struct Softmax {
+  float scale = 0.f;                    // from scores to exponents of 2
+  float max[2] = {kNoScore, kNoScore};  // of the scores
+  float sum[2] = {0.f, 0.f};            // of this thread's part of P
+  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
+  bool raised = false;                  // whether there is any
+  bool far = false;                     // see move_far
+
+  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
+  // log-sum-exp of a row share that rounding, and it cancels out.
+  __device__ __forceinline__ float reference(int r) const { return __fmul_rn(max[r], scale); }
+
+  // What is added to a row's scaled scores, which are relative to its maximum already where that is
+  // far.
+  __device__ __forceinline__ float offset_of(int r) const { return far ? 0.f : -reference(r); }
+
+  // The row maxima with a block of scores.
+  __device__ __forceinline__ void find_top(const float (&s)[kBlockN / 2], float (&top)[2]) const {
+    float chains[4];
+    find_largest<kBlockN / 2>(s, chains);
+    top[0] = fmaxf(max[0], fmaxf(chains[0], chains[2]));
+    top[1] = fmaxf(max[1], fmaxf(chains[1], chains[3]));
+  }
+
+  __device__ __forceinline__ bool is_far(int r) const {
+    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
+  }
+
+  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
+  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
+  // each block finds its own.
+  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
+                                           const float (&old)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float rise = far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r]);
+      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
+    }
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      s[i] -= max[row_of(i)];
+    }
+    far = true;
+  }
+
+  // Updates the row maxima by a block of scores, and rescales what is relative to them.
+  __device__ __forceinline__ void update_row_max(float (&s)[kBlockN / 2]) {
+    float top[2];
+    find_top(s, top);
+    const float before[2] = {max[0], max[1]};
+    const float old[2] = {reference(0), reference(1)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = quad_max(top[r]);
+      rescale[r] = exp2_approx(old[r] - reference(r));
+    }
+    if (far || is_far(0) || is_far(1)) {
+      move_far(s, before, old);
+    }
+    sum[0] *= rescale[0];
+    sum[1] *= rescale[1];
+  }
+
+  // P of a block of scores, with these offsets, and its row sums. Returns whether these are so
+  // small that P fits.
+  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
+                                               float (&p)[kBlockN / 2], float (&part)[2],
+                                               const float (&offset)[2]) const {
+    Chains chains;
+    exponentiate_group<kBlockN / 2>(s, p, scale, offset, chains, true);
+    part[0] = sum_of(chains, 0);
+    part[1] = sum_of(chains, 1);
+    return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
+  }
+
+  // P of a block of scores, in place, relative to the row maxima; its row sums are added up.
+  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
+    const float offset[2] = {offset_of(0), offset_of(1)};
+    float part[2];
+    exponentiate(s, s, part, offset);
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+  // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
+  // this thread's P fits, which small sums prove.
+  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
+                                        float (&part)[2]) const {
+    const float offset[2] = {-reference(0), -reference(1)};
+    return exponentiate(s, p, part, offset) && !far;
+  }
+
+  // Whether the scores of the first block are so widely spread, in most rows of the warp, that of
+  // its keys the largest alone counts: then later blocks are likely to outgrow it.
+  __device__ __forceinline__ bool spread() const {
+    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
+  }
+
+  // What makes P relative to the row max itself, whose product with the scale was rounded.
+  __device__ __forceinline__ float unrounded(int r) const {
+    return far || max[r] == kNoScore ? 1.f : exp2_approx(__fmaf_rn(-max[r], scale, reference(r)));
+  }
+};
 
 // wgmma is asynchronous: an empty asm statement on each operand register keeps the compiler from
 // moving other uses of it past this point.
@@ -307,9 +532,9 @@ __device__ constexpr uint32_t column_offset(int k) {
   return (k / slab * rows * slab + k % slab) * sizeof(Element) >> 4;
 }
 
-// S (64 x kBlockN) = or += Q (64 x 16) Kᵀ (16 x kBlockN), both from shared memory.
+// S = or += Q Kᵀ, kStepK columns of each, both from shared memory.
 template <bool accumulate>
-__device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k) {
+__device__ __forceinline__ void wgmma_qk(float (&c)[64], Descriptor a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -317,269 +542,49 @@ __device__ __forceinline__ void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, 
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 }, "
       "%64, %65, %66, 1, 1, 0, 0;"
-      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
-        "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]), "+f"(s[13]),
-        "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]), "+f"(s[19]), "+f"(s[20]),
-        "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]), "+f"(s[25]), "+f"(s[26]), "+f"(s[27]),
-        "+f"(s[28]), "+f"(s[29]), "+f"(s[30]), "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]),
-        "+f"(s[35]), "+f"(s[36]), "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]),
-        "+f"(s[42]), "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
-        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]), "+f"(s[55]),
-        "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]), "+f"(s[61]), "+f"(s[62]),
-        "+f"(s[63])
-      : "l"(q.bits()), "l"(k.bits()), "n"(accumulate ? 1 : 0));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]),
+        "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]),
+        "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]),
+        "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
+        "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
+        "+f"(c[63])
+      : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// O (64 x kOutputColumns) += P (64 x 16, from registers) V (16 x kOutputColumns).
-__device__ __forceinline__ void wgmma_pv(Output& o, const uint32_t* p, Descriptor v) {
+// kOutputColumns columns of O = or += P V, kStepK keys of each, P from registers.
+template <bool accumulate>
+__device__ __forceinline__ void wgmma_pv(float (&c)[32], const uint32_t* a, Descriptor b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{ %0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 }, "
-      "{ %32, %33, %34, %35 }, "
-      "%36, 1, 1, 1, 1;"
-      : "+f"(o[0]), "+f"(o[1]), "+f"(o[2]), "+f"(o[3]), "+f"(o[4]), "+f"(o[5]), "+f"(o[6]),
-        "+f"(o[7]), "+f"(o[8]), "+f"(o[9]), "+f"(o[10]), "+f"(o[11]), "+f"(o[12]), "+f"(o[13]),
-        "+f"(o[14]), "+f"(o[15]), "+f"(o[16]), "+f"(o[17]), "+f"(o[18]), "+f"(o[19]), "+f"(o[20]),
-        "+f"(o[21]), "+f"(o[22]), "+f"(o[23]), "+f"(o[24]), "+f"(o[25]), "+f"(o[26]), "+f"(o[27]),
-        "+f"(o[28]), "+f"(o[29]), "+f"(o[30]), "+f"(o[31])
-      : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v.bits()));
+      "{ %32, %33, %34, %35 }, %36, %37, 1, 1, 1;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
-// ---- Tiles -----------------------------------------------------------------------------------
-
-__device__ __forceinline__ int lane() {
-  return threadIdx.x % 32;
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The keys first … last - 1 that a row sees; none where last <= first. Both ends rise from row to
-// row.
-struct Keys {
-  int first, last;
-};
+constexpr int kScheduler = kStore + kConsumers;  // and up: the turn of each
 
-__host__ __device__ __forceinline__ Keys seen_by(const Params& params, int row) {
-  const int seqlen_q = params.seqlen_q, seqlen_k = params.seqlen_k;
-  return {0, min(seqlen_k, row + seqlen_k - seqlen_q + 1)};
+// What the launch before this one wrote can be seen from here on.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// What the rows first_row … last_row see.
-__host__ __device__ __forceinline__ Blocks blocks_of(const Params& params, int first_row,
-                                                     int last_row) {
-  const Keys top = seen_by(params, first_row), bottom = seen_by(params, last_row);
-  return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
-}
-
-// What of a tile's blocks lies in a chunk of the keys.
-__device__ __forceinline__ Blocks within(const Params& params, int chunk, Blocks blocks) {
-  blocks.first = max(blocks.first, chunk * params.chunk_blocks);
-  blocks.full_last = max(blocks.first, blocks.full_last);
-  blocks.last = min(blocks.last, (chunk + 1) * params.chunk_blocks);
-  return blocks;
-}
-
-// Tiles of a chunk of one KV head follow each other, heads fastest: who shares K and V loads them
-// at the same time. Chunk follows chunk, so that those of which tiles see the least come last.
-__device__ __forceinline__ Tile tile_at(const Params& params, int index) {
-  Tile tile;
-  tile.chunk = params.chunk_tiles.divide(index);
-  const int of_chunk = index - tile.chunk * params.chunk_tiles.value;
-  const int flat_kv_head = params.kv_head_tiles.divide(of_chunk);
-  const int of_kv_head = of_chunk - flat_kv_head * params.kv_head_tiles.value;
-  const int m_block = params.heads_per_kv_head.divide(of_kv_head);
-  tile.first_row = m_block * kBlockM;
-  tile.batch = params.kv_heads.divide(flat_kv_head);
-  tile.kv_head = flat_kv_head - tile.batch * params.kv_heads.value;
-  tile.head = (tile.kv_head - m_block) * params.heads_per_kv_head.value + of_kv_head;
-  tile.blocks =
-      within(params, tile.chunk, blocks_of(params, tile.first_row, tile.first_row + kBlockM - 1));
-  return tile;
-}
-
-// A stage of a ring of buffers, and the phase of its barriers, which flips each time around.
-template <int stages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    stage += 1;
-    if (stage == stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// The tiles of one thread block.
-struct Tiles {
-  int index = blockIdx.x;
-
-  __device__ __forceinline__ void advance() { index += gridDim.x; }
-
-  // The next tile that sees a key; false at the end.
-  __device__ __forceinline__ bool next(const Params& params, Tile& tile) {
-    while (index < params.slots) {
-      tile = tile_at(params, index);
-      advance();
-      if (tile.blocks.last > tile.blocks.first) {
-        return true;
-      }
-    }
-    return false;
-  }
-};
-
-// ---- Softmax ---------------------------------------------------------------------------------
-
-// A warp has 16 of an accumulator's 64 rows, from warp_row() on.
-__device__ __forceinline__ int warp_row() {
-  return threadIdx.x % kWarpgroup / 32 * 16;
-}
-
-// A thread has two of them, thread_row() and eight below: element i is in row i / 2 % 2 and in
-// column i / 4 * 8 + i % 2, counted from 2 * (lane % 4). Four lanes share a row.
-__device__ __forceinline__ int thread_row() {
-  return warp_row() + lane() / 4;
-}
-__device__ constexpr int row_of(int i) {
-  return i / 2 % 2;
-}
-__device__ constexpr int column_of(int i) {
-  return i / 4 * 8 + i % 2;
-}
-
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
-
-struct Softmax {
-  float scale = 0.f;                    // from scores to exponents of 2: scale * log2(e)
-  float max[2] = {kNoScore, kNoScore};  // of the scores
-  float sum[2] = {0.f, 0.f};            // this thread's part
-  float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  bool far = false;                     // see move_far
-
-  // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
-  // log-sum-exp of a row share that rounding, and it cancels out.
-  __device__ __forceinline__ float reference(int r) const { return __fmul_rn(max[r], scale); }
-
-  // Updates the row maxima by a block of scores, and rescales the sums.
-  __device__ __forceinline__ void update_row_max(float (&s)[kBlockN / 2]) {
-    // Two chains a row, to hide latency.
-    float chains[4] = {s[0], s[2], s[4], s[6]};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; i += 2) {
-      const int chain = row_of(i) + i / 4 % 2 * 2;
-      chains[chain] = fmaxf(chains[chain], fmaxf(s[i], s[i + 1]));
-    }
-    const float top[2] = {fmaxf(max[0], fmaxf(chains[0], chains[2])),
-                          fmaxf(max[1], fmaxf(chains[1], chains[3]))};
-    const float before[2] = {max[0], max[1]};
-    const float old[2] = {reference(0), reference(1)};
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = quad_max(top[r]);
-      rescale[r] = exp2_approx(old[r] - reference(r));
-    }
-    if ((far || is_far(0) || is_far(1))) {
-      move_far(s, before, old);
-    }
-    sum[0] *= rescale[0];
-    sum[1] *= rescale[1];
-  }
-
-  __device__ __forceinline__ bool is_far(int r) const {
-    return fabsf(reference(r)) >= kFar && max[r] > kNoScore;
-  }
-
-  // Of scores this large fp32 rounds the exponents to whole numbers, or worse. So from here to the
-  // end of the tile the row maxima are subtracted before scores are scaled, which is exact, and
-  // each block finds its own.
-  __device__ __forceinline__ void move_far(float (&s)[kBlockN / 2], const float (&before)[2],
-                                           const float (&old)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float rise = far ? (before[r] - max[r]) * scale : __fmaf_rn(-max[r], scale, old[r]);
-      rescale[r] = before[r] == kNoScore ? 0.f : exp2_approx(rise);
-    }
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      s[i] -= max[row_of(i)];
-    }
-    far = true;
-  }
-
-  // What makes P relative to the row max itself, whose product with the scale was rounded.
-  __device__ __forceinline__ float unrounded(int r) const {
-    return far || max[r] == kNoScore ? 1.f : exp2_approx(__fmaf_rn(-max[r], scale, reference(r)));
-  }
-
-  // P of a block of scores, relative to the row maxima so far; part: its row sums. Returns whether
-  // this thread's P fits bf16, which small sums prove.
-  __device__ __forceinline__ bool guess(const float (&s)[kBlockN / 2], float (&p)[kBlockN / 2],
-                                        float (&part)[2]) const {
-    return exponentiate(s, p, part, {-reference(0), -reference(1)}) && !far;
-  }
-
-  // The same relative to the maxima of this block too, in place, and added to the sums.
-  __device__ __forceinline__ void exponentiate(float (&s)[kBlockN / 2]) {
-    const float offset[2] = {far ? 0.f : -reference(0), far ? 0.f : -reference(1)};
-    float part[2];
-    exponentiate(s, s, part, offset);
-    sum[0] += part[0];
-    sum[1] += part[1];
-  }
-
-  __device__ __forceinline__ bool exponentiate(const float (&s)[kBlockN / 2],
-                                               float (&p)[kBlockN / 2], float (&part)[2],
-                                               const float (&offset)[2]) const {
-    float chains[4];
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      p[i] = exp2_approx(fmaf(s[i], scale, offset[row_of(i)]));
-      const int chain = row_of(i) + i % 2 * 2;
-      chains[chain] = i < 4 ? p[i] : chains[chain] + p[i];
-    }
-    part[0] = chains[0] + chains[2];
-    part[1] = chains[1] + chains[3];
-    return part[0] <= kMaxPartialSum && part[1] <= kMaxPartialSum;
-  }
-
-  __device__ __forceinline__ void rescale_output(Output& o, bool raised) const {
-    if (!raised) {
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputColumns / 2; ++i) {
-      o[i] *= rescale[row_of(i)];
-    }
-  }
-
-  // Whether the scores of the first block are so widely spread, in most rows of the warp, that of
-  // its keys the largest alone counts: then later blocks are likely to outgrow it.
-  __device__ __forceinline__ bool spread() const {
-    return __popc(__ballot_sync(0xffffffff, sum[0] + sum[1] < kSpreadSum)) > kSpreadThreads;
-  }
-};
-
-using OutPair = __nv_bfloat162;
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const OutPair pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
+// The launch after this one may begin once all thread blocks have come here.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- Loading ---------------------------------------------------------------------------------
@@ -589,7 +594,10 @@ struct Loader {
   const Params& params;
   SharedStorage& shared;
   RingPosition<kStages> k, v;
-  uint32_t tiles = 0;  // whose Q was loaded
+
+  // Which sequence a tile is of, to TMA.
+  __device__ __forceinline__ static int of_q(const Tile& tile) { return tile.batch; }
+  __device__ __forceinline__ static int of_k(const Tile& tile) { return tile.batch; }
 
   // One box per slab; rows past the sequence and columns past the head dim are filled with zeros.
   template <int columns, int rows, int slab>
@@ -597,7 +605,7 @@ struct Loader {
                                        Element* tile, int row, int head, int batch,
                                        cute::TMA::CacheHintSm90 hint) {
     full.arrive_and_expect_tx(rows * columns * sizeof(Element));
-#pragma unroll
+#pragma unroll kUnrolledCopies
     for (int column = 0; column < columns; column += slab) {
       cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&full),
                                    static_cast<uint64_t>(hint), tile + column * rows, column, row,
@@ -605,16 +613,18 @@ struct Loader {
     }
   }
 
+  uint32_t tiles = 0;  // whose Q was loaded
+
   __device__ __forceinline__ void load_q(const Tile& tile) {
     const uint32_t stage = tiles % kQStages, phase = tiles / kQStages % 2;
     // Each warpgroup's rows as soon as it has read its last ones.
-#pragma unroll
+#pragma unroll kUnrolledCopies
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
           params.q, shared.q_full[stage][consumer],
           shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + consumer * kWarpgroupRows, tile.head, tile.batch,
+          tile.first_row + consumer * kWarpgroupRows, tile.head, of_q(tile),
           cute::TMA::CacheHintSm90::EVICT_FIRST);
     }
     ++tiles;
@@ -623,7 +633,7 @@ struct Loader {
   __device__ __forceinline__ void load_k(const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
     copy<kHeadDimPadded, kBlockN, kQkSlab>(params.k, shared.k_full[k.stage], shared.k[k.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           block * kBlockN, tile.kv_head, of_k(tile),
                                            cute::TMA::CacheHintSm90::EVICT_LAST);
     k.advance();
   }
@@ -631,21 +641,21 @@ struct Loader {
   __device__ __forceinline__ void load_v(const Tile& tile, int block) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
     copy<kHeadDimVPadded, kBlockN, kVSlab>(params.v, shared.v_full[v.stage], shared.v[v.stage],
-                                           block * kBlockN, tile.kv_head, tile.batch,
+                                           block * kBlockN, tile.kv_head, of_k(tile),
                                            cute::TMA::CacheHintSm90::EVICT_LAST);
     v.advance();
   }
 };
 
-// The producer warp. K is one block ahead of V, because S is computed before P.
+// The producer warp.
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
-  Tiles tiles;
+  Tiles tiles{shared};
   for (Tile tile; tiles.next(params, tile);) {
     loader.load_k(tile, tile.blocks.last - 1);
     loader.load_q(tile);
     for (int block = tile.blocks.last - 1; block >= tile.blocks.first; --block) {
-      if (block > tile.blocks.first) {
+      if (block > tile.blocks.first) {  // one ahead of V, because S is computed before P
         loader.load_k(tile, block - 1);
       }
       loader.load_v(tile, block);
@@ -655,17 +665,6 @@ __device__ __forceinline__ void produce(const Params& params, SharedStorage& sha
 
 // ---- Multiplying -----------------------------------------------------------------------------
 
-// Hardware barriers, by number; 0 is __syncthreads.
-enum NamedBarrier { kStore = 1, kScheduler = kStore + kConsumers };
-
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // One warpgroup: 64 rows of each tile.
 struct Consumer {
   const Params& params;
@@ -674,20 +673,14 @@ struct Consumer {
   RingPosition<kQStages> q;
   RingPosition<kStages> k, v;
   bool k_ready = false, v_ready = false;  // try_wait results of the current K and V
-  int spread_first;  // from this block on to the tile's last, maxima are found before P
-
-  __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + warpgroup * kWarpgroupRows;
-  }
-
-  // One arrival per warp, since wgmma completes per warp.
-  __device__ __forceinline__ void release(Barrier& empty, bool read = true) {
-    if (lane() == 0 && read) {
-      empty.arrive();
-    }
-  }
 
   __device__ __forceinline__ void wait_q() { shared.q_full[q.stage][warpgroup].wait(q.phase); }
+
+  __device__ __forceinline__ void release_q(bool final_block) {
+    if (lane() == 0 && final_block) {
+      shared.q_empty[q.stage][warpgroup].arrive();
+    }
+  }
 
   // Even a successful wait has latency. So a try_wait for the next buffer is issued when one is
   // released, and its result arrives under the softmax.
@@ -715,12 +708,88 @@ struct Consumer {
     v_ready = shared.v_full[v.stage].test_wait(v.phase);
   }
 
-  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax.
-  __device__ __forceinline__ void scheduler_barrier_wait() {
-    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+  // One arrival per warp, since wgmma completes per warp.
+  __device__ __forceinline__ void release(Barrier& empty) {
+    if (lane() == 0) {
+      empty.arrive();
+    }
   }
-  __device__ __forceinline__ void scheduler_barrier_arrive() {
-    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
+
+  __device__ __forceinline__ int first_row(const Tile& tile) {
+    return tile.first_row + warpgroup * kWarpgroupRows;
+  }
+
+  __device__ __forceinline__ Keys row_keys(const Tile& tile, int row) const {
+    return seen_by(params, row);
+  }
+
+  // Masks the keys of a block that this thread's two rows do not see.
+  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
+    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const Keys seen[2] = {row_keys(tile, row), row_keys(tile, row + 8)};
+    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
+#pragma unroll
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      if (column_of(i) >= last[row_of(i)]) {
+        s[i] = -INFINITY;
+      }
+    }
+  }
+
+  // How many keys, from a block's first on, the first of this warp's rows sees.
+  __device__ __forceinline__ int keys_seen(const Tile& tile, int block) {
+    const Keys seen = row_keys(tile, first_row(tile) + warp_row());
+    return seen.last - block * kBlockN;
+  }
+
+  // P as the register operand of the PV GEMM, whose layout is the accumulator's.
+  using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
+
+  __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
+#pragma unroll
+    for (int i = 0; i < kBlockN / 4; ++i) {
+      p[i] = pack(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+  // The descriptor of V, which lies by rows, and from it to that of its n-th row.
+  __device__ __forceinline__ Descriptor v_begin() const {
+    return descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element));
+  }
+  __device__ __forceinline__ static uint32_t v_offset(int n) {
+    return n * kVSlab * sizeof(Element) >> 4;
+  }
+
+  // Issues O += PV.
+  __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
+    const Descriptor first = v_begin();
+    fence_operand(o);
+    fence_operand(p);
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kBlockN; n += kStepK) {
+      wgmma_pv<true>(o, p + n * sizeof(Element) / 8, first + v_offset(n));
+    }
+    wgmma_commit();
+  }
+
+  // O is complete but for GEMMs that were issued later: V is released.
+  template <int later = 0>
+  __device__ __forceinline__ void finish_pv(Output& o) {
+    wgmma_wait<later>();
+    fence_operand(o);
+    release_v();
+  }
+
+  // Makes O relative to the row maxima so far.
+  __device__ __forceinline__ void rescale_output(Output& o, Softmax& softmax) {
+    if (!softmax.raised) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kOutputColumns / 2; ++i) {
+      o[i] *= softmax.rescale[row_of(i)];
+    }
   }
 
   // Issues S = QKᵀ.
@@ -739,59 +808,31 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // P as the register operand of the PV GEMM, whose layout is the accumulator's.
-  using Probabilities = uint32_t[kBlockN * sizeof(Element) / 8];
-
-  __device__ __forceinline__ void pack_p(Probabilities& p, const float (&s)[kBlockN / 2]) {
-#pragma unroll
-    for (int i = 0; i < kBlockN / 4; ++i) {
-      p[i] = pack(s[2 * i], s[2 * i + 1]);
-    }
-  }
-
-  // Issues O += PV.
-  __device__ __forceinline__ void issue_pv(Output& o, Probabilities& p) {
-    const Descriptor v_rows =
-        descriptor<kVSlab>(shared.v[v.stage], kVDescriptor, kBlockN * kVSlab * sizeof(Element));
-    fence_operand(o);
-    fence_operand(p);
-    wgmma_fence();
-#pragma unroll
-    for (int n = 0; n < kBlockN; n += kStepK) {
-      wgmma_pv(o, p + n * sizeof(Element) / 8, v_rows + (n * kVSlab * sizeof(Element) >> 4));
-    }
-    wgmma_commit();
-  }
-
-  // Masks the keys of a block that this thread's two rows do not see.
-  __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
-    const Keys seen[2] = {seen_by(params, row), seen_by(params, row + 8)};
-    const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
-#pragma unroll
-    for (int i = 0; i < kBlockN / 2; ++i) {
-      if (column_of(i) >= last[row_of(i)]) {
-        s[i] = -INFINITY;
-      }
-    }
-  }
-
   // S is complete: K is released, and Q after the tile's final block.
   __device__ __forceinline__ void finish_qk(float (&s)[kBlockN / 2], bool final_block) {
     fence_operand(s);
     release_k();
-    release(shared.q_empty[q.stage][warpgroup], final_block);
+    release_q(final_block);
   }
 
-  __device__ __forceinline__ void finish_pv(Output& o) {
-    fence_operand(o);
-    release_v();
+  // The softmax of rows before their first score.
+  __device__ __forceinline__ Softmax fresh_softmax() const { return {params.scale_log2}; }
+
+  // P of a tile's first block, whose S is complete and masked.
+  __device__ __forceinline__ void first_scores(const Tile& tile, float (&s)[kBlockN / 2],
+                                               Probabilities& p, Softmax& softmax) {
+    softmax.update_row_max(s);
+    softmax.exponentiate(s);
+    pack_p(p, s);
+    const int block = tile.blocks.last - 1;
+    spread_first = block - (spread(tile, block, softmax) ? kSpreadBlocks : -1);
   }
 
-  // P relative to the maximum so far. Where that makes P too large, which is rare, S is still
-  // there, and the maximum is updated after all.
-  __device__ __forceinline__ void lazy_softmax(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
-                                               Softmax& softmax) {
+  // P of a block whose S is complete and masked, relative to the maximum so far. Where that makes P
+  // too large, which is rare, S is still there, and the maximum is updated after all: O is
+  // rescaled.
+  __device__ __forceinline__ void next_scores(float (&s)[kBlockN / 2], Probabilities& p, Output& o,
+                                              Softmax& softmax) {
     float guessed[kBlockN / 2], part[2];
     const bool fits = __all_sync(0xffffffff, softmax.guess(s, guessed, part));
     pack_p(p, guessed);
@@ -803,44 +844,30 @@ struct Consumer {
     }
     softmax.sum[0] += part[0];
     softmax.sum[1] += part[1];
-    softmax.rescale_output(o, !fits);
+    softmax.raised = !fits;
+    rescale_output(o, softmax);
   }
 
-  // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
-  // runs under the GEMMs of other warpgroups.
-  template <bool masked, bool each_maximum = false>
-  __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
-                                       Probabilities& p, Output& o, Softmax& softmax) {
-    wait_k();
-    scheduler_barrier_wait();
-    issue_qk(s);
-    wait_v();
-    issue_pv(o, p);
-    scheduler_barrier_arrive();
-    wgmma_wait<1>();
-    finish_qk(s, block == tile.blocks.first);
-    if (masked) {
-      mask_block(s, tile, block);
-    }
+  int spread_first;  // from this block on to the tile's last, maxima are found before P
+
+  // The same while PV of the block before ends; with each_maximum the row maxima are found before
+  // P.
+  template <bool each_maximum>
+  __device__ __forceinline__ void next_scores_under_pv(float (&s)[kBlockN / 2], Probabilities& p,
+                                                       Output& o, Softmax& softmax) {
     if (each_maximum) {
       softmax.update_row_max(s);
     }
-    wgmma_wait<0>();
     finish_pv(o);
     fence_operand(s);  // P's registers are free only now
     if (each_maximum) {
       softmax.exponentiate(s);
       pack_p(p, s);
-      softmax.rescale_output(o, true);
+      softmax.raised = true;
+      rescale_output(o, softmax);
     } else {
-      lazy_softmax(s, p, o, softmax);
+      next_scores(s, p, o, softmax);
     }
-  }
-
-  // How many keys, from a block's first on, the first of this warp's rows sees.
-  __device__ __forceinline__ int keys_seen(const Tile& tile, int block) {
-    const Keys seen = seen_by(params, first_row(tile) + warp_row());
-    return seen.last - block * kBlockN;
   }
 
   // Whether the first block's scores are widely spread in most warps of the warpgroup, enough of
@@ -856,16 +883,42 @@ struct Consumer {
     return counted % 16 >= kSpreadWarps && counted / 16 >= kSpreadSeeing;
   }
 
-  // P of a tile's first block.
-  __device__ __forceinline__ void first_softmax(const Tile& tile, float (&s)[kBlockN / 2],
-                                                Probabilities& p, Softmax& softmax) {
+  __device__ __forceinline__ void pass_on_turn() {
+    barrier_arrive(kScheduler + (warpgroup + 1 == kConsumers ? 0 : warpgroup + 1), 2 * kWarpgroup);
+  }
+
+  // Ping-pong: while one warpgroup has the tensor cores, the others do softmax. A turn ends when
+  // GEMMs are issued, before any wait for Q; a block that is skipped has its turn too.
+  __device__ __forceinline__ void begin_turn(const Tile&) {
+    barrier_sync(kScheduler + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn(const Tile&) { pass_on_turn(); }
+
+  // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
+  // runs under the GEMMs of other warpgroups.
+  template <bool masked, bool each_maximum = false>
+  __device__ __forceinline__ void step(const Tile& tile, int block, float (&s)[kBlockN / 2],
+                                       Probabilities& p, Output& o, Softmax& softmax) {
+    wait_k();
+    begin_turn(tile);
+    issue_qk(s);
+    wait_v();
+    issue_pv(o, p);
+    end_turn(tile);
+    wgmma_wait<1>();
+    finish_qk(s, block == tile.blocks.first);
+    if (masked) {
+      mask_block(s, tile, block);
+    }
+    next_scores_under_pv<each_maximum>(s, p, o, softmax);
+  }
+
+  // P of a tile's first block, once its S is complete.
+  __device__ __forceinline__ void finish_first(const Tile& tile, float (&s)[kBlockN / 2],
+                                               Probabilities& p, Softmax& softmax) {
     finish_qk(s, tile.blocks.last - 1 == tile.blocks.first);
     mask_block(s, tile, tile.blocks.last - 1);
-    softmax.update_row_max(s);
-    softmax.exponentiate(s);
-    pack_p(p, s);
-    const int block = tile.blocks.last - 1;
-    spread_first = block - (spread(tile, block, softmax) ? kSpreadBlocks : -1);
+    first_scores(tile, s, p, softmax);
   }
 
   // The first block of a tile, with nothing else in flight.
@@ -875,14 +928,13 @@ struct Consumer {
     wait_k();
     issue_qk(s);
     wgmma_wait<0>();
-    first_softmax(tile, s, p, softmax);
+    finish_first(tile, s, p, softmax);
   }
 
-  // The last PV of a tile, with nothing else in flight.
+  // The last PV of all tiles, with nothing else in flight.
   __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
     wait_v();
     issue_pv(o, p);
-    wgmma_wait<0>();
     finish_pv(o);
   }
 
@@ -890,20 +942,19 @@ struct Consumer {
   __device__ __forceinline__ void next_tile(Tile& tile, const Tile& next, float (&s)[kBlockN / 2],
                                             Probabilities& p, Output& o, Softmax& softmax) {
     wait_v();
-    scheduler_barrier_wait();
+    begin_turn(tile);
     issue_pv(o, p);
-    scheduler_barrier_arrive();  // before the wait for Q
+    end_turn(tile);
     q.advance();
     wait_q();
     wait_k();
     issue_qk(s);
-    wgmma_wait<1>();
-    finish_pv(o);
+    finish_pv<1>(o);
     store(tile, o, softmax);
     reset(o, softmax);
     tile = next;
     wgmma_wait<0>();
-    first_softmax(tile, s, p, softmax);
+    finish_first(tile, s, p, softmax);
   }
 
   // All tiles that see a key; of the last one, O is yet to be stored.
@@ -937,10 +988,27 @@ struct Consumer {
     for (int i = 0; i < kOutputColumns / 2; ++i) {
       o[i] = 0.f;
     }
-    softmax = Softmax{params.scale_log2};
+    softmax = fresh_softmax();
   }
 
-  // Hands the warpgroup's 64 rows of a chunk on, each relative to its row max itself.
+  __device__ __forceinline__ void run() {
+    if (warpgroup == kConsumers - 1) {
+      pass_on_turn();  // warpgroup 0 is first
+    }
+    Tiles tiles{shared};
+    Tile tile;
+    if (!tiles.next(params, tile)) {
+      return;
+    }
+    Output o = {};
+    Softmax softmax = fresh_softmax();
+    mainloop(tiles, tile, o, softmax);
+    store(tile, o, softmax);
+  }
+
+  __device__ __forceinline__ int seqlen_q(const Tile&) const { return params.seqlen_q; }
+
+  // Hands the warpgroup's 64 rows of a split on, each relative to its row max itself.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -950,7 +1018,7 @@ struct Consumer {
       if (row >= params.seqlen_q) {
         continue;
       }
-      const int64_t index = params.partial(tile.batch, tile.chunk, row, tile.head);
+      const int64_t index = params.partial(tile.batch, tile.split, row, tile.head);
       if (lane() % 4 == 0) {
         __stcg(params.shares + index, share);
       }
@@ -963,34 +1031,9 @@ struct Consumer {
       }
     }
   }
-
-  __device__ __forceinline__ void run() {
-    if (warpgroup == kConsumers - 1) {
-      scheduler_barrier_arrive();  // warpgroup 0 is first
-    }
-    Tiles tiles;
-    Tile tile;
-    if (!tiles.next(params, tile)) {
-      return;
-    }
-    Output o = {};
-    Softmax softmax{params.scale_log2};
-    mainloop(tiles, tile, o, softmax);
-    store(tile, o, softmax);
-  }
 };
 
 // ---- The kernel ------------------------------------------------------------------------------
-
-// What the launch before this one wrote can be seen from here on.
-__device__ __forceinline__ void wait_for_launch_before() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// The launch after this one may begin once all thread blocks have come here.
-__device__ __forceinline__ void let_next_launch_begin() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 
 __global__ void __launch_bounds__(kThreads, 1)
     attention_forward(const __grid_constant__ Params params) {
@@ -1018,7 +1061,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   wait_for_launch_before();
   let_next_launch_begin();
-
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
   if (warpgroup == 0) {
@@ -1033,7 +1075,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// ---- The fold --------------------------------------------------------------------------------
+// How many splits there are up to the last that a row sees keys of.
+__device__ __forceinline__ int splits_of(const Params& params, int, int row) {
+  return ceil_div(blocks_of(params, row, row).last, params.split_blocks);
+}
+
+// ---- Combining -------------------------------------------------------------------------------
 
 // Each operation is rounded to nearest by itself. What is contracted or approximated would be other
 // bits: on a CPU, or in another kernel.
@@ -1117,54 +1164,55 @@ __host__ __device__ __forceinline__ float own_weight(float weight) {
   return int(bits_of(weight)) < 0 ? 1.0f : weight;
 }
 
-__host__ __device__ __forceinline__ float fold(float sum, float number, float old, float own) {
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
   return plus(times(sum, old), times(number, own));
 }
 
-// How many chunks there are up to the last that a row sees keys of.
-__device__ __forceinline__ int chunks_up_to(const Params& params, int row) {
-  const int last = max(0, seen_by(params, row).last);
-  return ceil_div(ceil_div(last, kBlockN), params.chunk_blocks);
+// What an output is, of a sum of P V and one over the sum of P.
+__device__ __forceinline__ float average(float total, float inverse) {
+  return times(total, inverse);
 }
 
-// ---- Merging chunks --------------------------------------------------------------------------
+// ---- Combining splits ------------------------------------------------------------------------
 
-constexpr int kMergeLanes = 32;  // that share a row, two columns each
-constexpr int kMergeThreads = 128;
-constexpr int kMergeRows = kMergeThreads / kMergeLanes;  // per thread block
-constexpr int kWindow = 16;  // chunks that are folded while as many are on their way
+constexpr int kCombineLanes = 32;  // that share a row, two columns each
+constexpr int kCombineThreads = 128;
+constexpr int kCombineRows = kCombineThreads / kCombineLanes;  // per thread block
+constexpr int kWindow = 16;  // splits that are combined while as many are on their way
 
-// Chunks of a row, as one lane has them: the share of one of them, and its own columns of all.
+// Splits of a row, as one lane has them: the share of one of them, and its own columns of all.
 struct Window {
   Share share;
   float2 numbers[kWindow];
 };
 
-// Folds the chunks of a row in their order. Heads are neighbours in memory, so they are neighbours
-// here.
-__global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ Params params) {
-  const int row = int(blockIdx.x) * kMergeRows + int(threadIdx.x) / kMergeLanes;
+// Combines the splits of a row in their order. Heads are neighbours in memory, so they are
+// neighbours here.
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_partial_outputs(const __grid_constant__ Params params) {
+  const int row = int(blockIdx.x) * kCombineRows + int(threadIdx.x) / kCombineLanes;
   const int flat = params.heads_divisor.divide(row);
   const int head = row - flat * params.heads;
   const int batch = params.seqlen_q_divisor.divide(flat);
   const int position = flat - batch * params.seqlen_q;
   const bool there = batch < params.batch;
-  const int column = threadIdx.x % kMergeLanes * 2;
+  const int column = threadIdx.x % kCombineLanes * 2;
 
-  const int chunks = there ? chunks_up_to(params, position) : 0;
-  const int most = __reduce_max_sync(0xffffffffu, chunks);       // of the rows of a warp
-  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from chunk to chunk
+  const int splits = there ? splits_of(params, batch, position) : 0;
+  const int most = __reduce_max_sync(0xffffffffu, splits);       // of the rows of a warp
+  const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from split to split
   const int64_t first = params.partial(batch, 0, position, head);
   const float* const partials = params.partials + first * kHeadDimV + column;
   const Share* const shares = params.shares + first;
   const int weighed =
-      threadIdx.x % kWindow;  // which of a window's chunks this lane works the weight out of
+      threadIdx.x % kWindow;  // which of a window's splits this lane works the weight out of
   const auto load = [&](Window& window, int begin) {
-    window.share = begin + weighed < chunks ? __ldcg(shares + (begin + weighed) * step)
+    window.share = begin + weighed < splits ? __ldcg(shares + (begin + weighed) * step)
                                             : make_float2(-INFINITY, 0.0f);
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const bool needed = begin + i < chunks;
+      const bool needed = begin + i < splits;
       window.numbers[i] =
           needed
               ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
@@ -1192,11 +1240,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
     reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const float of_chunk = __shfl_sync(0xffffffffu, weight, i, kWindow);
-      const float old = old_weight(of_chunk), own = own_weight(of_chunk);
-      total[0] = fold(total[0], window.numbers[i].x, old, own);
-      total[1] = fold(total[1], window.numbers[i].y, old, own);
-      sum = fold(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
+      const float of_split = __shfl_sync(0xffffffffu, weight, i, kWindow);
+      const float old = old_weight(of_split), own = own_weight(of_split);
+      total[0] = accumulate(total[0], window.numbers[i].x, old, own);
+      total[1] = accumulate(total[1], window.numbers[i].y, old, own);
+      sum = accumulate(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
     }
     window = next;
   }
@@ -1211,7 +1259,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
   Element* const out = params.out + batch * params.out_stride_batch +
                        position * params.out_stride_seq + head * params.out_stride_head + column;
   __stcg(reinterpret_cast<uint32_t*>(out),
-         pack(times(total[0], inverse), times(total[1], inverse)));
+         pack(average(total[0], inverse), average(total[1], inverse)));
   if (column == 0 && params.lse) {
     params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
         plus(times(reference, params.scale), log_above(sum));
@@ -1220,38 +1268,105 @@ __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_constant__ P
 
 }  // namespace fagen_fwd_bf16_d64_causal_m128n128_split16_q2_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_FORWARD_ARGS
+#define FAGEN_FORWARD_ARGS 3
+
+extern "C" {
+
+// One call of a kernel of kind forward: the same struct for all of them. Strides are in elements; a
+// dimension without one is contiguous.
+struct FagenForwardArgs {
+  uint32_t struct_bytes;  // sizeof(FagenForwardArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* q;            // bf16 (batch, seqlen_q, heads, 64)
+  const void* k;            // bf16 (batch, seqlen_k, kv_heads, 64)
+  const void* v;            // bf16 (batch, seqlen_k, kv_heads, 64)
+  const void* q_descale;    // null: of other kernels
+  const void* k_descale;    // null: of other kernels
+  const void* v_descale;    // null: of other kernels
+  const void* v_mean;       // null: of other kernels
+  const void* k_mean;       // null: of other kernels
+  void* out;                // bf16 (batch, seqlen_q, heads, 64): zeros in a row that sees no key
+  void* lse;  // fp32 (batch, heads, seqlen_q): log-sum-exp, natural logarithm; minus infinity in a
+              // row that sees no key; null if not wanted
+  int64_t q_stride_batch, q_stride_head, q_stride_seq;
+  int64_t k_stride_batch, k_stride_head, k_stride_seq;
+  int64_t v_stride_batch, v_stride_head, v_stride_seq;
+  int64_t q_descale_stride_batch, q_descale_stride_head;
+  int64_t k_descale_stride_batch, k_descale_stride_head;
+  int64_t v_descale_stride_batch, v_descale_stride_column, v_descale_stride_head;
+  int64_t v_mean_stride_batch, v_mean_stride_column, v_mean_stride_head;
+  int64_t k_mean_stride_batch, k_mean_stride_column, k_mean_stride_head;
+  int64_t out_stride_batch, out_stride_head, out_stride_seq;
+  int64_t lse_stride_batch, lse_stride_head;
+  int32_t batch, heads, kv_heads, seqlen_q, seqlen_k;
+  float scale;  // of q kᵀ before the softmax; finite and positive, 1e+08 at most
+};
+
+}  // extern "C"
+
+#elif FAGEN_FORWARD_ARGS != 3
+#error "kernels of kind forward of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_fwd_bf16_d64_causal_m128n128_split16_q2(const struct FagenForwardArgs* args,
+                                                  void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_fwd_bf16_d64_causal_m128n128_split16_q2_workspace(
+    const struct FagenForwardArgs* args);
+const char* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_fwd_bf16_d64_causal_m128n128_split16_q2_host {
 
 using namespace fagen_fwd_bf16_d64_causal_m128n128_split16_q2_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenForwardArgs",
     "a size is negative or too large",
     "heads must be a multiple of kv_heads",
-    "there are 2^30 rows of chunks or more",
+    "there are 2^30 rows of splits or more",
     "scale must be finite and positive, scale 1e+08 at most",
     "a tensor is given that cannot be",
     "a tensor that is needed is null",
@@ -1264,48 +1379,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenForwardArgs& a) {
@@ -1338,126 +1411,43 @@ Status check(const FagenForwardArgs& a) {
   if (!(a.scale > 0) || !std::isfinite(a.scale) || a.scale > 100000000.0) {
     return kBadScalar;
   }
-  for (const Status status :
-       {check(a.q, 2, true, false, kMostStride, 64,
-              {{a.batch, a.q_stride_batch},
-               {a.seqlen_q, a.q_stride_seq},
-               {a.heads, a.q_stride_head}}),
-        check(a.k, 2, true, false, kMostStride, 64,
-              {{a.batch, a.k_stride_batch},
-               {a.seqlen_k, a.k_stride_seq},
-               {a.kv_heads, a.k_stride_head}}),
-        check(a.v, 2, true, false, kMostStride, 64,
-              {{a.batch, a.v_stride_batch},
-               {a.seqlen_k, a.v_stride_seq},
-               {a.kv_heads, a.v_stride_head}}),
-        check(a.out, 2, true, true, kMostStride, 64,
-              {{a.batch, a.out_stride_batch},
-               {a.seqlen_q, a.out_stride_seq},
-               {a.heads, a.out_stride_head}}),
-        !a.lse ? kOk
-               : check(a.lse, 4, false, true, kMostStride, a.seqlen_q,
-                       {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.q, 2, true, false, kMostStride, 64,
+                        {{a.batch, a.q_stride_batch},
+                         {a.seqlen_q, a.q_stride_seq},
+                         {a.heads, a.q_stride_head}}),
+           check_tensor(a.k, 2, true, false, kMostStride, 64,
+                        {{a.batch, a.k_stride_batch},
+                         {a.seqlen_k, a.k_stride_seq},
+                         {a.kv_heads, a.k_stride_head}}),
+           check_tensor(a.v, 2, true, false, kMostStride, 64,
+                        {{a.batch, a.v_stride_batch},
+                         {a.seqlen_k, a.v_stride_seq},
+                         {a.kv_heads, a.v_stride_head}}),
+           check_tensor(a.out, 2, true, true, kMostStride, 64,
+                        {{a.batch, a.out_stride_batch},
+                         {a.seqlen_q, a.out_stride_seq},
+                         {a.heads, a.out_stride_head}}),
+           !a.lse ? kOk
+                  : check_tensor(a.lse, 4, false, true, kMostStride, a.seqlen_q,
+                                 {{a.batch, a.lse_stride_batch}, {a.heads, a.lse_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
 }
 
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// Found at run time, so that the library loads where there is no driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                               12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess
-               ? reinterpret_cast<EncodeTiled>(function)
-               : nullptr;
-  }();
-  return found;
-}
-
-// SMs of the current device, once the kernel is configured for it; 0 if it is no Hopper GPU.
-int prepare_device() {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices && known[device].load(std::memory_order_acquire) > 0) {
-    return known[device].load(std::memory_order_relaxed);
-  }
-  int major = 0, minor = 0, multiprocessors = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (major != 9 || minor != 0 ||
-      cudaFuncSetAttribute(attention_forward, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           sizeof(SharedStorage)) != cudaSuccess) {
-    return 0;
-  }
-  if (device < kDevices) {
-    known[device].store(multiprocessors, std::memory_order_release);
-  }
-  return multiprocessors;
-}
-
-// A tensor as the caller laid it out, and the boxes of one head and batch that TMA copies.
-struct Tensor {
-  const void* data;
-  int64_t sizes[4];    // columns, rows, heads, batch
-  int64_t strides[3];  // of all but the columns
-  int box[2];          // columns, rows
-  CUtensorMapSwizzle swizzle;
-  CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  int64_t element_bytes = sizeof(Element);
-};
-
-bool describe(CUtensorMap* map, const Tensor& t) {
-  cuuint64_t sizes[4], strides[3];
-  std::copy_n(t.sizes, 4, sizes);
-  for (int i = 0; i < 3; ++i) {
-    strides[i] = t.sizes[i + 1] <= 1 ? 16 : t.strides[i] * t.element_bytes;
-  }
-  const cuuint32_t box[4] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  return encode_tiled()(map, t.type, 4, const_cast<void*>(t.data), sizes, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// Either kernel may begin under the end of the launch before it, and waits for what that one
-// writes.
-bool enqueue(void (*kernel)(Params), int64_t blocks, int threads, int shared_bytes,
-             cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, params) == cudaSuccess;
-}
-
 Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
-  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
-  if (rows == 0) {
+  if (a.batch == 0 || a.heads == 0 || a.seqlen_q == 0) {
     return kOk;
   }
-  const int multiprocessors = prepare_device();
+  constexpr int shared_bytes = sizeof(SharedStorage);
+  const int multiprocessors = prepare_device<attention_forward>(shared_bytes);
   if (multiprocessors == 0) {
     return kNotHopper;
   }
@@ -1465,13 +1455,8 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
     return kNoDriver;
   }
 
-  const int group = a.heads / a.kv_heads;
-  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM));
-  const int blocks = int(ceil_div(a.seqlen_k, kBlockN));
-
   Params params;
   params.partials = static_cast<float*>(a.workspace);
-  params.shares = reinterpret_cast<Share*>(params.partials + rows * kChunks * kHeadDimV);
   params.out = static_cast<Element*>(a.out);
   params.lse = static_cast<float*>(a.lse);
   params.out_stride_batch = a.out_stride_batch;
@@ -1483,43 +1468,68 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
   params.heads = a.heads;
   params.seqlen_q = a.seqlen_q;
   params.seqlen_k = a.seqlen_k;
-  params.chunk_blocks = std::max(1, int(ceil_div(blocks, kChunks)));
   params.kv_heads = FastDivisor(a.kv_heads);
-  params.heads_per_kv_head = FastDivisor(group);
-  params.kv_head_tiles = FastDivisor(m_blocks * group);
-  params.chunk_tiles = FastDivisor(m_blocks * a.heads * a.batch);
-  params.slots = int(ceil_div(blocks, params.chunk_blocks)) * params.chunk_tiles.value;
+  params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.heads_divisor = FastDivisor(a.heads);
   params.seqlen_q_divisor = FastDivisor(a.seqlen_q);
   params.scale = a.scale;
   params.scale_log2 = a.scale * 1.44269504089f;
 
-  if (blocks > 0) {
-    const Tensor q{.data = a.q,
-                   .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
-                   .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
-                   .box = {kQkSlab, kWarpgroupRows},
-                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
-    const Tensor k{.data = a.k,
-                   .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
-                   .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
-                   .box = {kQkSlab, kBlockN},
-                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
-    const Tensor v{.data = a.v,
-                   .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
-                   .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
-                   .box = {kVSlab, kBlockN},
-                   .swizzle = CU_TENSOR_MAP_SWIZZLE_128B};
-    if (!describe(&params.q, q) || !describe(&params.k, k) || !describe(&params.v, v)) {
-      return kTensorMapRefused;
-    }
-    const int grid = std::min(params.slots, multiprocessors);
-    if (!enqueue(attention_forward, grid, kThreads, sizeof(SharedStorage), stream, params)) {
-      return kLaunchFailed;
-    }
+  const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
+  params.shares = reinterpret_cast<Share*>(params.partials + rows * kNumSplits * kHeadDimV);
+
+  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
+            blocks = int(ceil_div(a.seqlen_k, kBlockN));
+  params.split_blocks = std::max(1, int(ceil_div(blocks, kNumSplits)));
+  params.kv_head_tiles = FastDivisor(m_blocks * (a.heads / a.kv_heads));
+  params.split_tiles = FastDivisor(m_blocks * a.heads * a.batch);
+  params.slots = int(ceil_div(blocks, params.split_blocks)) * params.split_tiles.value;
+  const int grid = std::min(params.slots, multiprocessors);
+
+  const Tensor q{.data = a.q,
+                 .sizes = {kHeadDim, a.seqlen_q, a.heads, a.batch},
+                 .strides = {a.q_stride_seq, a.q_stride_head, a.q_stride_batch},
+                 .box = {kQkSlab, kWarpgroupRows, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.q, q)) {
+    return kTensorMapRefused;
   }
-  const int64_t merging = ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 4);
-  return enqueue(merge, merging, kMergeThreads, 0, stream, params) ? kOk : kLaunchFailed;
+
+  const Tensor k{.data = a.seqlen_k > 0 ? a.k : a.q,
+                 .sizes = {kHeadDim, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.k_stride_seq, a.k_stride_head, a.k_stride_batch},
+                 .box = {kQkSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.k, k)) {
+    return kTensorMapRefused;
+  }
+
+  const Tensor v{.data = a.seqlen_k > 0 ? a.v : a.q,
+                 .sizes = {kHeadDimV, a.seqlen_k, a.kv_heads, a.batch},
+                 .strides = {a.v_stride_seq, a.v_stride_head, a.v_stride_batch},
+                 .box = {kVSlab, kBlockN, 1, 1},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                 .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .element_bytes = sizeof(Element),
+                 .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+  if (!describe(&params.v, v)) {
+    return kTensorMapRefused;
+  }
+
+  if (!enqueue(attention_forward, grid, kThreads, shared_bytes, stream, params)) {
+    return kLaunchFailed;
+  }
+  if (!enqueue(combine_partial_outputs, ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 4),
+               kCombineThreads, 0, stream, params)) {
+    return kLaunchFailed;
+  }
+  return kOk;
 }
 
 }  // namespace fagen_fwd_bf16_d64_causal_m128n128_split16_q2_host
@@ -1553,7 +1563,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_causal_m128n128_split16_q2",
-      "f94a4872ada0e9f4725532c4b8557d1fa4eedf98ced6bed4b1d91e2d64ad642e"};
+      "8d5e42346defaebff1dee633f7968890843d4442ddffcc074ab95668d85ff3e2"};
   return &info;
 }
-// sha256 of what is above: f49fe0e62773432ffbef45b0fd82457f75e5eb9021bf59941960f618961f455e
+// sha256 of what is above: eb73343e1994af65ed82337a9a983db84b9e9c236e237d963e5ae7fc11d4909e

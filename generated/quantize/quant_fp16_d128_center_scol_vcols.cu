@@ -3,125 +3,53 @@
 //
 //   out = e4m3(in / descale),   descale = max |in| / 448
 //
-// A maximum is over a head. Where it is not given, a kernel of its own reads the tensor to find it.
-// The output is transposed: rows of keys, padded with zeros to a multiple of 16, and each 16 in the
-// order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in which the PV GEMM takes P from registers.
+// A maximum is over a column of a head. Where it is not given, a kernel of its own reads the tensor
+// to find it. The output is transposed: rows of keys, padded with zeros to a multiple of 16, and
+// each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in which the PV GEMM takes P from
+// registers.
 //
-// Needs the CUDA toolkit alone, and -gencode=arch=compute_90a,code=sm_90a.
+// Needs fagen_host.h, which lies beside it, the headers below, and
+// -gencode=arch=compute_90a,code=sm_90a.
 
-#include <cuda_runtime.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
-// ---- The C interface -------------------------------------------------------------------------
-
-#ifndef FAGEN_QUANTIZE_ARGS
-#define FAGEN_QUANTIZE_ARGS 3
-
-extern "C" {
-
-// One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
-// a dimension without one is contiguous.
-struct FagenQuantizeArgs {
-  uint32_t struct_bytes;  // sizeof(FagenQuantizeArgs)
-  uint32_t version;       // 3: callers built for another are recognised
-  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
-                    // where that is nothing
-  int64_t workspace_bytes;  // how large it is
-  const void* x;            // fp16 (batch, seqlen, heads, 128)
-  const void* cos;          // null: of other kernels
-  const void* sin;          // null: of other kernels
-  void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale plus
-                  // mean; transposed, keys in the order of P
-  void* descale;  // fp32 (batch, heads, 128): what values are to be multiplied by
-  void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
-  int64_t x_stride_batch, x_stride_head, x_stride_seq;
-  int64_t cos_stride_batch, cos_stride_seq;
-  int64_t sin_stride_batch, sin_stride_seq;
-  int64_t values_stride_batch, values_stride_head, values_stride_seq;
-  int64_t descale_stride_batch, descale_stride_head;
-  int64_t mean_stride_batch, mean_stride_head;
-  int32_t batch, heads, seqlen;
-  uint32_t descale_given;  // 1: descale is read; 0: it is found and written
-  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
-  uint32_t signs[8];       // random bits not read: nothing is rotated
-};
-
-}  // extern "C"
-
-#elif FAGEN_QUANTIZE_ARGS != 3
-#error "kernels of kind quantize of two versions of fagen in one translation unit"
-#endif
-
-#ifndef FAGEN_KERNEL_INFO
-#define FAGEN_KERNEL_INFO 2
-
-extern "C" {
-
-// What a kernel says of itself.
-struct FagenKernelInfo {
-  uint32_t struct_bytes;
-  uint32_t shared_bytes;  // of a thread block
-  uint32_t threads;       // of a thread block
-  uint32_t launch_registers;
-  const char* slug;
-  const char* source_hash;
-};
-
-}  // extern "C"
-#endif
-
-extern "C" {
-
-// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
-// explain.
-int fagen_quant_fp16_d128_center_scol_vcols(const struct FagenQuantizeArgs* args, void* stream);
-// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
-// sizes is refused.
-int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(const struct FagenQuantizeArgs* args);
-const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status);
-const struct FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void);
-
-}  // extern "C"
-
 namespace fagen_quant_fp16_d128_center_scol_vcols_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
 using Element = __half;
+using Pair = __half2;
 
-constexpr int kHeadDim = 128;
 constexpr int kRows = 128;  // per thread block
 constexpr int kWarpRows = 16;
-constexpr int kWarps = kRows / kWarpRows;
 constexpr int kThreads = 256;
 constexpr int kSharedBytes = 17440;
 constexpr int kLaunchRegisters = 80;
 constexpr int kBlocks = 3;  // that an SM should hold at least
-constexpr int kReduceThreads =
-    1024;  // threads that make what is known of a head of many thread blocks' numbers
-
-// The kernel that reads columns: a thread has 8 of them, of every kLines-th row.
-constexpr int kColumnThreads = 256;
-constexpr int kColumnBlocks = 4;  // that an SM should hold at least
-constexpr int kColumnRows = 512;  // per thread block
-constexpr int kColumnLanes = 16;  // threads that share a row
-constexpr int kLines = kColumnThreads / kColumnLanes;
-constexpr int kNumbers = 3;  // of a column: its sum, its least and its largest number
-
-// Four lanes share a row: of 32 columns, a chunk, each has 8, which are 16 bytes.
-constexpr int kChunks = 4;
-constexpr int kParts = 1;   // in which a warp goes through its rows
+constexpr int kChunks = 4;  // of 32 columns: four lanes share a row, with 8 each, 16 bytes
+constexpr int kPasses = 1;  // in which a warp goes through its rows
 constexpr int kHeight = 2;  // rows that a lane holds at a time
 
+constexpr int kHeadDim = 128;
+constexpr float kNorm = 1.0f;         // makes the rotation orthonormal
+constexpr int kReduceThreads = 1024;  // of a block that puts together what many found
+constexpr int kColumnThreads = 256;   // of a block that reads columns
+constexpr int kColumnBlocks = 4;      // of these, that an SM should hold at least
+constexpr int kColumnRows = 512;      // that such a block reads
+constexpr int kColumnLanes = 16;      // threads that share a row, 8 columns each
+constexpr int kColumnNumbers = 3;     // of a column: its sum; for scales its extremes too
+
 constexpr float kLargest = 448.0f;  // of e4m3
-constexpr float kNorm = 1.0f;       // makes the rotation orthonormal
 constexpr float kLeast =
     9.094947017729282e-13f;  // what a maximum is at least: rows of zeros have a scale too
+
+constexpr int kWarps = 8;
 
 using Raw = uint32_t[kHeight][kChunks][4];
 using Values = float[kHeight][kChunks][8];
@@ -152,14 +80,14 @@ struct Params {
   const Element* x;
   uint8_t* values;
   float* descale;
-  float* numbers;  // (batch, heads, column_tiles, kNumbers, kHeadDim) of find_columns
+  float* numbers;  // (batch, heads, column_tiles, kColumnNumbers, kHeadDim) of find_columns
   FastDivisor column_tiles;
   float* mean;
-  int64_t mean_stride_batch, mean_stride_head;
-  int64_t x_stride_batch, x_stride_seq, x_stride_head;
-  int64_t values_stride_batch, values_stride_head, values_stride_row;
-  int64_t descale_stride_batch, descale_stride_head;  // blocks are contiguous
-  FastDivisor heads, tiles;                           // of kRows rows of a head
+  int64_t mean_stride_batch, mean_stride_head, x_stride_batch, x_stride_seq, x_stride_head,
+      values_stride_batch, values_stride_head, values_stride_row, descale_stride_batch;
+  int64_t descale_stride_head;  // blocks are contiguous
+  FastDivisor heads;
+  FastDivisor tiles;  // of kRows rows of a head
   int seqlen;
 };
 
@@ -176,17 +104,10 @@ struct Tile {
   }
 };
 
-// ---- Input -----------------------------------------------------------------------------------
+// ---- Rows ------------------------------------------------------------------------------------
 
 __device__ __forceinline__ int lane_id() {
   return threadIdx.x % 32;
-}
-
-// The row, of a warp's 16, that is a lane's first (0) or second (1).
-__device__ __forceinline__ int row_of(int which) {
-  const int group = lane_id() / 4;
-  return group / 2 * 2 + group % 2 * 8 +
-         which;  // so that pairs of rows come in the order of P's keys
 }
 
 // The first of a lane's columns of a chunk.
@@ -194,24 +115,35 @@ __device__ __forceinline__ int column_of(int chunk) {
   return 32 * chunk + 8 * (lane_id() % 4);
 }
 
+// The row, of a warp's 16, that is a lane's first (0) or second (1): pairs of rows come in the
+// order of P's keys.
+__device__ __forceinline__ int row_of(int which) {
+  const int group = lane_id() / 4;
+  return group / 2 * 2 + group % 2 * 8 + which;
+}
+
+__device__ __forceinline__ void put(const uint4& eight, uint32_t (&words)[4]) {
+  words[0] = eight.x;
+  words[1] = eight.y;
+  words[2] = eight.z;
+  words[3] = eight.w;
+}
+
 // Rows of one head, `first` and those after it. The last time that they are read the caches let
 // them go. Past the end of the sequence its last row comes again: less the means, zeros might be
 // the largest numbers.
 template <bool last>
-__device__ __forceinline__ void load(const Params& params, const Element* in, int first, int part,
+__device__ __forceinline__ void load(const Params& params, const Element* in, int first, int pass,
                                      Raw& raw) {
 #pragma unroll
   for (int h = 0; h < kHeight; ++h) {
-    const int row = min(first + row_of(part + h), params.seqlen - 1);
+    const int row = min(first + row_of(pass + h), params.seqlen - 1);
     const Element* from = in + row * params.x_stride_seq + column_of(0);
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       const uint4* at = reinterpret_cast<const uint4*>(from + 32 * i);
       const uint4 got = last ? __ldcs(at) : __ldg(at);
-      raw[h][i][0] = got.x;
-      raw[h][i][1] = got.y;
-      raw[h][i][2] = got.z;
-      raw[h][i][3] = got.w;
+      put(got, raw[h][i]);
     }
   }
 }
@@ -223,7 +155,7 @@ __device__ __forceinline__ void widen(const Raw& raw, Values& y) {
     for (int i = 0; i < kChunks; ++i) {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const __half2 pair = reinterpret_cast<const __half2&>(raw[h][i][word]);
+        const Pair pair = reinterpret_cast<const Pair&>(raw[h][i][word]);
         y[h][i][2 * word] = float(pair.x);
         y[h][i][2 * word + 1] = float(pair.y);
       }
@@ -231,13 +163,13 @@ __device__ __forceinline__ void widen(const Raw& raw, Values& y) {
   }
 }
 
-// What all rows of a head share, column by column. Past the head dim it leaves zeros what they are.
+// What all rows of a head share, column by column.
 struct alignas(16) Columns {
   float means[32 * kChunks];
   float scales[32 * kChunks];
 };
 
-// Puts that into shared memory, each number by one thread of a thread block.
+// Puts it into shared memory, each number by one thread of a thread block.
 __device__ __forceinline__ void share(const Params& params, const Tile& tile, Columns& columns) {
   const float* means =
       params.mean + tile.batch * params.mean_stride_batch + tile.head * params.mean_stride_head;
@@ -295,19 +227,10 @@ __device__ __forceinline__ void divide(const Columns& columns, Values& y) {
   }
 }
 
-// A warp's rows, less their means, over their descales.
-// The first of them are on their way while a thread block makes out what it is to know of columns.
-template <bool last>
-__device__ __forceinline__ void get(const Params& params, const Element* in, const Tile& tile,
-                                    Columns& columns, int first, int part, Values& y) {
-  Raw raw;
-  load<last>(params, in, first, part, raw);
-  if (part == 0) {
-    share(params, tile, columns);
-  }
-  widen(raw, y);
-  center(columns, y);
-  divide(columns, y);
+// Which rows a thread block of the last kernel has. What was read last comes first: much of it is
+// still in the L2 cache.
+__device__ __forceinline__ int place() {
+  return gridDim.x - 1 - blockIdx.x;
 }
 
 // ---- Output ----------------------------------------------------------------------------------
@@ -385,7 +308,28 @@ __device__ __forceinline__ void store(const Params& params, uint8_t* out, int fi
   }
 }
 
-// ---- The kernels -----------------------------------------------------------------------------
+// A warp's rows, in the values that are rounded but for a scale.
+template <bool last>
+__device__ __forceinline__ void get(const Params& params, const Element* in, const Tile& tile,
+                                    Columns& columns, int first, int pass, Values& y) {
+  Raw raw;
+  load<last>(params, in, first, pass, raw);
+  // The first rows are on their way while a thread block makes out what it is to know of columns.
+  if (pass == 0) {
+    share(params, tile, columns);
+  }
+  widen(raw, y);
+  center(columns, y);
+  divide(columns, y);
+}
+
+// Of two rows' numbers of a column those of both: the sum (0), the least (1) and the largest (2).
+__device__ __forceinline__ float together(int number, float a, float b) {
+  return number == 0 ? a + b : number == 1 ? fminf(a, b) : fmaxf(a, b);
+}
+
+constexpr int kLines =
+    kColumnThreads / kColumnLanes;  // rows that threads read together, 8 columns each
 
 // What is known of the columns of kColumnRows rows of a head.
 __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
@@ -395,7 +339,6 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
   const int first = tile.index * kColumnRows, last = min(params.seqlen, first + kColumnRows);
   const Element* in =
       params.x + tile.batch * params.x_stride_batch + tile.head * params.x_stride_head + column;
-  using Pair = __half2;
   float sum[8] = {};
   Pair least[4], most[4];
 #pragma unroll
@@ -417,7 +360,7 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     }
   }
 
-  alignas(16) __shared__ float lines[kNumbers][kLines][kHeadDim];
+  alignas(16) __shared__ float lines[kColumnNumbers][kLines][kHeadDim];
   if (line < kLines) {
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -435,47 +378,48 @@ __global__ void __launch_bounds__(kColumnThreads, kColumnBlocks)
     }
   }
   __syncthreads();
-  float* to = params.numbers +
-              ((int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
-               tile.index) *
-                  (kNumbers * kHeadDim);
+  const int64_t place =
+      (int64_t(tile.batch) * params.heads.value + tile.head) * params.column_tiles.value +
+      tile.index;
+  float* to = params.numbers + place * (kColumnNumbers * kHeadDim);
   for (int c = threadIdx.x; c < kHeadDim; c += kColumnThreads) {
-    float numbers[kNumbers];
+    float numbers[kColumnNumbers];
 #pragma unroll
-    for (int n = 0; n < kNumbers; ++n) {
+    for (int n = 0; n < kColumnNumbers; ++n) {
       numbers[n] = lines[n][0][c];
     }
 #pragma unroll 4
     for (int other = 1; other < kLines; ++other) {
-      numbers[0] += lines[0][other][c];
-      numbers[1] = fminf(numbers[1], lines[1][other][c]);
-      numbers[2] = fmaxf(numbers[2], lines[2][other][c]);
+#pragma unroll
+      for (int n = 0; n < kColumnNumbers; ++n) {
+        numbers[n] = together(n, numbers[n], lines[n][other][c]);
+      }
     }
 #pragma unroll
-    for (int n = 0; n < kNumbers; ++n) {
+    for (int n = 0; n < kColumnNumbers; ++n) {
       to[n * kHeadDim + c] = numbers[n];
     }
   }
 }
 
-// Of these, means and descales of a head's columns.
+// Of these, what is known of a head's columns.
 __global__ void __launch_bounds__(kReduceThreads)
     reduce_columns(const __grid_constant__ Params params) {
   constexpr int kParts = kReduceThreads / kHeadDim;
   const int part = threadIdx.x / kHeadDim, column = threadIdx.x % kHeadDim;
   const int batch = params.heads.divide(blockIdx.x), head = blockIdx.x - batch * params.heads.value;
-  const float* from = params.numbers +
-                      int64_t(blockIdx.x) * params.column_tiles.value * (kNumbers * kHeadDim) +
-                      column;
+  const float* from =
+      params.numbers +
+      int64_t(blockIdx.x) * params.column_tiles.value * (kColumnNumbers * kHeadDim) + column;
   float sum = 0.0f, least = INFINITY, most = -INFINITY;
 #pragma unroll 4
   for (int tile = part; tile < (part < kParts ? params.column_tiles.value : 0); tile += kParts) {
-    const float* numbers = from + int64_t(tile) * (kNumbers * kHeadDim);
+    const float* numbers = from + int64_t(tile) * (kColumnNumbers * kHeadDim);
     sum += numbers[0];
     least = fminf(least, numbers[kHeadDim]);
     most = fmaxf(most, numbers[2 * kHeadDim]);
   }
-  __shared__ float parts[kNumbers][kReduceThreads];
+  __shared__ float parts[kColumnNumbers][kReduceThreads];
   parts[0][threadIdx.x] = sum;
   parts[1][threadIdx.x] = least;
   parts[2][threadIdx.x] = most;
@@ -497,71 +441,130 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 }
 
-// The last: kRows rows of a head. What was read last comes first: much of it is still in the L2
-// cache.
+// kRows rows of a head.
 __global__ void __launch_bounds__(kThreads, kBlocks)
     quantize(const __grid_constant__ Params params) {
-  const Tile from(params, params.tiles, gridDim.x - 1 - blockIdx.x);
+  const Tile from(params, params.tiles, place());
   const int warp = threadIdx.x / 32;
-  const int first = from.index * kRows + warp * kWarpRows;
+  int first = from.index * kRows + warp * kWarpRows;
   const Element* in =
       params.x + from.batch * params.x_stride_batch + from.head * params.x_stride_head;
   __shared__ Columns columns;
 
   constexpr float scale = 1.0f;  // columns have theirs
+  const Tile& to = from;
 
-  uint8_t* out = params.values + from.batch * params.values_stride_batch +
-                 from.head * params.values_stride_head;
+  uint8_t* out =
+      params.values + to.batch * params.values_stride_batch + to.head * params.values_stride_head;
   alignas(128) __shared__ uint8_t tile[32 * kChunks * kRows];
   Packed packed[2];
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  for (int pass = 0; pass < kPasses; ++pass) {
     Values y;
-    get<true>(params, in, from, columns, first, part, y);
+    get<true>(params, in, from, columns, first, pass, y);
 #pragma unroll
     for (int h = 0; h < kHeight; ++h) {
-      pack(y[h], scale, packed[part + h]);
-      if (first + row_of(part + h) >= params.seqlen) {  // what pads the keys is zero
+      pack(y[h], scale, packed[pass + h]);
+      if (first + row_of(pass + h) >= params.seqlen) {  // what pads the keys is zero
 #pragma unroll
         for (int i = 0; i < kChunks; ++i) {
-          packed[part + h][i][0] = packed[part + h][i][1] = 0;
+          packed[pass + h][i][0] = packed[pass + h][i][1] = 0;
         }
       }
     }
   }
   transpose(tile, packed);
   __syncthreads();
-  store(params, out, from.index * kRows, tile);
+  store(params, out, to.index * kRows, tile);
 }
 
 }  // namespace fagen_quant_fp16_d128_center_scol_vcols_kernel
 
+// ---- The C interface -------------------------------------------------------------------------
+
+#ifndef FAGEN_QUANTIZE_ARGS
+#define FAGEN_QUANTIZE_ARGS 3
+
+extern "C" {
+
+// One call of a kernel of kind quantize: the same struct for all of them. Strides are in elements;
+// a dimension without one is contiguous.
+struct FagenQuantizeArgs {
+  uint32_t struct_bytes;  // sizeof(FagenQuantizeArgs)
+  uint32_t version;       // 3: callers built for another are recognised
+  void* workspace;  // from a multiple of 16 bytes on as large as fagen_<slug>_workspace says; null
+                    // where that is nothing
+  int64_t workspace_bytes;  // how large it is
+  const void* x;            // fp16 (batch, seqlen, heads, 128)
+  const void* cos;          // null: of other kernels
+  const void* sin;          // null: of other kernels
+  void* values;   // e4m3 (batch, heads, 128, ceil(seqlen / 16) · 16): x is values * descale plus
+                  // mean; transposed, keys in the order of P
+  void* descale;  // fp32 (batch, heads, 128): what values are to be multiplied by
+  void* mean;     // fp32 (batch, heads, 128): what is taken off columns, their means over all rows
+  int64_t x_stride_batch, x_stride_head, x_stride_seq;
+  int64_t cos_stride_batch, cos_stride_seq;
+  int64_t sin_stride_batch, sin_stride_seq;
+  int64_t values_stride_batch, values_stride_head, values_stride_seq;
+  int64_t descale_stride_batch, descale_stride_head;
+  int64_t mean_stride_batch, mean_stride_head;
+  int32_t batch, heads, seqlen;
+  uint32_t descale_given;  // 1: descale is read; 0: it is found and written
+  uint32_t mean_given;     // 1: mean is read; 0: it is found and written
+  uint32_t signs[8];       // random bits not read: nothing is rotated
+};
+
+}  // extern "C"
+
+#elif FAGEN_QUANTIZE_ARGS != 3
+#error "kernels of kind quantize of two versions of fagen in one translation unit"
+#endif
+
+#ifndef FAGEN_KERNEL_INFO
+#define FAGEN_KERNEL_INFO 2
+
+extern "C" {
+
+// What a kernel says of itself.
+struct FagenKernelInfo {
+  uint32_t struct_bytes;
+  uint32_t shared_bytes;  // of a thread block
+  uint32_t threads;       // of a thread block
+  uint32_t launch_registers;
+  const char* slug;
+  const char* source_hash;
+};
+
+}  // extern "C"
+#endif
+
+extern "C" {
+
+// Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
+// explain.
+int fagen_quant_fp16_d128_center_scol_vcols(const struct FagenQuantizeArgs* args, void* stream);
+// How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
+// sizes is refused.
+int64_t fagen_quant_fp16_d128_center_scol_vcols_workspace(const struct FagenQuantizeArgs* args);
+const char* fagen_quant_fp16_d128_center_scol_vcols_message(int status);
+const struct FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(void);
+
+}  // extern "C"
+
 // ---- The host's side -------------------------------------------------------------------------
+
+#include "fagen_host.h"
+#if FAGEN_HOST_H != 0xd515c965
+#error "the fagen_host.h beside this kernel is that of another version of fagen"
+#endif
 
 namespace fagen_quant_fp16_d128_center_scol_vcols_host {
 
 using namespace fagen_quant_fp16_d128_center_scol_vcols_kernel;
+using namespace fagen_host;
+using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-// What a call ends with: the number of its message. Checks come in this order.
-enum Status {
-  kOk,
-  kWrongStruct,
-  kBadSize,
-  kBadRatio,
-  kTooMany,
-  kBadScalar,
-  kRefused,
-  kNullPointer,
-  kMisaligned,
-  kBadStride,
-  kOverlap,
-  kBadWorkspace,
-  kNotHopper,
-  kNoDriver,
-  kTensorMapRefused,
-  kLaunchFailed
-};
-
+// What calls end with, by Status.
 constexpr const char* kMessages[] = {
     "launched",
     "struct_bytes or version is that of another FagenQuantizeArgs",
@@ -580,48 +583,6 @@ constexpr const char* kMessages[] = {
     "the CUDA driver refused to describe a tensor for TMA",
     "the kernel could not be launched",
 };
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-constexpr int64_t kMostStride = int64_t(1) << 38;  // TMA's end below 2^40 bytes
-
-// A dimension of a tensor whose elements do not lie side by side.
-struct Dim {
-  int64_t size, stride;
-};
-
-// A tensor as the caller laid it out: elements that lie side by side, and its other dimensions.
-// TMA, or accesses of 16 bytes, follow an aligned one. No two elements of one that is written may
-// be one.
-Status check(const void* data, int element_bytes, bool aligned, bool written, int64_t most,
-             int64_t row, std::initializer_list<Dim> dims) {
-  bool empty = row == 0, strides_fit = true, overlaps = false;
-  double reach = double(row);  // elements from the first one to the last
-  for (const Dim& dim : dims) {
-    empty |= dim.size == 0;
-    if (dim.size > 1) {
-      strides_fit &= dim.stride >= 0 && dim.stride <= most &&
-                     (!aligned || dim.stride * element_bytes % 16 == 0);
-      double within = double(row);  // the reach of what this dimension steps over
-      for (const Dim& other : dims) {
-        const bool shorter =
-            other.stride < dim.stride || (other.stride == dim.stride && &other < &dim);
-        within += other.size > 1 && shorter ? double(other.size - 1) * double(other.stride) : 0;
-      }
-      overlaps |= written && double(dim.stride) < within;
-      reach += double(dim.size - 1) * double(dim.stride);
-    }
-  }
-  if (!data || empty) {
-    return empty ? kOk : kNullPointer;
-  }
-  if (reinterpret_cast<uintptr_t>(data) % (aligned ? 16 : element_bytes) != 0) {
-    return kMisaligned;
-  }
-  return !strides_fit || reach * element_bytes >= 0x1p62 ? kBadStride : overlaps ? kOverlap : kOk;
-}
 
 // Whether sizes go together, and are not too large.
 Status check_sizes(const FagenQuantizeArgs& a) {
@@ -654,41 +615,34 @@ Status check(const FagenQuantizeArgs& a) {
   if (a.mean_given != a.descale_given) {
     return kRefused;
   }
-  for (const Status status :
-       {check(
-            a.x, 2, true, false, kMostStride, 128,
-            {{a.batch, a.x_stride_batch}, {a.seqlen, a.x_stride_seq}, {a.heads, a.x_stride_head}}),
-        check(a.values, 1, true, true, kMostStride, ceil_div(a.seqlen, 16) * 16,
-              {{a.batch, a.values_stride_batch},
-               {a.heads, a.values_stride_head},
-               {128, a.values_stride_seq}}),
-        check(a.descale, 4, true, !a.descale_given, 1073741824, 128,
-              {{a.batch, a.descale_stride_batch}, {a.heads, a.descale_stride_head}}),
-        check(a.mean, 4, true, !a.mean_given, 1073741824, 128,
-              {{a.batch, a.mean_stride_batch}, {a.heads, a.mean_stride_head}})}) {
+  for (const Status status : {
+           check_tensor(a.x, 2, true, false, kMostStride, 128,
+                        {{a.batch, a.x_stride_batch},
+                         {a.seqlen, a.x_stride_seq},
+                         {a.heads, a.x_stride_head}}),
+           check_tensor(a.values, 1, true, true, kMostStride, ceil_div(a.seqlen, 16) * 16,
+                        {{a.batch, a.values_stride_batch},
+                         {a.heads, a.values_stride_head},
+                         {128, a.values_stride_seq}}),
+           check_tensor(a.descale, 4, true, !a.descale_given, 1073741824, 128,
+                        {{a.batch, a.descale_stride_batch}, {a.heads, a.descale_stride_head}}),
+           check_tensor(a.mean, 4, true, !a.mean_given, 1073741824, 128,
+                        {{a.batch, a.mean_stride_batch}, {a.heads, a.mean_stride_head}}),
+       }) {
     if (status) {
       return status;
     }
   }
   const int64_t needed = workspace_bytes(a);
-  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % 16 != 0;
+  const bool misplaced = reinterpret_cast<uintptr_t>(a.workspace) % kAlignment != 0;
   return needed > 0 && (!a.workspace || a.workspace_bytes < needed || misplaced) ? kBadWorkspace
                                                                                  : kOk;
-}
-
-bool is_hopper() {
-  int device, major, minor;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-         major == 9 && minor == 0;
 }
 
 Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   if (a.batch == 0 || a.heads == 0 || a.seqlen == 0) {
     return kOk;
   }
-  const int64_t tiles = ceil_div(a.seqlen, kRows);
   if (!is_hopper()) {
     return kNotHopper;
   }
@@ -697,6 +651,11 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   params.x = static_cast<const Element*>(a.x);
   params.values = static_cast<uint8_t*>(a.values);
   params.descale = static_cast<float*>(a.descale);
+  params.numbers = static_cast<float*>(a.workspace);
+  params.column_tiles = FastDivisor(int(ceil_div(a.seqlen, kColumnRows)));
+  params.mean = static_cast<float*>(a.mean);
+  params.mean_stride_batch = a.mean_stride_batch;
+  params.mean_stride_head = a.mean_stride_head;
   params.x_stride_batch = a.x_stride_batch;
   params.x_stride_seq = a.x_stride_seq;
   params.x_stride_head = a.x_stride_head;
@@ -706,14 +665,8 @@ Status launch(const FagenQuantizeArgs& a, cudaStream_t stream) {
   params.descale_stride_batch = a.descale_stride_batch;
   params.descale_stride_head = a.descale_stride_head;
   params.heads = FastDivisor(a.heads);
-  params.tiles = FastDivisor(int(tiles));
+  params.tiles = FastDivisor(int(ceil_div(a.seqlen, kRows)));
   params.seqlen = a.seqlen;
-
-  params.numbers = static_cast<float*>(a.workspace);
-  params.column_tiles = FastDivisor(int(ceil_div(a.seqlen, kColumnRows)));
-  params.mean = static_cast<float*>(a.mean);
-  params.mean_stride_batch = a.mean_stride_batch;
-  params.mean_stride_head = a.mean_stride_head;
 
   if (!a.descale_given) {
     find_columns<<<dim3(int64_t(a.heads) * ceil_div(a.seqlen, 512) * a.batch, 1, 1), 256, 0,
@@ -758,7 +711,7 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_center_scol_vcols_info(v
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_center_scol_vcols",
-      "e693dfd223a84e5a1cc557bfb0937a69368884fe54cd56ba9bb84893973a584c"};
+      "522650d54ea451252aec3828d82634312c5e9295b5c96014015187940546050b"};
   return &info;
 }
-// sha256 of what is above: c5cfcfc0bcc159afa96585950eb53502e2d86fdfc5d07662652da026cb391345
+// sha256 of what is above: 036ef2c5f075198c82e75a61cdd53ee5918475903abe4ae217a703e27a61ecb2
