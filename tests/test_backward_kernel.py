@@ -98,7 +98,7 @@ def accumulators(plan: Plan, dq: Tensor) -> Tensor:
     """
     width = 64 if plan.dq_transposed else plan.dq_columns
     height = plan.dq_columns if plan.dq_transposed else 64
-    parts = dq.split(width, dim=1) if plan.shares_rows else dq.split(height)
+    parts = dq.split(width, dim=1) if plan.dq_column_step else dq.split(height)
     parts = tuple(part.T for part in parts) if plan.dq_transposed else parts
     return torch.cat(
         [

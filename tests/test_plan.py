@@ -37,7 +37,7 @@ def swizzled(head_dim: int, padded: int, swizzle: int, slabs: int) -> tuple[str,
     """The widest swizzle that divides the padded row; block_n does not count."""
     facts = dict.fromkeys(("head_dim_padded", "head_dim_v_padded"), padded)
     facts |= dict.fromkeys(("qk_swizzle.bytes", "v_swizzle.bytes"), swizzle)
-    facts |= dict.fromkeys(("qk_slabs", "v_slabs"), slabs) | {"qk_slab": padded // slabs}
+    facts |= dict.fromkeys(("qk_slab", "v_slab"), padded // slabs)
     return f"fwd_fp16_d{head_dim}_causal_m128n64_reusev", facts
 
 
@@ -66,7 +66,11 @@ def parted(slug: str, *parts: int) -> tuple[str, dict[str, Any]]:
 
 def transposed(slug: str, rows: int, shares: bool = False) -> tuple[str, dict[str, Any]]:
     """Where a step has no whole 64 rows; 64 columns of dQ part by rows."""
-    return f"bwd_{slug}", {"dq_transposed": True, "shares_rows": shares, "dq_columns": rows}
+    return f"bwd_{slug}", {
+        "dq_transposed": True,
+        "dq_row_step": 0 if shares else rows,
+        "dq_columns": rows,
+    }
 
 
 FACTS = (
@@ -75,12 +79,7 @@ FACTS = (
         {
             "shared_bytes": 32_768 + 65_536 + 65_536 + 32_768 + 1_024,
             "threads": 384,
-            "s_accumulators": 64,
-            "pv_accumulators": 64,
-            "p_registers": 32,
-            "qk_steps": 8,
-            "pv_steps": 8,
-            "longest_first": True,
+            "o_columns": 128,
             "lazy_max": True,
             "max_partial_sum": 2.0**15,
             "skips_rescaling": True,
@@ -91,22 +90,15 @@ FACTS = (
         "fwd_e4m3_d128_full_m128n128",
         {
             "shared_bytes": 16_384 + 32_768 + 32_768 + 32_768 + 1_024,
-            "s_accumulators": 64,
-            "pv_accumulators": 64,
-            "p_registers": 16,
-            "qk_steps": 4,
-            "pv_steps": 4,
+            "o_columns": 128,
             "dtype.name": "e4m3",
             "out_dtype.name": "bf16",
-            "fp8": True,
+            "descales": True,
             "v_rows": False,
             "scales_by_block": False,
             "qk_slab": 128,
-            "qk_slabs": 1,
             "o_slab": 64,
-            "o_slabs": 2,
             "v_slab": 128,
-            "v_slabs": 1,
             "lazy_max": False,
             "skips_rescaling": True,  # where no maximum of a warp grew
         },
@@ -121,8 +113,8 @@ FACTS = (
     ),
     # V transposed has rows of block_n bytes
     *(
-        (f"fwd_e4m3_d64_full_m128n{n}", {"v_swizzle.bytes": bytes, "v_slabs": slabs})
-        for n, bytes, slabs in ((96, 32, 3), (128, 128, 1), (160, 32, 5), (192, 64, 3))
+        (f"fwd_e4m3_d64_full_m128n{n}", {"v_swizzle.bytes": bytes, "v_slab": bytes})
+        for n, bytes in ((96, 32), (128, 128), (160, 32), (192, 64))
     ),
     (
         "fwd_e4m3_d80v48_full_m128n128",  # head dims are filled up to 32
@@ -141,8 +133,6 @@ FACTS = (
                 "sum_by_tensor": columns == 72,
                 "head_dim_v_padded": 64,
                 "o_columns": columns,
-                "pv_accumulators": columns // 2,
-                "pv_steps": 8,
             },
         )
         for end, columns in (("", 64), ("_tensorsum_onlinemax", 72))
@@ -177,7 +167,7 @@ FACTS = (
     dealt("m256n64_noprod", 512, 128, 128),
     (
         "fwd_fp16_d128_causal_m128n128_reusev_noprod_persistent",
-        {"producer_registers": 0, "consumer_registers": 0, "roles": (), "longest_first": False},
+        {"producer_registers": 0, "consumer_registers": 0, "roles": (), "producer_warp": False},
     ),
     roles("fp16_d64_full_m128n128", 40, 232, 232),
     roles("fp16_d96_full_m64n128", 32, 232, 240),
@@ -231,16 +221,15 @@ def test_a_plan_cannot_be_changed():
 
 def forward_fits(plan: Any) -> None:
     assert plan.shared_bytes == sum(row.amount for row in plan.shared.rows) <= 232_448
-    assert plan.s_accumulators + plan.pv_accumulators < plan.registers.limit
-    assert plan.qk_slab * plan.qk_slabs == plan.head_dim_padded >= plan.head_dim
-    assert plan.o_slab * plan.o_slabs == plan.head_dim_v_padded >= plan.head_dim_v
+    assert sum(gemm.accumulators for gemm in plan.gemms) < plan.registers.limit
+    assert plan.head_dim_padded % plan.qk_slab == 0 and plan.head_dim_padded >= plan.head_dim
+    assert plan.head_dim_v_padded % plan.o_slab == 0 and plan.head_dim_v_padded >= plan.head_dim_v
     assert plan.threads * -(-plan.launch_registers // 8) * 8 <= 65_536
-    if not plan.fp8:
-        assert plan.v_slab * plan.v_slabs == plan.head_dim_v_padded
+    if not plan.descales:
+        assert plan.head_dim_v_padded % plan.v_slab == 0
         return
-    assert plan.p_registers * 4 == plan.s_accumulators
     assert plan.head_dim_v_padded % plan.v_rows_slab == 0
-    assert plan.v_slab * plan.v_slabs == plan.block_n == 32 * plan.pv_steps
+    assert plan.block_n % plan.v_slab == plan.block_n % 32 == 0
     if plan.scales_by_block:
         assert plan.block_n % plan.group_keys == plan.scale_rows % plan.group_keys == 0
         assert plan.group_keys >= 32  # whole steps of the second GEMM

@@ -149,7 +149,7 @@ def with_noise(plan: Plan, units: float) -> Kernel:
             return
         size = x.float().abs().amax() * 2.0**-23 * units
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
-        out = rounded(noise * size, plan.scales, plan.scale_rows)
+        out = rounded(noise * size, plan.schedule.quantize.scales, plan.scale_rows)
         into[0].copy_(by_columns(out.values) if plan.columns else out.values)
         into[1].copy_(out.descale[0, 0, 0] if plan.by_tensor else out.descale.view_as(into[1]))
         into[2].add_(size / 4)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -187,16 +188,22 @@ def test_a_branch_that_cannot_be_followed_is_not_passed_over():
 # ---- Real kernels --------------------------------------------------------------------------------
 
 
+def steps(plan: Any) -> tuple[int, int]:
+    """Wgmma instructions of S = QKᵀ and of PV, of one block."""
+    return plan.head_dim_padded // plan.dtype.wgmma_k, plan.block_n // plan.dtype.wgmma_k
+
+
 def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     shapes = {opcode.split(".")[1] for opcode in code.opcodes if opcode.startswith("HGMMA")}
     assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.o_columns}x16"}
     # two GEMMs, each issued step by step at least once
-    assert code.count("HGMMA") >= plan.qk_steps + plan.pv_steps
+    assert code.count("HGMMA") >= sum(steps(plan))
     # Q, K and V come, and O goes, in boxes of one slab
-    boxes = 2 * plan.qk_slabs + plan.v_slabs if plan.unrolls_copies else 3
+    qk_slabs, v_slabs = plan.head_dim_padded // plan.qk_slab, plan.head_dim_v_padded // plan.v_slab
+    boxes = 2 * qk_slabs + v_slabs if plan.unrolled_copies > 1 else 3
     assert code.count("UTMALDG") >= boxes
-    assert code.count("UTMASTG") >= plan.v_slabs
+    assert code.count("UTMASTG") >= v_slabs
     assert bool(code.count("USETMAXREG")) is plan.producer_warp
     if plan.producer_warp:
         assert (code.lowered_to, code.raised_to) == (
@@ -225,4 +232,5 @@ def test_no_role_uses_a_register_beyond_its_budget(kernel):
 
 def test_p_reaches_the_pv_gemm_from_registers_and_q_never_does(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
-    assert plan.pv_steps <= code.wgmma_from_registers <= code.count("HGMMA") - plan.qk_steps
+    qk_steps, pv_steps = steps(plan)
+    assert pv_steps <= code.wgmma_from_registers <= code.count("HGMMA") - qk_steps

@@ -98,7 +98,7 @@ def runs_of(plan: Any) -> int:
         return len(small_cases(plan)) + 1
     if plan.kind == "backward":
         return 6 if plan.varlen else 10
-    return 10 if plan.splits else 6 if plan.varlen and plan.descales else 7
+    return 10 if plan.num_splits > 1 else 6 if plan.varlen and plan.descales else 7
 
 
 Gradients = tuple[bool, tuple[Tensor, ...]]  # whether they keep the rule of the proof; dq, dk, dv

@@ -61,11 +61,11 @@ class Committed:
         case = self.cell(*sizes)
         qkv = inputs(case, seed=seed)
         scale = softmax_scale(case.problem.head_dim)
-        return (operands(self.plan, *qkv, centered="kv") if self.plan.fp8 else qkv), scale
+        return (operands(self.plan, *qkv, centered="kv") if self.plan.descales else qkv), scale
 
     def run(self, given: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """What the C function makes of these tensors, in outputs that were full of NaN."""
-        if self.plan.fp8:
+        if self.plan.descales:
             return by_operands(self.plan, partial(call, self.plan, self.binary.library))(
                 given, scale
             )

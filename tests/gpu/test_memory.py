@@ -44,7 +44,7 @@ FP8 = (
 def arguments(kernel, shapes):
     plan = kernel.plan
     dtype = plan.dtype.name
-    if plan.fp8:
+    if plan.descales:
         layout = "rows" if plan.v_rows else "columns"
         scale_rows = plan.scale_rows if plan.scales_by_block else 0
         dtype = f"{dtype}-{plan.out_dtype.name}-{layout}-{scale_rows}"

@@ -98,7 +98,7 @@ def test_a_batch_gives_what_its_sequences_give_alone(every_kind):
     found = every_kind.run(given, scale)
     for i in range(3):
         own = [x[i : i + 1] for x in given]
-        own = type(given)(*own) if every_kind.plan.fp8 else own
+        own = type(given)(*own) if every_kind.plan.descales else own
         assert same(every_kind.run(own, scale), [x[i : i + 1] for x in found])
 
 

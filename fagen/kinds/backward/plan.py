@@ -85,7 +85,6 @@ class Plan(Budgeted):
     partition: str  # "keys" | "gradients"
     dq_by: str  # "all" | "one"
     dq_transposed: bool  # its columns are the rows of accumulators
-    shares_rows: bool  # warpgroups compute different columns of the same rows of dQ
     dq_columns: int  # of an accumulator of dQ; of several the last may have fewer
     dq_rest: int  # the last one's
     dq_parts: int  # warpgroups that compute dQ
@@ -123,13 +122,13 @@ class Plan(Budgeted):
     def dq_row_step(self) -> int:
         """Rows between the parts of dQ of two warpgroups; 0 where they have the same rows."""
         own = self.dq_columns if self.dq_transposed else SM90.wgmma_m
-        return 0 if self.shares_rows else own
+        return 0 if shares_rows(self.schedule.values()) else own
 
     @property
     def dq_column_step(self) -> int:
         """The same of columns."""
         own = SM90.wgmma_m if self.dq_transposed else self.dq_columns
-        return own if self.shares_rows else 0
+        return own if shares_rows(self.schedule.values()) else 0
 
     @property
     def step_clocks(self) -> int:
@@ -274,7 +273,6 @@ def plan(schedule: Schedule) -> Plan:
         row_lanes=1 << (loads - 1).bit_length(),
         launch_registers=SM90.registers_left(in_block),
         dq_transposed=transposed,
-        shares_rows=shares_rows(values),
         dq_columns=columns[0],
         dq_rest=columns[-1],
         dq_parts=len(columns),

@@ -60,11 +60,6 @@ class Plan(Streaming, Combining):
         return self.shared.total
 
     @property
-    def converted(self) -> bool:
-        """Whether a partial output is widened to fp32."""
-        return self.dtype.bytes < PARTIALS["fp32"].bytes
-
-    @property
     def rounded(self) -> bool:
         """Whether the output is narrower than fp32."""
         return self.out_dtype.bytes < PARTIALS["fp32"].bytes

@@ -17,7 +17,7 @@ from fagen.kinds.decode.formulae import (
 )
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.parts import parts
-from fagen.kinds.decode.rules import SWIZZLE, prefetches, straddles
+from fagen.kinds.decode.rules import SWIZZLE, straddles
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
 from fagen.part import Parts
@@ -64,7 +64,6 @@ class Plan(Budgeted, Combining):
     stages: int
     q_stages: int
     fixed: bool  # P is relative to numbers that the caller gives
-    speculates: bool  # P is computed before it is known whether its maxima still serve
     slab: int
 
     threads: int
@@ -93,13 +92,11 @@ class Plan(Budgeted, Combining):
         return "NORMAL" if shared else "FIRST"
 
     @property
-    def prefetches(self) -> bool:
-        """Whether first keys are asked for while the launch before ends."""
-        return prefetches(self.schedule.values())
-
-    @property
     def prefetch_warp(self) -> int:
-        """Which does so: where nobody is waited for, the one that loads is at it already."""
+        """Which asks for first keys while the launch before ends.
+
+        Where nobody is waited for, the one that loads is at it already.
+        """
         return 0 if self.stream_k else WARPS
 
     @property
@@ -165,7 +162,6 @@ def plan(schedule: Schedule) -> Plan:
         head_dim_v_padded=d_v,
         stream_k=values["by"] == "stream_k",
         fixed=fixed,
-        speculates=values["speculate"],
         slab=SWIZZLE.bytes // dtype.bytes,
         threads=THREADS,
         launch_registers=registers_left(values["blocks"]),

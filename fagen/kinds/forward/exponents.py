@@ -25,16 +25,13 @@ class Exponents:
 
     dtype: Dtype
     head_dim: int
-    fp8: bool
-    scales_by_block: bool
-    lazy_max: bool
-    num_splits: int
+    scale_rows: int
     p_offset: float
 
     @property
-    def splits(self) -> bool:
-        """Whether splits of a sequence's keys are computed apart, and combined."""
-        return self.num_splits > 1
+    def scales_by_block(self) -> bool:
+        """Whether blocks of rows of Q and K have scales of their own."""
+        return self.scale_rows > 0
 
     @property
     def no_score(self) -> float:
@@ -48,7 +45,7 @@ class Exponents:
     @property
     def any_score(self) -> bool:
         """Whether products of Q and K may be as large as fp32 holds, before they are scaled."""
-        return not self.fp8 and not self.dtype.narrow
+        return not self.dtype.fp8 and not self.dtype.narrow
 
     @property
     def far(self) -> float:
@@ -57,12 +54,12 @@ class Exponents:
         To whole numbers, or worse. P of the largest score is 2 to the rounding's power, of which
         e4m3 keeps so few bits that a hundredth of a whole number is too much.
         """
-        return _FAR8 if self.fp8 and not self.scales_by_block else _FAR
+        return _FAR8 if self.dtype.fp8 and not self.scales_by_block else _FAR
 
     @property
     def far_scale(self) -> float:
         """A power of 2 below which no scale makes products exponents that are far; 0: any may."""
-        if not self.fp8:
+        if not self.dtype.fp8:
             return 0.0
         return 2.0 ** math.floor(math.log2(self.far / (SM90.e4m3_max**2 * self.head_dim)))
 

@@ -7,14 +7,20 @@ from typing import ClassVar
 from fagen.arch import SM90
 from fagen.combining import Combination, Combining, split_blocks
 from fagen.kind import Role
-from fagen.kinds.attention import Budgeted, Gemm, accumulators, carried, padded_head_dims
+from fagen.kinds.attention import Budgeted, Gemm, carried, padded_head_dims
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.kinds.forward.exponents import Exponents
 from fagen.kinds.forward.formulae import BUDGET
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
-from fagen.kinds.forward.structure import RULES, TRANSPOSERS, keys_of_a_scale, threads
+from fagen.kinds.forward.structure import (
+    RULES,
+    TRANSPOSERS,
+    keys_of_a_scale,
+    threads,
+    unrolls_copies,
+)
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
 from fagen.signature import Extent, Signature
@@ -51,6 +57,7 @@ class Plan(Budgeted, Combining, Exponents):
     l2_bytes: ClassVar[int] = SM90.l2_bytes
     draw_ahead: ClassVar[int] = _DRAW_AHEAD  # blocks before a tile's end the next one is drawn
     section_rounds: ClassVar[int] = _SECTION_ROUNDS  # tiles for each SM that a section of heads has
+    transposers: ClassVar[int] = TRANSPOSERS  # warps that transpose V where it comes row-major
 
     schedule: Schedule
     slug: str
@@ -58,8 +65,6 @@ class Plan(Budgeted, Combining, Exponents):
     out_dtype: Dtype  # of O
     mask: Mask
     varlen: bool  # sequences have lengths of their own, which the GPU reads
-    scheduler_warp: bool  # and a warp of its own makes tiles of them; else the producer does
-    head_major: bool  # first heads come one by one, whatever their tiles see; producers lack time
 
     head_dim: int
     head_dim_v: int
@@ -74,9 +79,7 @@ class Plan(Budgeted, Combining, Exponents):
 
     consumers: int  # warpgroups
     threads: int
-    producer_warp: bool
     producer_registers: int  # 0 where no warp is specialised
-    unrolls_copies: bool  # the producer has registers enough
     consumer_registers: int  # 0 where no warp is specialised
     launch_registers: int
 
@@ -86,23 +89,17 @@ class Plan(Budgeted, Combining, Exponents):
     output: str
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
-    max_partial_sum: float  # how large that is: what a lane's share of a row's P may add up to
+    # how large that is: what a lane's share of a row's P may add up to; 0 where what is too large
+    # for P becomes its largest number, and is found there
+    max_partial_sum: float
     spread_blocks: int  # after a tile's first that find their row max before P, in case
     rescale_threshold: float  # log2 units
     skips_rescaling: bool  # a warp votes whether any row max has changed enough
     largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
-    # what follows from the element type
-    fp8: bool
-    p_bytes: int  # of an element of P
-    p_saturates: bool  # what is too large for it becomes its largest number, and is found there
-    wgmma_mn_major: bool  # wgmma reads operands along M or N too, as its descriptor says
-    v_transposed: bool  # else V has to lie along its keys in shared memory
-    v_rows: bool  # and comes row-major, to be transposed by the producer
-    transposers: int  # warps that do so; elsewhere none
-    descales: bool  # Q, K and V come with factors
+    descales: bool  # Q, K and V come with factors, and V is to lie along its keys
     # where there are descales; elsewhere false and zero
-    scales_by_block: bool  # of Q and K; else one for each (batch, head), or by strides of 0 for all
-    scale_rows: int  # of a block of scales; 0 where there is none
+    v_rows: bool  # V comes row-major, to be transposed by the producer
+    scale_rows: int  # of a block of scales; 0: each (batch, head) has one, or by strides of 0 all
     v_scales_by_block: bool  # as K's, in the exponents; else V has one for each column
     group_keys: int  # of a step, that lie in one such block
     scales_before_qk: (
@@ -112,10 +109,7 @@ class Plan(Budgeted, Combining, Exponents):
     promote: int  # blocks after which sums move to a second accumulator; 0: never
     # or of each block so many columns of PV are added up at a time, and then to O; 0: all, in O
     part_columns: int
-    totals_shared: bool  # which is in shared memory
 
-    order: str
-    longest_first: bool
     dynamic: bool  # the producer draws tiles from a counter
     tile_stages: int  # and passes them on through a ring of so many; else 0
     tile_readers: int  # warps that read it
@@ -135,25 +129,19 @@ class Plan(Budgeted, Combining, Exponents):
     v_slab: int
     v_rows_slab: int
     o_slab: int
-    qk_slabs: int
-    v_slabs: int
-    o_slabs: int
-
-    # of one consumer thread and its wgmma instructions
     o_columns: int  # that all PV GEMMs of a block give
-    pv_columns: int  # and one of them
-    s_accumulators: int
-    pv_accumulators: int
-    p_registers: int
-    qk_steps: int
-    pv_steps: int
 
     ledgers: Ledgers
 
     @property
+    def producer_warp(self) -> bool:
+        """Whether a warp loads, and others compute."""
+        return self.producer_registers > 0
+
+    @property
     def unrolled_copies(self) -> int:
         """How many copies a thread issues without a loop: of all of a tile, or one."""
-        return SM90.wgmma_n_max // 32 if self.unrolls_copies else 1
+        return SM90.wgmma_n_max // 32 if unrolls_copies(self.schedule.values()) else 1
 
     @property
     def k_ahead(self) -> int:
@@ -164,12 +152,12 @@ class Plan(Budgeted, Combining, Exponents):
     @property
     def transposed_loads(self) -> int:
         """How many units a transposer has in flight."""
-        return 4 if self.unrolls_copies else 2
+        return 4 if unrolls_copies(self.schedule.values()) else 2
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """The wgmma instructions that consumers issue."""
-        number, both_ways = self.dtype.ptx, self.wgmma_mn_major
+        number, sixteen_bits = self.dtype.ptx, self.dtype.bytes == 2
         columns = "kPartColumns" if self.part_columns else "kOutputColumns"
         return (
             Gemm(
@@ -177,33 +165,23 @@ class Plan(Budgeted, Combining, Exponents):
                 "S = or += Q Kᵀ, kStepK columns of each, both from shared memory.",
                 self.block_n,
                 number,
-                sixteen_bits=both_ways,
+                sixteen_bits=sixteen_bits,
             ),
             Gemm(
                 "pv",
                 f"{columns} columns of O = or += P V, kStepK keys of each, P from registers.",
-                self.pv_columns,
+                self.part_columns or self.o_columns,
                 number,
                 a_in_registers=True,
-                b_along_n=both_ways,
-                sixteen_bits=both_ways,
+                b_along_n=sixteen_bits,
+                sixteen_bits=sixteen_bits,
             ),
         )
-
-    @property
-    def promotes(self) -> int:
-        """After how many blocks sums of PV begin anew; 0: never."""
-        return 1 if self.part_columns else self.promote
 
     @property
     def combination(self) -> Combination:
         """The kernel that combines them."""
         return Combination(self.num_splits, self.head_dim_v)
-
-    @property
-    def has_barriers(self) -> bool:
-        """Whether warps meet at named barriers."""
-        return not self.splits or self.inter_warpgroup or self.spread_blocks > 0
 
     def split_keys(self, length: int) -> int:
         """Return how many keys a split of a sequence of so many keys has."""
@@ -236,7 +214,7 @@ class Plan(Budgeted, Combining, Exponents):
         Or of splits of their keys, which a second one combines.
         """
         tiles = Product(tiles_of(self))
-        if self.splits:
+        if self.num_splits > 1:
             units = Product((*tiles.factors, Extent(number=self.num_splits)))
             grid = Grid(units, resident=True)
             kernels = replace(self._kernel(grid), overlaps=True), self.combination.launch
@@ -263,8 +241,8 @@ def plan(schedule: Schedule) -> Plan:
     dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
     mask, order = MASKS[values["mask"]], ORDERS[values["order"]]
     d, d_v = padded_head_dims(values)
-    block_n, v_transposed = schedule.tile.block_n, dtype.fp8
-    v_width = block_n if v_transposed else d_v
+    block_n = schedule.tile.block_n
+    v_width = block_n if dtype.fp8 else d_v
     qk_swizzle, v_swizzle, v_rows_swizzle = (
         swizzle_of(columns * dtype.bytes) for columns in (d, v_width, d_v)
     )
@@ -275,15 +253,10 @@ def plan(schedule: Schedule) -> Plan:
     o_slab = o_swizzle.bytes // out_dtype.bytes
     softmax = schedule.softmax
     sum_by_tensor, online = softmax.sum == "tensor", softmax.maximum == "online"
-    v_rows, by_block = schedule.fp8.v_layout == "rows", schedule.fp8.scales == "block"
-    group_keys = keys_of_a_scale(block_n, schedule.fp8.scale_rows)
-    v_scales_by_block = schedule.fp8.v_scales == "block"
     in_block = threads(values)
     structure = {name: rule(values) for name, rule in RULES.items()}
     o_columns = d_v + (SM90.wgmma_n_step if sum_by_tensor else 0)
     part_columns = softmax.promote_columns
-    s_accumulators = accumulators(block_n)
-    pv_accumulators = accumulators(part_columns or o_columns)
     return Plan(
         **carried(Plan, schedule, "promote"),
         **{name: value for name, value in structure.items() if name in _OF_STRUCTURE},
@@ -292,7 +265,6 @@ def plan(schedule: Schedule) -> Plan:
         head_dim_v_padded=d_v,
         consumers=schedule.consumers,
         threads=in_block,
-        producer_warp=schedule.warps.producer == "warp",
         launch_registers=SM90.registers_left(in_block),
         masked_steps=mask.last_by_row or not schedule.overlap.intra_warpgroup,
         sum_by_tensor=sum_by_tensor,
@@ -302,21 +274,12 @@ def plan(schedule: Schedule) -> Plan:
         spread_blocks=-(-_SPREAD_KEYS // block_n) if structure["finds_spread"] else 0,
         skips_rescaling=not online or dtype.fp8 or softmax.rescale_threshold > 0,
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
-        fp8=dtype.fp8,
-        p_bytes=dtype.bytes,
-        p_saturates=dtype.fp8,
-        wgmma_mn_major=not dtype.fp8,
-        v_transposed=v_transposed,
-        v_rows=v_rows,
-        transposers=TRANSPOSERS if v_rows else 0,
         descales=dtype.fp8,
-        scales_by_block=by_block,
-        v_scales_by_block=v_scales_by_block,
-        group_keys=group_keys,
+        v_rows=schedule.fp8.v_layout == "rows",
+        v_scales_by_block=schedule.fp8.v_scales == "block",
+        group_keys=keys_of_a_scale(block_n, schedule.fp8.scale_rows),
         promote=0 if part_columns else softmax.promote,
         part_columns=part_columns,
-        totals_shared=softmax.totals == "shared",
-        longest_first=order.longest_first,
         dynamic=order.dynamic,
         tile_readers=_tile_readers(schedule, structure["scheduler_warp"]) if order.dynamic else 0,
         l2_share_bytes=SM90.l2_bytes // 2,  # each half holds its own copy of what both halves read
@@ -328,16 +291,7 @@ def plan(schedule: Schedule) -> Plan:
         v_slab=v_slab,
         v_rows_slab=v_rows_slab,
         o_slab=o_slab,
-        qk_slabs=d // qk_slab,
-        v_slabs=v_width // v_slab,
-        o_slabs=d_v // o_slab,
         o_columns=o_columns,
-        s_accumulators=s_accumulators,
-        pv_columns=part_columns or o_columns,
-        pv_accumulators=pv_accumulators,
-        p_registers=s_accumulators * dtype.bytes // 4,
-        qk_steps=d // dtype.wgmma_k,
-        pv_steps=block_n // dtype.wgmma_k,
         ledgers=ledgers,
     )
 

@@ -35,7 +35,7 @@ def verification_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 4, 4, 2_048, 2_048),
         Sizes(1, 4, 1, 1_023, 4_097),
     ]
-    if plan.splits:
+    if plan.num_splits > 1:
         num_splits = plan.num_splits
         sizes += [
             Sizes(2, 4, 2, 5, num_splits * n - 3),

@@ -30,9 +30,9 @@ def signature(plan: "Plan") -> Signature:
     layout = Layout(plan.dtype, varlen)
     made_from = "{name}[None]" if varlen else "{name}"
     conversion = f"fagen.quantize({made_from}) makes it so, with its descale"
-    how: dict[str, Any] = {"conversion": conversion if plan.fp8 else ""}
+    how: dict[str, Any] = {"conversion": conversion if plan.descales else ""}
     v = layout.keys("v", plan.head_dim_v, **how)
-    if plan.fp8 and not plan.v_rows:
+    if plan.descales and not plan.v_rows:
         # of each 16 keys, place i of a row holds key KEY_ORDER[i]; places past seqlen_k hold 0
         order = " ".join(map(str, KEY_ORDER))
         v = Tensor(
@@ -49,7 +49,7 @@ def signature(plan: "Plan") -> Signature:
         )
     return Signature(
         kind=plan.kind,
-        form=f"varlen{' fp8' * plan.fp8}" if varlen else "",
+        form=f"varlen{' fp8' * plan.descales}" if varlen else "",
         version=1 if varlen else 3,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -75,7 +75,7 @@ def signature(plan: "Plan") -> Signature:
         rules=GROUPED,
         limits=(_limit(plan),),
         no_gradient="this op has no backward",
-        gradients_by="" if plan.fp8 else f"fagen.attention{'_varlen' * varlen}",
+        gradients_by="" if plan.descales else f"fagen.attention{'_varlen' * varlen}",
     )
 
 
@@ -85,7 +85,7 @@ def tiles_of(plan: "Plan") -> tuple[Extent, ...]:
 
 
 def _limit(plan: "Plan") -> Limit:
-    if not plan.splits:
+    if plan.num_splits == 1:
         return Limit("tiles", tiles_of(plan))
     rows = Extent("seqlen_q"), Extent("heads"), Extent("batch")
     return Limit("rows of splits", (*rows, Extent(number=plan.num_splits)))
@@ -103,7 +103,7 @@ def _numbers(plan: "Plan") -> tuple[Tensor, ...]:
             (Dim(batch, "batch", broadcast=True), Dim(Extent(heads), "head", broadcast=True), last),
             FP32,
             note,
-            present=plan.fp8,
+            present=plan.descales,
             optional=not by_block,
             missing=f"this kernel has scales by block of {rows} rows" if by_block else "",
             aligned=False,

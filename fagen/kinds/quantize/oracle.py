@@ -34,7 +34,7 @@ def quantize(
         y, norm = y * norm, 1.0
         mean = mean_of(y) if mean is None else mean
         y = y - mean[:, None]
-    e4m3 = rounded(y, plan.scales, plan.scale_rows, norm=norm, descale=descale)
+    e4m3 = rounded(y, plan.schedule.quantize.scales, plan.scale_rows, norm=norm, descale=descale)
     values = by_columns(e4m3.values) if plan.columns else e4m3.values
     return Quantized(values, e4m3.descale) if mean is None else Centered(values, e4m3.descale, mean)
 

@@ -59,8 +59,6 @@ class Plan(Streaming):
     hadamard: int  # columns that are rotated together
     norm: float  # what makes that rotation orthonormal; 1 without one
 
-    scales: str
-    by_block: bool
     by_tensor: bool
     by_column: bool
     center: bool  # means of columns are taken off
@@ -81,6 +79,11 @@ class Plan(Streaming):
     column_lanes: int  # threads that share a row, 8 columns each
     column_numbers: int  # found of a column: its sum, and for scales its extremes
     shared_bytes: int
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks of rows have scales of their own."""
+        return self.scale_rows > 0
 
     @property
     def reads(self) -> str:
@@ -202,7 +205,6 @@ def plan(schedule: Schedule) -> Plan:
     hadamard = keys.head_dim & -keys.head_dim  # the largest power of two that divides it
     warps = rows // WARP_ROWS
     threads = warps * SM90.warp_threads
-    by_block = keys.scales == "block"
     by_column = keys.scales == "column"
     of_columns = keys.center or by_column
     registers = _registers(8 * chunks * height, schedule)
@@ -215,7 +217,6 @@ def plan(schedule: Schedule) -> Plan:
         angles=keys.head_dim // 2,
         hadamard=hadamard,
         norm=hadamard**-0.5 if keys.rotate else 1.0,
-        by_block=by_block,
         by_tensor=keys.scales == "tensor",
         by_column=by_column,
         columns=columns,

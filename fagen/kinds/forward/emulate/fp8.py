@@ -59,6 +59,7 @@ def emulate_fp8(
         weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
     q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scale_rows, seqlen_q)
 
+    promote = plan.schedule.softmax.promote  # of parts of columns too, each block's by itself
     for top in range(0, seqlen_q, plan.block_m):
         bottom = min(top + plan.block_m, seqlen_q)
         shape = (batch, kv_heads, group * (bottom - top), -1)
@@ -94,7 +95,7 @@ def emulate_fp8(
             partial, total = partial * rescale, total * rescale
             rounded = to_e4m3(p).float()
             partial = _product(rounded, values[:, :, block], partial, hopper_sums)
-            if plan.promotes and step % plan.promotes == 0:
+            if promote and step % promote == 0:
                 total, partial = total + partial, torch.zeros_like(partial)
 
         tile = (total + partial) * torch.where(row_sum == 0, 0.0, 1 / row_sum)

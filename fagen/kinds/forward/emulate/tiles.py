@@ -58,7 +58,7 @@ def emulate(
             softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
             total = _weighted(softmax, queries, keys, values, hidden_keys, hopper_sums)
             splits.append((total, softmax))
-        if plan.splits:
+        if plan.num_splits > 1:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in splits)
             output, log_sum = combined_partials(shares, total, fp32(scale))
         else:
@@ -142,7 +142,7 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     where P saturates it looks for e4m3's largest number instead. What one lane of a warp finds too
     large raises all of its 16 rows.
     """
-    if plan.p_saturates:
+    if not plan.max_partial_sum:
         large = ~(to_e4m3(p).float() < SM90.e4m3_max).all(-1)  # NaN is too large as well
     else:
         large = ~(_by_lanes(p, plan) <= plan.max_partial_sum).all(-1)

@@ -20,7 +20,7 @@ def rule(plan: Plan) -> Rule:
 
 
 def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[Speed, ...]:
-    if plan.splits:  # beside who splits the keys too
+    if plan.num_splits > 1:  # beside who splits the keys too
         return beside_peers(plan, binary, LONG_KEYS, progress, ("cudnn", "fa2"))
     return beside_peers(plan, binary, standard_sizes(plan.head_dim), progress)
 

@@ -54,7 +54,7 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
         Sizes(1, 2, 2, m + 3, 0),
         Sizes(1, 3, 1, 2 * m + 3, n // 2),
     )
-    if not plan.splits:
+    if plan.num_splits == 1:
         return sizes
     # splits of one block and of two, some of which the first rows or whole tiles do not see
     most = min(plan.num_splits, 6)

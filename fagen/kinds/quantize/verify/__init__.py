@@ -194,7 +194,7 @@ def _left(plan: Plan, x: Tensor, mean: Tensor | None) -> Tensor:
         y = hadamard(y * random_signs(plan.head_dim, SEED).to(x.device), plan.hadamard)
         y *= plan.hadamard**-0.5
     y -= (y.mean(1) if mean is None else mean)[:, None]
-    return rounded(y, plan.scales, plan.scale_rows).descale * plan.largest
+    return rounded(y, plan.schedule.quantize.scales, plan.scale_rows).descale * plan.largest
 
 
 def _beyond(error: Tensor, allowed: Tensor, least: float = 0.0) -> Tensor:
