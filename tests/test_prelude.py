@@ -17,27 +17,40 @@ TEMPLATES = locate("templates")
 HEADERS = Path(simulator.__file__).parent
 LINES = 60
 
-# by kind and seat the prelude of a text, and what the text stands in behind it
+# by kind and seat the preludes of a text, and what it stands in behind them
 STATEMENTS = "void kernel() {{ {} }}"
 STAND_IN = {
     "decode": {
-        "loader": ("decode/prelude/loader.h", "struct Producer : Loader {{ {} }};"),
-        "consumer": ("decode/prelude/consumer.h", "struct Consumer : Computing {{ {} }};"),
-        "kernel": ("decode/prelude/kernel.h", STATEMENTS),
-        "combine": ("attention/prelude/combine.h", STATEMENTS),
+        "loader": (("decode/loader",), "struct Producer : Loader {{ {} }};"),
+        "consumer": (("decode/consumer",), "struct Consumer : Computing {{ {} }};"),
+        "kernel": (("decode/kernel",), STATEMENTS),
+        "combine": (("attention/combine",), STATEMENTS),
     },
     "forward": {
-        "consumer": ("forward/prelude/consumer.h", "struct Consumer : Consuming {{ {} }};")
+        "loader": (("forward/loader",), "struct Producer : Loader {{ {} }};"),
+        "finder": (("forward/finder",), "struct TileFinder : Finder {{ {} }};"),
+        "producer": (("forward/loader", "forward/producer"), "{}"),
+        "softmax": (
+            ("forward/softmax",),
+            "struct Rows : Softmax {{ using Softmax::exponentiate; {} }};",
+        ),
+        "consumer": (
+            ("forward/loader", "forward/softmax", "forward/consumer"),
+            "struct Consumer : Consuming {{ {} }};",
+        ),
+        "kernel": (("forward/kernel",), STATEMENTS),
+        "role": (("forward/kernel",), STATEMENTS),
+        "combine": (("attention/combine",), STATEMENTS),
     },
     "backward": {
-        "loader": ("backward/prelude/loader.h", "struct Producer : Loader {{ {} }};"),
-        "producer": ("backward/prelude/producer.h", "{}"),
-        "consumer": ("backward/prelude/consumer.h", "struct Consumer : Computing {{ {} }};"),
-        "entry": ("backward/prelude/kernel.h", STATEMENTS),
-        "kernel": ("backward/prelude/kernel.h", STATEMENTS),
-        "role": ("backward/prelude/kernel.h", STATEMENTS),
-        "consumer_role": ("backward/prelude/kernel.h", STATEMENTS),
-        "exit": ("backward/prelude/kernel.h", STATEMENTS),
+        "loader": (("backward/loader",), "struct Producer : Loader {{ {} }};"),
+        "producer": (("backward/producer",), "{}"),
+        "consumer": (("backward/consumer",), "struct Consumer : Computing {{ {} }};"),
+        "entry": (("backward/kernel",), STATEMENTS),
+        "kernel": (("backward/kernel",), STATEMENTS),
+        "role": (("backward/kernel",), STATEMENTS),
+        "consumer_role": (("backward/kernel",), STATEMENTS),
+        "exit": (("backward/kernel",), STATEMENTS),
     },
 }
 HEAD = {
@@ -46,7 +59,11 @@ HEAD = {
         *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
         "decode/prelude/device.h",
     ),
-    "forward": ("forward/head.j2", "forward/tiles.j2", "forward/producer.j2"),
+    "forward": (
+        *("forward/head.j2", "sm90/lane.cuh", "sm90/ring.cuh", "sm90/barrier_sync.cuh"),
+        *("sm90/barrier_arrive.cuh", "sm90/accumulators.cuh", "sm90/elements.cuh"),
+        *("sm90/exp2.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh", "forward/prelude/device.h"),
+    ),
     "backward": (
         *("backward/head.j2", "sm90/barrier_arrive.cuh", "sm90/accumulators.cuh"),
         *("sm90/elements.cuh", "sm90/exp2.cuh", "sm90/store_matrices.cuh", "sm90/wgmma.cuh"),
@@ -71,6 +88,11 @@ PLANS = (
     "fwd_fp16_d128_full_m128n128_nointra",
     "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
     "fwd_fp16_d128_causal_m128n128_c2",
+    "fwd_e4m3_d128_full_m128n128_sblock_vsblock",
+    "fwd_fp16_d256_causal_m128n64_reusev_onlinemax_t8_c2_spill16",
+    "fwd_bf16_d128_causal_m128n128_varlen",
+    "fwd_e4m3_d128_full_m128n128_t4_sblock",
+    "fwd_fp16_d64_full_m64n64_nointra_pm2",
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d48_causal_m64n128_varlen_s1",
@@ -86,16 +108,25 @@ INCLUDED = "algorithm", "cmath", "cstdint", "cstring", "type_traits"
 
 
 def behind_preludes(plan: Plan) -> str:
-    """Return all texts of a kernel's seats, each by itself behind the prelude of its seat."""
+    """Return all texts of a kernel's seats, each by itself behind the preludes of its seat."""
     parts = [written(name, plan=plan) for name in HEAD[plan.kind]]
-    for seat, (prelude, place) in STAND_IN[plan.kind].items():
-        parts.append(f"namespace {seat}_seat {{\n{(TEMPLATES / prelude).read_text()}")
-        for number, text in enumerate(plan.parts.texts(seat)):
+    for seat, (names, place) in STAND_IN[plan.kind].items():
+        if not (texts := plan.parts.texts(seat)):
+            continue
+        parts.append(f"namespace {seat}_seat {{")
+        parts += map(prelude, names)
+        for number, text in enumerate(texts):
             whole = place.format(written(text, plan=plan))
             parts.append(f'namespace text_{number} {{\n#line 1 "{text}"\n{whole}\n}}')
         parts.append("}")
     includes = "".join(f"#include <{name}>\n" for name in INCLUDED)
     return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
+
+
+def prelude(name: str) -> str:
+    folder, seat = name.split("/")
+    path = f"{folder}/prelude/{seat}.h"
+    return f'#line 1 "{path}"\n{(TEMPLATES / path).read_text()}'
 
 
 @pytest.mark.parametrize("slug", PLANS)

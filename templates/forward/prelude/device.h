@@ -1,0 +1,59 @@
+// What texts of all roles may use, beside the head and sm90/: their interface. A test parses each behind it.
+
+// Hardware barriers, from so many on: of a warpgroup's stores, of turns at the tensor cores, of all consumers.
+constexpr int kStore = 1, kScheduler = 1, kAllConsumers = 1;
+
+// Keys: what a row or a tile sees, of lengths, which are Params or those of a Sequence.
+struct Keys {
+  int first, last;
+};
+
+template <class Lengths> Keys seen_by(const Lengths& lengths, int row);
+template <class Lengths> Blocks blocks_of(const Lengths& lengths, int first_row, int last_row);
+template <class Lengths> Blocks blocks_of_tile(const Lengths& lengths, int m_block);
+Blocks within(const Params& params, int split, Blocks blocks);
+
+// Tiles of one warp: next gives those that see a key; varlen, look shows one that stays where it is until it is taken.
+struct Tiles {
+  SharedStorage& shared;
+  uint32_t taken = 0;
+  bool next(const Params& params, Tile& tile);
+  const Tile& look(uint32_t ahead = 0) const;
+  void take_together();
+};
+
+struct EmptyTiles {  // then those that see none
+  explicit EmptyTiles(Tiles& tiles);
+  bool next(const Params& params, Tile& tile);
+};
+
+Tile tile_at(const Params& params, int index);
+
+// Varlen: tiles by their numbers, and how one is passed on.
+struct TileFinder {
+  const Params& params;
+  int tiles;  // of all sequences
+  void begin_with_longest();
+  bool find(int number, Tile& tile);
+};
+
+struct TileRing {
+  void pass_on(SharedStorage& shared, uint32_t stage);
+};
+
+// Scores: the two rows of a thread, and of its quad. A sum of P goes by chains.
+template <int n> void find_largest(const float* s, float (&chains)[4]);
+float quad_max(float x), quad_sum(float x), log2_approx(float x), reciprocal_approx(float x);
+using Chains = float[4];
+template <int n> void exponentiate_group(const float* s, float* p, float factor, const float (&offset)[2], Chains& chains, bool first);
+float sum_of(const Chains& chains, int row);
+
+// Values and output: products; V for one transposer; P and O in fewer bits; whether all that is stored is finite.
+using Part = float[8];  // some columns of PV
+template <bool accumulate> void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, Descriptor k);
+template <bool accumulate, int n> void wgmma_pv(float (&o)[n], const uint32_t* p, Descriptor v);
+uint32_t pack(float low, float high), pack(float a, float b, float c, float d);
+template <int transposer> void produce_transposed_v(const Params& params, SharedStorage& shared);
+void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+template <int columns, int slab, int swizzle_bits, class OutElement, class Elements>
+bool store_accumulator(OutElement* tile, Elements element);
