@@ -91,7 +91,7 @@ def test_every_supported_problem_has_a_schedule_that_fits(dtype, causal, head_di
     )
     mask = "causal" if causal else "full"
     assert Problem.of(results).answered_by(Problem(dtype, head_dim, head_dim_v, mask, dtype, "", 0))
-    assert plan(results).registers.fits
+    assert plan(results).ledgers.registers.fits
 
 
 def test_a_derived_schedule_is_said_once_with_the_search_for_a_better_one():

@@ -1,17 +1,28 @@
-"""The laws of parts: what a kernel is made of stays small, plain and in its own place."""
+"""The laws of parts: what a kernel is made of stays small, plain and in its own place.
 
+And those of Plans: what one says is said once, and read.
+"""
+
+import ast
+import inspect
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import meta, nodes
 
 from fagen import registry
-from fagen.part import Seat
+from fagen.kind import Plan
+from fagen.part import Alias, Constant, Seat
 from fagen.paths import locate
 from tests import growth
 from tests.backward_helpers import SPREAD as BACKWARD
 from tests.combine_helpers import SPREAD as COMBINE
+from tests.committed import Committed
 from tests.decode_helpers import SPREAD as DECODE
 from tests.quantize_helpers import SPREAD as QUANTIZE
 from tests.test_templates import parsed
@@ -58,6 +69,12 @@ def parts_of(kind: str) -> Path:
     return next(path for path in (folder / "parts", folder / "parts.py") if path.exists())
 
 
+def every_plan(committed: Committed) -> list[Any]:
+    """Plans of what is committed, of what tests of each kind have, and of a few more."""
+    slugs = {*BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *MORE} - committed.plans.keys()
+    return [*committed.plans.values(), *map(registry.plan_of, sorted(slugs))]
+
+
 def test_there_are_parts():
     assert len(TEXTS) > 100
 
@@ -76,9 +93,9 @@ def test_a_text_is_short_and_hardly_chooses(path):
 
 def test_every_text_is_of_a_kernel_that_some_schedule_has(committed):
     """Of those that are committed, those that tests of each kind have, and a few more."""
-    plans = [*committed.plans.values()]
-    plans += [registry.plan_of(slug) for slug in (*BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *MORE)]
-    used = {text for plan in plans for seat in Seat for text in plan.parts.texts(seat)}
+    used = {
+        text for plan in every_plan(committed) for seat in Seat for text in plan.parts.texts(seat)
+    }
     for path in TEMPLATES:
         if path.suffix == ".j2":
             used |= {*filter(None, meta.find_referenced_templates(parsed(name_of(path))))}
@@ -116,3 +133,73 @@ def test_a_choice_is_made_in_one_folder(kind):
     assert sum(len(where) - 1 for where in folders.values()) <= ELSEWHERE[kind], {
         field: sorted(where) for field, where in folders.items() if len(where) > 1
     }
+
+
+# ---- Plans ---------------------------------------------------------------------------------------
+
+
+def said(plan: Any) -> Iterator[str]:
+    """Yield what a Plan and what it has in common with others say: properties and constants."""
+    for one in type(plan).__mro__[:-1]:
+        yield from (name for name in vars(one) if not name.startswith("_"))
+
+
+def in_templates(kind: str) -> Iterator[str]:
+    """Yield what templates read of a Plan, but for those of other kinds."""
+    others = {ROOT / "templates" / other for other in registry.ENTRIES if other != kind}
+    for path in (ROOT / "templates").rglob("*.j2"):
+        if not others & {*path.parents}:
+            for read in parsed(name_of(path)).find_all(nodes.Getattr):
+                if isinstance(read.node, nodes.Name) and read.node.name == "plan":
+                    yield read.attr
+
+
+def in_parts(plan: Any) -> Iterator[str]:
+    """Yield what a Plan's parts have constants of, and tensor maps."""
+    for part in plan.parts.parts:
+        for one in part.constants:
+            if isinstance(one, Alias) or (isinstance(one, Constant) and not one.value):
+                yield one.field
+        for one in part.maps:
+            yield from (one.swizzle, one.columns, one.elements[1])
+
+
+def in_modules(paths: Iterable[Path], name: str) -> Iterator[str]:
+    """Yield what modules read of what they call by this name."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+                of = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+                if of == name:
+                    yield node.attr
+
+
+@pytest.mark.parametrize("kind", registry.ENTRIES)
+def test_what_a_plan_says_is_read(kind, committed):
+    """Its fields by others, the rest perhaps by itself."""
+    plans = [plan for plan in every_plan(committed) if plan.kind == kind]
+    kinds = ROOT / "fagen" / "kinds"
+    others = {kinds / other for other in registry.ENTRIES if other != kind}
+    own = kinds / kind / "plan.py"
+    modules = [x for x in (ROOT / "fagen").rglob("*.py") if x != own and not others & {*x.parents}]
+    shared = {Path(inspect.getfile(one)) for one in type(plans[0]).__mro__[1:-1]}
+    read = {*vars(Plan), *Plan.__annotations__, *in_templates(kind), *in_modules(modules, "plan")}
+    read |= {*in_modules(shared, "self")}
+    read |= {name.partition(".")[0] for plan in plans for name in in_parts(plan)}
+    assert {field.name for field in fields(plans[0])} - read == set()
+    assert {*said(plans[0])} - read - {*in_modules([own], "self")} == set()
+
+
+@pytest.mark.parametrize("kind", registry.ENTRIES)
+def test_a_bit_has_one_name_in_a_plan(kind, committed):
+    """No two that are true or false always agree, and none are always opposite."""
+    plans = [plan for plan in every_plan(committed) if plan.kind == kind]
+    names = {field.name for field in fields(plans[0])}
+    for one in type(plans[0]).__mro__[:-1]:
+        names |= {x for x, y in vars(one).items() if isinstance(y, property | cached_property)}
+    alike = defaultdict(list)
+    for name in sorted(names):
+        bits = [getattr(plan, name) for plan in plans]
+        if all(isinstance(bit, bool) for bit in bits):
+            alike[tuple(bit is bits[0] for bit in bits)].append(name)
+    assert [same for same in alike.values() if len(same) > 1] == []

@@ -48,7 +48,7 @@ def skips(slug: str, blocks: bool, steps: bool = False) -> tuple[str, dict[str, 
 
 def dealt(slug: str, threads: int, launched: int, usable: int) -> tuple[str, dict[str, Any]]:
     """Registers as the hardware deals them: of a thread at launch, and what a consumer may use."""
-    numbers = {"threads": threads, "launch_registers": launched, "registers.limit": usable}
+    numbers = {"threads": threads, "launch_registers": launched, "ledgers.registers.limit": usable}
     return f"fwd_fp16_d64_full_{slug}", numbers
 
 
@@ -206,7 +206,7 @@ def test_by_gradients_each_consumer_has_a_ledger_of_its_own():
     assert len(plan.ledgers.by_role) == 2
     for slug, kept in (("bwd_fp16_d64_full_m96n128", 0), ("bwd_fp16_d64_full_m96n128_keepk", 16)):
         plan = plan_of(slug)
-        rows = {row.name: row.amount for row in plan.registers.rows}
+        rows = {row.name: row.amount for row in plan.ledgers.registers.rows}
         assert rows.get("k", 0) == kept
         assert ("kept" in [gemm.name for gemm in plan.gemms]) == bool(kept)
 
@@ -221,7 +221,7 @@ def test_a_plan_cannot_be_changed():
 
 def forward_fits(plan: Any) -> None:
     assert plan.shared_bytes == sum(row.amount for row in plan.shared.rows) <= 232_448
-    assert sum(gemm.accumulators for gemm in plan.gemms) < plan.registers.limit
+    assert sum(gemm.accumulators for gemm in plan.gemms) < plan.ledgers.registers.limit
     assert plan.head_dim_padded % plan.qk_slab == 0 and plan.head_dim_padded >= plan.head_dim
     assert plan.head_dim_v_padded % plan.o_slab == 0 and plan.head_dim_v_padded >= plan.head_dim_v
     assert plan.threads * -(-plan.launch_registers // 8) * 8 <= 65_536
@@ -249,8 +249,8 @@ def decode_fits(plan: Any) -> None:
     assert plan.shared_bytes <= share(plan.blocks) <= SM90.smem_per_block
     assert (plan.shared_bytes + SM90.smem_reserved) * plan.blocks <= SM90.smem_per_sm
     warps = plan.blocks * plan.threads // SM90.warp_threads
-    assert SM90.warps_resident(plan.registers.limit) >= warps
-    assert plan.registers.total <= plan.registers.limit == plan.launch_registers
+    assert SM90.warps_resident(plan.ledgers.registers.limit) >= warps
+    assert plan.ledgers.registers.total <= plan.ledgers.registers.limit == plan.launch_registers
     merge = plan.combination
     assert merge.lanes * 2 >= plan.head_dim_v and merge.threads % merge.lanes == 0
     assert merge.lanes % merge.window == 0

@@ -20,7 +20,7 @@ def test_the_models_error_is_the_committed_one(kernel):
     """On failure, what is printed is what the file should say; look at why before committing it."""
     machine = kernel.binary.report.machine
     used = machine.consumer_registers or machine.registers
-    fresh = {"model": kernel.plan.registers.total, "used": used}
+    fresh = {"model": kernel.plan.ledgers.registers.total, "used": used}
     print(json.dumps({kernel.plan.slug: fresh}, indent=1))
     committed = MARGINS["forward"][kernel.plan.slug]
     assert fresh["model"] == committed["model"] and abs(used - committed["used"]) <= FILLED

@@ -119,11 +119,6 @@ class Budgeted:
         return self.ledgers.shared
 
     @property
-    def registers(self) -> Ledger:
-        """What a thread takes; of several roles one of the first."""
-        return self.ledgers.registers
-
-    @property
     def shared_bytes(self) -> int:
         """Of a thread block."""
         return self.shared.total

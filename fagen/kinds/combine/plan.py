@@ -52,7 +52,13 @@ class Plan(Streaming, Combining):
     stages: int  # splits whose loads are under way
     weighing: int  # neighbouring lanes that share the work of weighing them
     held: int  # weights that each of these works out
-    shared: Ledger
+
+    @cached_property
+    def shared(self) -> Ledger:
+        """What loads that are under way take of shared memory."""
+        sizes = {"loads": self.loads, "stages": self.stages, "threads": self.threads}
+        lines = rows_at(sizes, 1, shared_formulae, (self.parts.memory, tuple(sizes)))
+        return Ledger("shared memory", "bytes", lines, SM90.smem_static, SM90.source("smem_static"))
 
     @property
     def shared_bytes(self) -> int:
@@ -181,14 +187,7 @@ def plan(schedule: Schedule) -> Plan:
         stages=_STAGES,
         weighing=weighing,
         held=held,
-        shared=_ring(parts(values).memory, loads=loads, stages=_STAGES, threads=threads),
     )
-
-
-def _ring(memory: Memory, **sizes: int) -> Ledger:
-    """What the loads that are under way take of shared memory."""
-    lines = rows_at(sizes, 1, shared_formulae, (memory, tuple(sizes)))
-    return Ledger("shared memory", "bytes", lines, SM90.smem_static, SM90.source("smem_static"))
 
 
 @cache
