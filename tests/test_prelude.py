@@ -17,7 +17,8 @@ TEMPLATES = locate("templates")
 HEADERS = Path(simulator.__file__).parent
 LINES = 60
 
-# by kind and seat the preludes of a text, and what it stands in behind them
+# by kind and seat the preludes of a text, and what it stands in behind them; sections of a kernel
+# that use what their parts offer stand behind that too
 STATEMENTS = "void kernel() {{ {} }}"
 STAND_IN = {
     "decode": {
@@ -38,20 +39,28 @@ STAND_IN = {
             ("forward/loader", "forward/softmax", "forward/consumer"),
             "struct Consumer : Consuming {{ {} }};",
         ),
-        "kernel": (("forward/kernel",), STATEMENTS),
-        "role": (("forward/kernel",), STATEMENTS),
+        **dict.fromkeys(("kernel", "role"), (("forward/kernel",), STATEMENTS)),
         "combine": (("attention/combine",), STATEMENTS),
     },
     "backward": {
         "loader": (("backward/loader",), "struct Producer : Loader {{ {} }};"),
         "producer": (("backward/producer",), "{}"),
         "consumer": (("backward/consumer",), "struct Consumer : Computing {{ {} }};"),
-        "entry": (("backward/kernel",), STATEMENTS),
-        "kernel": (("backward/kernel",), STATEMENTS),
-        "role": (("backward/kernel",), STATEMENTS),
-        "consumer_role": (("backward/kernel",), STATEMENTS),
-        "exit": (("backward/kernel",), STATEMENTS),
+        **dict.fromkeys(
+            ("entry", "kernel", "role", "consumer_role", "exit"),
+            (("backward/kernel",), STATEMENTS),
+        ),
     },
+    "quantize": {
+        **dict.fromkeys(
+            ("device", "kernels", "quantize/get.j2", "quantize/kernel.j2"),
+            (("quantize/device",), "{}"),
+        ),
+        **dict.fromkeys(("loader", "consumer"), (("quantize/device", "quantize/get"), STATEMENTS)),
+        "producer": (("quantize/device", "quantize/share"), STATEMENTS),
+        "kernel": (("quantize/device", "quantize/kernel"), STATEMENTS),
+    },
+    "combine": {"device": ((), "{}"), "combine/kernel.j2": (("combine/device",), "{}")},
 }
 HEAD = {
     "decode": (
@@ -69,6 +78,8 @@ HEAD = {
         *("sm90/elements.cuh", "sm90/exp2.cuh", "sm90/store_matrices.cuh", "sm90/wgmma.cuh"),
         *("sm90/descriptor.cuh", "backward/prelude/device.h"),
     ),
+    "quantize": ("quantize/head.j2",),
+    "combine": ("combine/head.j2", "attention/combine/weights.cuh.j2"),
 }
 # so many that each text of a part is in one of them
 PLANS = (
@@ -101,6 +112,14 @@ PLANS = (
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_bf16_d48_causal_m64n128_persist",
     "bwd_fp16_d64v192_causal_m64n64_dss1",
+    "quant_bf16_d224_rot_center_shead_vcols",
+    "quant_fp16_d80_pairs",
+    "quant_fp16_d128_center_scol_vcols",
+    "quant_bf16_d192_halves_rot",
+    "quant_bf16_d144_rot_shead",
+    "quant_fp16_d256_center_sr128",
+    "comb_bf16_d256",
+    "comb_fp32_d16_varlen",
 )
 
 
@@ -110,17 +129,21 @@ INCLUDED = "algorithm", "cmath", "cstdint", "cstring", "type_traits"
 def behind_preludes(plan: Plan) -> str:
     """Return all texts of a kernel's seats, each by itself behind the preludes of its seat."""
     parts = [written(name, plan=plan) for name in HEAD[plan.kind]]
-    for seat, (names, place) in STAND_IN[plan.kind].items():
-        if not (texts := plan.parts.texts(seat)):
+    for nth, (seat, (names, place)) in enumerate(STAND_IN[plan.kind].items()):
+        if not (texts := texts_of(plan, seat)):
             continue
-        parts.append(f"namespace {seat}_seat {{")
+        parts.append(f"namespace seat_{nth} {{")
         parts += map(prelude, names)
         for number, text in enumerate(texts):
-            whole = place.format(written(text, plan=plan))
-            parts.append(f'namespace text_{number} {{\n#line 1 "{text}"\n{whole}\n}}')
+            whole = place.format(f'\n#line 1 "{text}"\n{written(text, plan=plan)}\n')
+            parts.append(f"namespace text_{number} {{\n{whole}\n}}")
         parts.append("}")
     includes = "".join(f"#include <{name}>\n" for name in INCLUDED)
     return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
+
+
+def texts_of(plan: Plan, seat: str) -> tuple[str, ...]:
+    return (seat,) if seat.endswith(".j2") else plan.parts.texts(seat)
 
 
 def prelude(name: str) -> str:
@@ -151,8 +174,8 @@ def test_the_kernels_here_have_every_text_of_these_seats():
             (seat, text)
             for plan in plans
             for seat in STAND_IN[plan.kind]
-            for text in plan.parts.texts(seat)
+            for text in texts_of(plan, seat)
         }
 
-    schedules = [*registry.schedules("forward"), *registry.schedules("backward")]
-    assert texts([*DECODE, *(path.stem for path in schedules)]) <= texts(PLANS)
+    schedules = [path.stem for kind in STAND_IN for path in registry.schedules(kind)]
+    assert texts([*DECODE, *schedules]) <= texts(PLANS)
