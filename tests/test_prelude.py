@@ -1,5 +1,6 @@
 """A part's text parses behind its seat's prelude, which names all that it may use of others."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,31 +53,28 @@ STAND_IN = {
         ),
     },
     "quantize": {
-        **dict.fromkeys(
-            ("device", "kernels", "quantize/get.j2", "quantize/kernel.j2"),
-            (("quantize/device",), "{}"),
-        ),
-        **dict.fromkeys(("loader", "consumer"), (("quantize/device", "quantize/get"), STATEMENTS)),
-        "producer": (("quantize/device", "quantize/share"), STATEMENTS),
-        "kernel": (("quantize/device", "quantize/kernel"), STATEMENTS),
+        **dict.fromkeys(("loader", "consumer"), (("quantize/get",), STATEMENTS)),
+        "producer": (("quantize/share",), STATEMENTS),
+        "kernel": (("quantize/kernel",), STATEMENTS),
+        **dict.fromkeys(("kernels", "quantize/get.j2", "quantize/kernel.j2"), ((), "{}")),
     },
-    "combine": {"device": ((), "{}"), "combine/kernel.j2": (("combine/device",), "{}")},
+    "combine": {"combine/kernel.j2": ((), "{}")},
 }
+INTERNAL = {"backward": ("backward/internal",), "decode": ("decode/internal",)}
 HEAD = {
     "decode": (
         *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
         *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
-        "decode/prelude/device.h",
     ),
     "forward": (
         *("forward/head.j2", "sm90/lane.cuh", "sm90/ring.cuh", "sm90/barrier_sync.cuh"),
         *("sm90/barrier_arrive.cuh", "sm90/accumulators.cuh", "sm90/elements.cuh"),
-        *("sm90/exp2.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh", "forward/prelude/device.h"),
+        *("sm90/exp2.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
     ),
     "backward": (
         *("backward/head.j2", "sm90/barrier_arrive.cuh", "sm90/accumulators.cuh"),
         *("sm90/elements.cuh", "sm90/exp2.cuh", "sm90/store_matrices.cuh", "sm90/wgmma.cuh"),
-        *("sm90/descriptor.cuh", "backward/prelude/device.h"),
+        "sm90/descriptor.cuh",
     ),
     "quantize": ("quantize/head.j2",),
     "combine": ("combine/head.j2", "attention/combine/weights.cuh.j2"),
@@ -127,19 +125,28 @@ INCLUDED = "algorithm", "cmath", "cstdint", "cstring", "type_traits"
 
 
 def behind_preludes(plan: Plan) -> str:
-    """Return all texts of a kernel's seats, each by itself behind the preludes of its seat."""
+    """Return all texts of a kernel's seats, each by itself behind the preludes of its seat.
+
+    Those of the device's use each other, and offer the same to all others.
+    """
+    device = f"{plan.kind}/device"
     parts = [written(name, plan=plan) for name in HEAD[plan.kind]]
-    for nth, (seat, (names, place)) in enumerate(STAND_IN[plan.kind].items()):
-        if not (texts := texts_of(plan, seat)):
-            continue
-        parts.append(f"namespace seat_{nth} {{")
-        parts += map(prelude, names)
-        for number, text in enumerate(texts):
-            whole = place.format(f'\n#line 1 "{text}"\n{written(text, plan=plan)}\n')
-            parts.append(f"namespace text_{number} {{\n{whole}\n}}")
-        parts.append("}")
+    parts += seat_of(plan, "device", (device, *INTERNAL.get(plan.kind, ())), "{}")
+    parts.append(prelude(device))
+    for seat, (names, place) in STAND_IN[plan.kind].items():
+        parts += seat_of(plan, seat, names, place)
     includes = "".join(f"#include <{name}>\n" for name in INCLUDED)
     return f"{includes}namespace head {{\n{chr(10).join(parts)}\n}}\n"
+
+
+def seat_of(plan: Plan, seat: str, preludes: tuple[str, ...], place: str) -> Iterator[str]:
+    if texts := texts_of(plan, seat):
+        yield f"namespace {seat.translate(str.maketrans('/.', '__'))}_seat {{"
+        yield from map(prelude, preludes)
+        for number, text in enumerate(texts):
+            whole = place.format(f'\n#line 1 "{text}"\n{written(text, plan=plan)}\n')
+            yield f"namespace text_{number} {{\n{whole}\n}}"
+        yield "}"
 
 
 def texts_of(plan: Plan, seat: str) -> tuple[str, ...]:
@@ -173,7 +180,7 @@ def test_the_kernels_here_have_every_text_of_these_seats():
         return {
             (seat, text)
             for plan in plans
-            for seat in STAND_IN[plan.kind]
+            for seat in ("device", *STAND_IN[plan.kind])
             for text in texts_of(plan, seat)
         }
 

@@ -49,7 +49,7 @@ struct Computing {
   template <int count> void pass_rest_on(int part);
 
   // outputs: dK and dV of a tile, stored, handed on to the thread that stores them, or kept as a share of a group
-  KeyBlock& share_of(const Tile& tile) const;
+  struct KeyBlock& share_of(const Tile& tile) const;
   template <int all, int count> void keep(float (&share)[all], const float (&gradient)[count]);
   template <int columns, int slab, int swizzle_bits, int count> void round_rows(Element* space, const float (&gradient)[count], float scale);
   void copy_rows(const CUtensorMap& map, const Element* from, int column, const Tile& tile);

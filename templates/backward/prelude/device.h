@@ -1,7 +1,5 @@
 // What texts of the loader, the producer, the consumer and the kernel may use, beside the head and sm90/: their interface.
 // A test parses each behind it.
-struct KeyBlock;
-struct Sequence;
 
 // Keys: which of them a row sees, and how many parts that gives the dQ of a block of rows.
 struct Keys {
@@ -14,7 +12,7 @@ int tiles_of(const Lengths& lengths, int m_block);
 
 // Tiles: of some keys all rows that see them, in the order of steps.
 Tile tile_of(const Params& params, int index);
-Tile tile_of(const Params& params, Sequence& sequence);  // varlen: the thread block's
+Tile tile_of(const Params& params, struct Sequence& sequence);  // varlen: the thread block's
 int block_of(const Tile& tile, int step);
 const Lengths& lengths_of(const Params& params, const SharedStorage& shared);
 RowBlock& row_block_of(const Params& params, const SharedStorage& shared, const Tile& tile, int head, int block);
@@ -33,8 +31,10 @@ struct BlockOfRows {
   int batch, head, m_block;
   RowBlock& record(const Params& params) const;
   const Lengths& lengths(const Params& params) const;
+  bool exists() const;  // varlen
   template <class T>
   T* row(const Rows<T>& rows, int query) const;
+  float number(const Numbers& numbers, int query) const;
 };
 
 BlockOfRows block_of_rows(const Params& params, int index);

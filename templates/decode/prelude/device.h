@@ -20,6 +20,7 @@ struct Unit {
   int batch, kv_head, split;
   Sequence sequence;
   int first_key, last_key, first_position, first_head, rows;
+  void take_rows(const Params& params, int row_tile);
 };
 
 int split_keys(int length);

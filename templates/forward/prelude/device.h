@@ -3,14 +3,18 @@
 // Hardware barriers, from so many on: of a warpgroup's stores, of turns at the tensor cores, of all consumers.
 constexpr int kStore = 1, kScheduler = 1, kAllConsumers = 1;
 
-// Keys: what a row or a tile sees, of lengths, which are Params or those of a Sequence.
+// Keys: what a row or a tile sees, of lengths, which are those of Params or of a sequence.
+struct Lengths {
+  int seqlen_q, seqlen_k;
+  template <class Lengthy> Lengths(const Lengthy& lengthy);
+};
+
 struct Keys {
   int first, last;
 };
 
-template <class Lengths> Keys seen_by(const Lengths& lengths, int row);
-template <class Lengths> Blocks blocks_of(const Lengths& lengths, int first_row, int last_row);
-template <class Lengths> Blocks blocks_of_tile(const Lengths& lengths, int m_block);
+Keys seen_by(const Lengths& lengths, int row);
+Blocks blocks_of(const Lengths& lengths, int first_row, int last_row), blocks_of_tile(const Lengths& lengths, int m_block);
 Blocks within(const Params& params, int split, Blocks blocks);
 
 // Tiles of one warp: next gives those that see a key; varlen, look shows one that stays where it is until it is taken.
@@ -27,25 +31,21 @@ struct EmptyTiles {  // then those that see none
   bool next(const Params& params, Tile& tile);
 };
 
-Tile tile_at(const Params& params, int index);
-
-// Varlen: tiles by their numbers, and how one is passed on.
-struct TileFinder {
-  const Params& params;
-  int tiles;  // of all sequences
-  void begin_with_longest();
-  bool find(int number, Tile& tile);
+// By their numbers: of all that are taken, in what order, and of a head; varlen, where a sequence lies.
+Tile tile_at(const Params& params, int index), tile_of(const Params& params, int flat_head, int m_block);
+int taker(), takers();  // thread blocks, or clusters
+struct Order {
+  int index;
+  void advance();
 };
-
-struct TileRing {
-  void pass_on(SharedStorage& shared, uint32_t stage);
-};
+struct Sequence sequence_of(const Params& params, int index);
 
 // Scores: the two rows of a thread, and of its quad. A sum of P goes by chains.
 template <int n> void find_largest(const float* s, float (&chains)[4]);
 float quad_max(float x), quad_sum(float x), log2_approx(float x), reciprocal_approx(float x);
 using Chains = float[4];
 template <int n> void exponentiate_group(const float* s, float* p, float factor, const float (&offset)[2], Chains& chains, bool first);
+void add_to(Chains& chains, int i, float p, bool first);
 float sum_of(const Chains& chains, int row);
 
 // Values and output: products; V for one transposer; P and O in fewer bits; whether all that is stored is finite.

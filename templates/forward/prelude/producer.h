@@ -1,5 +1,17 @@
 // What functions of the warps beside the consumers may use of each other.
 
+// Varlen tiles by their numbers, and how one is passed on.
+struct TileFinder {
+  const Params& params;
+  int tiles;  // of all sequences
+  void begin_with_longest();
+  bool find(int number, Tile& tile);
+};
+
+struct TileRing {
+  void pass_on(SharedStorage& shared, uint32_t stage);
+};
+
 // Tiles: dense or varlen, who draws them and passes them on, or asks another warp to.
 struct TileScheduler {
   TileFinder finder;
