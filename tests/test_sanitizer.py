@@ -196,8 +196,8 @@ def text_of(slug: str) -> str:
 )
 def test_the_one_barrier_that_a_consumer_arrives_at_while_it_stores_is_o_empty(slug):
     text = text_of(slug)
-    store = text[text.index("void store(const Tile& tile") :].split("void run()")[0]
-    arrivals = [line.strip() for line in store.splitlines() if ".arrive(" in line]
+    stores = text[text.index("void write(const Tile& tile") :].split("\n};\n")[0]
+    arrivals = [line.strip() for line in stores.splitlines() if ".arrive(" in line]
     assert arrivals == ["shared.o_empty.arrive();"]
 
 
@@ -234,12 +234,14 @@ def test_p_is_written_and_read_between_its_barriers(slug):
     text = text_of(slug)
     arrive = text.split("void arrive(Barrier& barrier) {")[1].split("}")[0]
     assert arrive.index("__syncwarp();") < arrive.index("barrier.arrive();")
-    writer, reader = text.split("struct ValueConsumer")[1].split("struct KeyConsumer")
-    ring = "q" if "p_full[q.stage]" in text else "ds"
-    steps = [f"p_empty[{ring}.stage].wait", "] = {p[i]", f"arrive(shared.p_full[{ring}.stage])"]
-    assert [writer.index(step) for step in steps] == sorted(writer.index(step) for step in steps)
-    steps = [f"p_full[{ring}.stage].wait", "= from[", f"arrive(shared.p_empty[{ring}.stage])"]
-    assert [reader.index(step) for step in steps] == sorted(reader.index(step) for step in steps)
+    written = ("p_empty[ds().stage].wait", "] = {p[i]", "arrive(shared.p_full[ds().stage])")
+    taken = ("p_full[ds().stage].wait", "= from[", "fence_operand(p);")
+    given_back = ("take_p(p", "arrive(shared.p_empty[ds().stage])")
+    for steps in (written, taken, given_back):
+        last = text.index(steps[-1], text.index(steps[0]))
+        function = text[text.rindex("void ", 0, last) : last + len(steps[-1])]
+        places = [function.index(step) for step in steps]
+        assert places == sorted(places)
 
 
 def test_every_form_of_the_backward_pass_is_looked_at():

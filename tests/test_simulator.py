@@ -208,10 +208,10 @@ def test_what_is_stuck_or_wrong_is_told_and_the_next_call_is_as_if_nothing_had_b
         (fault,) = (fault for fault in tried.faults if str(fault) == statement)
         return tried.reason(fault)
 
-    stuck = reason("Consumer::step: arrive(shared.q_empty[q.stage]); left out")
+    stuck = reason("Consumer::multiply_ds: arrive(shared.q_empty[q.stage]); left out")
     assert "simulator, seed 0: nobody can go on" in stuck
     assert "1 threads from 0 on wait for the mbarrier at byte" in stuck
-    loader = "Loader::run: shared.q_empty[q.stage].wait(q.phase ^ 1);"
+    loader = "Loader::load_q: shared.q_empty[q.stage].wait(q.phase ^ 1);"
     assert "more arrive at the mbarrier at byte" in reason(f"{loader} left out")
     assert not tried.reason(None)
 
