@@ -1,5 +1,6 @@
 """A part's text parses behind its seat's prelude, which names all that it may use of others."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from fagen import registry, simulator
 from fagen.kind import Plan
+from fagen.part import Seat
 from fagen.paths import locate
 from fagen.process import run
 from fagen.render import written
@@ -21,12 +23,16 @@ LINES = 60
 # by kind and seat the preludes of a text, and what it stands in behind them; sections of a kernel
 # that use what their parts offer stand behind that too
 STATEMENTS = "void kernel() {{ {} }}"
+COMBINING = {
+    "combine": (("attention/combine",), STATEMENTS),
+    "kernels": (("attention/kernels",), "{}"),
+}
 STAND_IN = {
     "decode": {
         "loader": (("decode/loader",), "struct Producer : Loader {{ {} }};"),
         "consumer": (("decode/consumer",), "struct Consumer : Computing {{ {} }};"),
         "kernel": (("decode/kernel",), STATEMENTS),
-        "combine": (("attention/combine",), STATEMENTS),
+        **COMBINING,
     },
     "forward": {
         "loader": (("forward/loader",), "struct Producer : Loader {{ {} }};"),
@@ -40,8 +46,12 @@ STAND_IN = {
             ("forward/loader", "forward/softmax", "forward/consumer"),
             "struct Consumer : Consuming {{ {} }};",
         ),
+        "scores": (
+            ("forward/loader", "forward/softmax", "forward/consumer"),
+            "struct Consumer : Consuming {{ void finish(Scores& s) {{ {} }} }};",
+        ),
         **dict.fromkeys(("kernel", "role"), (("forward/kernel",), STATEMENTS)),
-        "combine": (("attention/combine",), STATEMENTS),
+        **COMBINING,
     },
     "backward": {
         "loader": (("backward/loader",), "struct Producer : Loader {{ {} }};"),
@@ -60,6 +70,7 @@ STAND_IN = {
     },
     "combine": {"combine/kernel.j2": ((), "{}")},
 }
+WITHOUT = "about", "head", "methods", "workspace", "host", "launches"
 INTERNAL = {"backward": ("backward/internal",), "decode": ("decode/internal",)}
 HEAD = {
     "decode": (
@@ -102,6 +113,8 @@ PLANS = (
     "fwd_bf16_d128_causal_m128n128_varlen",
     "fwd_e4m3_d128_full_m128n128_t4_sblock",
     "fwd_fp16_d64_full_m64n64_nointra_pm2",
+    "fwd_fp16_d128_causal_m128n128_split16",
+    "fwd_bf16_d128_full_m64n128_varlen",
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d48_causal_m64n128_varlen_s1",
@@ -174,15 +187,30 @@ def test_a_prelude_is_short():
         assert len(path.read_text().splitlines()) <= LINES, path
 
 
-def test_the_kernels_here_have_every_text_of_these_seats():
-    def texts(slugs):
-        plans = [registry.plan_of(slug) for slug in slugs]
-        return {
-            (seat, text)
-            for plan in plans
-            for seat in ("device", *STAND_IN[plan.kind])
-            for text in texts_of(plan, seat)
-        }
-
+def test_the_kernels_here_have_every_text_that_stands_behind_a_prelude():
     schedules = [path.stem for kind in STAND_IN for path in registry.schedules(kind)]
-    assert texts([*DECODE, *schedules]) <= texts(PLANS)
+    assert texts_behind([*DECODE, *schedules]) <= texts_behind(PLANS)
+
+
+def test_all_seats_stand_behind_preludes_but_those_of_the_head_and_of_the_launcher():
+    for kind, seats in STAND_IN.items():
+        plans = [registry.plan_of(path.stem) for path in registry.schedules(kind)]
+        for seat in set(Seat) - set(WITHOUT) - {*seats, "device"}:
+            assert not any(plan.parts.texts(seat) for plan in plans), (kind, seat)
+
+
+def test_a_prelude_declares_no_function_that_no_text_knows():
+    texts = [path for suffix in ("cuh", "j2") for path in TEMPLATES.rglob(f"*.{suffix}")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in texts)))
+    for path in TEMPLATES.glob("*/prelude/*.h"):
+        code = re.sub("//.*", "", path.read_text())
+        assert set(re.findall(r"(?<!operator )\b(\w+)\(", code)) <= words, path
+
+
+def texts_behind(slugs) -> set[tuple[str, str]]:
+    return {
+        (seat, text)
+        for plan in map(registry.plan_of, slugs)
+        for seat in ("device", *STAND_IN[plan.kind])
+        for text in texts_of(plan, seat)
+    }
