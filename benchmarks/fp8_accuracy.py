@@ -198,7 +198,7 @@ def ran(part: Part, binary: Binary) -> Attend:
 def quantised(part: Part, q: Tensor, k: Tensor, v: Tensor) -> Operands:
     """What the part's kernel takes, by fagen.quantize."""
     plan = part.plan
-    by_block = dict(scale_rows=plan.scale_rows) if plan.scales_by_block else {}
+    by_block = dict(scale_rows=plan.scales.rows) if plan.scales.by_block else {}
     scales = part.scales or plan.schedule.fp8.scales
     keys = dict(scales=scales, rotate=part.rotated) | (by_block if scales == "block" else {})
     v_scales = part.v_scales or plan.schedule.fp8.v_scales

@@ -264,7 +264,8 @@ class TensorMap:
 class Constant:
     """A constant of the kernel: a field of the Plan, whose name it has if `name` is left out.
 
-    A field of a field has dots. With a `value` it is worked out of other constants.
+    A field of a field has dots, and the last one's name. With a `value` it is worked out of other
+    constants.
     """
 
     field: str

@@ -47,7 +47,7 @@ def quantised(plan: Plan, batch: int, seqlen_q: int, seqlen_k: int) -> list[Quan
         x = normal(batch, length, heads, width, seed=seed)
         x = x * torch.arange(1, heads + 1)[:, None]  # no two heads have one scale
         fp8 = plan.schedule.fp8
-        tensors.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, plan.scale_rows))
+        tensors.append(rounded(x, fp8.v_scales if seed == 2 else fp8.scales, plan.scales.rows))
     return tensors
 
 

@@ -51,14 +51,14 @@ def quantised(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> list[Quantized]:
     fp8 = plan.schedule.fp8
     scales = (fp8.scales, fp8.scales, fp8.v_scales)
     pairs = zip((q, k, v), scales, strict=True)
-    return [rounded(x, shared, plan.scale_rows) for x, shared in pairs]
+    return [rounded(x, shared, plan.scales.rows) for x, shared in pairs]
 
 
 def numbers(plan: Plan, q: Quantized, k: Quantized, v: Quantized) -> list[Tensor]:
     """What bytes stand for."""
-    by_block = plan.v_scales_by_block
-    values = v.real(plan.scale_rows) if by_block else v.values.float() * v.descale[:, None]
-    return [q.real(plan.scale_rows), k.real(plan.scale_rows), values]
+    by_block = plan.scales.v_by_block
+    values = v.real(plan.scales.rows) if by_block else v.values.float() * v.descale[:, None]
+    return [q.real(plan.scales.rows), k.real(plan.scales.rows), values]
 
 
 def attend(plan: Plan, q: Quantized, k: Quantized, v: Quantized, scale: float = 0.125, **more):
@@ -177,7 +177,7 @@ def test_p_stays_in_the_range_of_e4m3_whatever_the_threshold():
     q[..., 0] = 1
     ones = torch.ones(1, 1, 1)
     tensors = [Quantized(to_e4m3(x), ones) for x in (q, k, torch.ones(1, 128, 1, 16))]
-    p = 2 ** (plan.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
+    p = 2 ** (plan.softmax.p_offset + float(tensors[1].values.float().amax()) / math.log(2))
     assert 400 < p < 448
     out, _ = attend(plan, *tensors, 1.0)
     rounded = to_e4m3(torch.tensor([p, 2**4.75])).float()

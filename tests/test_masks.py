@@ -135,7 +135,7 @@ def test_tiles_of_the_kernels_own_code_are_those_that_the_rows_make(mask: Mask, 
         code="\n".join(parts),
         keys="seen_by(params, top)" if mask.by_row else "std::pair(0, params.seqlen_k)",
         full_first="blocks.full_first" if mask.first_by_row else "blocks.first",
-        full_last="blocks.full_last" if plan.masked_steps else "params.seqlen_k / kBlockN",
+        full_last="blocks.full_last" if plan.pipeline.masked_steps else "params.seqlen_k / kBlockN",
     )
     program = compiled(code, tmp_path)
     cases = [(*sizes, top) for sizes in LENGTHS for top in range(0, sizes[0], block_m)]

@@ -70,7 +70,7 @@ def test_what_a_kernel_takes_stands_for_what_it_was_made_of(slug, centered):
     assert all(x.dtype == torch.float16 for x in qkv)
     arguments = operands(plan, *qkv, centered=centered)
     assert all(x.dtype == torch.float8_e4m3fn for x in arguments[:3])
-    blocks = 3 if plan.scales_by_block else 1
+    blocks = 3 if plan.scales.by_block else 1
     assert arguments.q_descale.shape == (2, 4, blocks)
     assert arguments.v_descale.shape == (2, 2, 64)
     for mean, letter in ((arguments.v_mean, "v"), (arguments.k_mean, "k")):

@@ -30,7 +30,9 @@ def by_hand(p: Tensor, plan: Plan, rows_of_a_head: int) -> list[bool]:
         for first in range(0, rows_of_a_head, 16):
             warp = head[first : first + 16]
             fit = all(
-                sum(row[c] for c in lane) <= plan.max_partial_sum for row in warp for lane in lanes
+                sum(row[c] for c in lane) <= plan.softmax.max_partial_sum
+                for row in warp
+                for lane in lanes
             )
             raised += [not fit] * len(warp)
     return raised
@@ -44,7 +46,7 @@ def test_a_warp_is_raised_as_its_lanes_find_it(rows: int, columns: int) -> None:
     longest = max(len(lane) for lane in lanes_of(PLAN, columns))
     # whole numbers, whose sums are exact; those of the fullest lanes are around the limit
     p = torch.randint(0, 9, (2, 2, 3 * rows, columns), generator=dice).float()
-    p *= PLAN.max_partial_sum // (4 * longest)
+    p *= PLAN.softmax.max_partial_sum // (4 * longest)
     p[torch.rand(2, 2, 3 * rows, generator=dice) < 0.9] /= 2  # most rows stay well below it
     raised = outgrown(p, PLAN, rows)
     assert raised.shape == (2, 2, 3 * rows, 1)
@@ -68,14 +70,14 @@ def test_a_row_that_has_seen_no_key_raises_its_warp_and_no_other(wrong: float) -
 def test_a_sum_may_be_the_limit_and_no_more() -> None:
     for lane in lanes_of(PLAN, PLAN.block_n):
         p = torch.zeros(1, 1, 16, PLAN.block_n)
-        p[..., 3, lane[0]] = PLAN.max_partial_sum - 1
+        p[..., 3, lane[0]] = PLAN.softmax.max_partial_sum - 1
         p[..., 3, lane[-1]] += 1
         assert not outgrown(p, PLAN, 16).any()
         p[..., 3, lane[-1]] += 1
         assert outgrown(p, PLAN, 16).all()
     # a row may be as many times the limit as it has lanes, which are not added up
     p = torch.zeros(1, 1, 16, PLAN.block_n)
-    p[..., [lane[0] for lane in lanes_of(PLAN, PLAN.block_n)]] = PLAN.max_partial_sum
+    p[..., [lane[0] for lane in lanes_of(PLAN, PLAN.block_n)]] = PLAN.softmax.max_partial_sum
     assert not outgrown(p, PLAN, 16).any()
 
 
@@ -160,9 +162,9 @@ def test_scores_of_a_large_deviation_are_widely_spread(
 
 def test_blocks_of_widely_spread_scores_find_their_maxima_first() -> None:
     """A rise that P would hold is followed in the next blocks, and not beyond."""
-    keys = PLAN.block_n * (PLAN.spread_blocks + 3)
+    keys = PLAN.block_n * (PLAN.softmax.spread_blocks + 3)
     block = torch.arange(keys).flip(0) // PLAN.block_n
-    last = PLAN.spread_blocks
+    last = PLAN.softmax.spread_blocks
     for rises_in, followed in ((1, True), (last, True), (last + 1, False)):
         scores = torch.full((keys,), -30.0)
         scores[block == 0] = -40.0

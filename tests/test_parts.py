@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jinja2 import meta, nodes
 
 from fagen import registry
 from fagen.kind import Plan
-from fagen.part import Alias, Constant, Seat
+from fagen.part import Alias, Seat
 from fagen.paths import locate
 from tests import growth
 from tests.backward_helpers import SPREAD as BACKWARD
@@ -41,6 +42,7 @@ MOST = {"forward": 160, "all": 480, "branches": 120}
 # another folder is to become a text that parts choose: no more of them are added.
 ELSEWHERE = {"forward": 21, "backward": 13, "decode": 0, "quantize": 7, "combine": 0}
 
+CONCERNS = "tile", "pipeline", "softmax", "scales", "order"  # which nest the fields of a Plan
 
 # schedules of which no other test's list has one, for what they alone have
 MORE = (
@@ -117,13 +119,9 @@ def folders_by_choice(kind: str) -> dict[str, set[str]]:
     for path in growth.kernel_templates(ROOT, kind):
         inner = path.relative_to(ROOT / "templates").parts[1:-1]
         for test in growth.choices(path):
-            for read in (test, *test.find_all(nodes.Getattr)):
-                if (
-                    isinstance(read, nodes.Getattr)
-                    and isinstance(read.node, nodes.Name)
-                    and read.node.name == "plan"
-                ):
-                    folders[read.attr].add("/".join(inner[:1]))
+            for of, read in reads(test):
+                if of in ("plan", *CONCERNS) and read not in CONCERNS:
+                    folders[read].add("/".join(inner[:1]))
     return folders
 
 
@@ -138,30 +136,43 @@ def test_a_choice_is_made_in_one_folder(kind):
 # ---- Plans ---------------------------------------------------------------------------------------
 
 
-def said(plan: Any) -> Iterator[str]:
-    """Yield what a Plan and what it has in common with others say: properties and constants."""
-    for one in type(plan).__mro__[:-1]:
-        yield from (name for name in vars(one) if not name.startswith("_"))
+def concerns(plan: Any) -> dict[str, Any]:
+    """What a Plan is nested by, by its name, and first the Plan itself."""
+    nested = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    return {"plan": plan, **{name: x for name, x in nested.items() if name in CONCERNS}}
 
 
-def in_templates(kind: str) -> Iterator[str]:
-    """Yield what templates read of a Plan, but for those of other kinds."""
+def said(one: Any) -> Iterator[str]:
+    """Yield what a Plan, or a concern, and what it has in common with others say."""
+    for base in type(one).__mro__[:-1]:
+        yield from (name for name in vars(base) if not name.startswith("_"))
+
+
+def in_templates(kind: str, name: str) -> Iterator[str]:
+    """Yield what templates read of a Plan or of its concern, but for those of other kinds."""
     others = {ROOT / "templates" / other for other in registry.ENTRIES if other != kind}
     for path in (ROOT / "templates").rglob("*.j2"):
         if not others & {*path.parents}:
-            for read in parsed(name_of(path)).find_all(nodes.Getattr):
-                if isinstance(read.node, nodes.Name) and read.node.name == "plan":
-                    yield read.attr
+            yield from (read for of, read in reads(parsed(name_of(path))) if of == name)
 
 
-def in_parts(plan: Any) -> Iterator[str]:
-    """Yield what a Plan's parts have constants of, and tensor maps."""
+def reads(node: nodes.Node) -> Iterator[tuple[str, str]]:
+    """Yield what is read in a template, of what, by their names."""
+    for read in (node, *node.find_all(nodes.Getattr)):
+        if isinstance(read, nodes.Getattr) and isinstance(read.node, nodes.Name | nodes.Getattr):
+            of = read.node.name if isinstance(read.node, nodes.Name) else read.node.attr
+            yield of, read.attr
+
+
+def in_parts(plan: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a Plan's parts have constants of, and tensor maps: of what, by their names."""
     for part in plan.parts.parts:
-        for one in part.constants:
-            if isinstance(one, Alias) or (isinstance(one, Constant) and not one.value):
-                yield one.field
-        for one in part.maps:
-            yield from (one.swizzle, one.columns, one.elements[1])
+        declared = [
+            *(one.field for one in part.constants if isinstance(one, Alias) or not one.value),
+            *(name for one in part.maps for name in (one.swizzle, one.columns, one.elements[1])),
+        ]
+        for name in declared:
+            yield from pairwise(("plan", *name.split(".")))
 
 
 def in_modules(paths: Iterable[Path], name: str) -> Iterator[str]:
@@ -176,30 +187,39 @@ def in_modules(paths: Iterable[Path], name: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", registry.ENTRIES)
 def test_what_a_plan_says_is_read(kind, committed):
-    """Its fields by others, the rest perhaps by itself."""
+    """Its fields by others, and those of its concerns; the rest perhaps by themselves."""
     plans = [plan for plan in every_plan(committed) if plan.kind == kind]
     kinds = ROOT / "fagen" / "kinds"
     others = {kinds / other for other in registry.ENTRIES if other != kind}
     own = kinds / kind / "plan.py"
     modules = [x for x in (ROOT / "fagen").rglob("*.py") if x != own and not others & {*x.parents}]
-    shared = {Path(inspect.getfile(one)) for one in type(plans[0]).__mro__[1:-1]}
-    read = {*vars(Plan), *Plan.__annotations__, *in_templates(kind), *in_modules(modules, "plan")}
-    read |= {*in_modules(shared, "self")}
-    read |= {name.partition(".")[0] for plan in plans for name in in_parts(plan)}
-    assert {field.name for field in fields(plans[0])} - read == set()
-    assert {*said(plans[0])} - read - {*in_modules([own], "self")} == set()
+    declared = {pair for plan in plans for pair in in_parts(plan)}
+    for name, one in concerns(plans[0]).items():
+        bases = {Path(inspect.getfile(base)) for base in type(one).__mro__[:-1]}
+        read = {*in_templates(kind, name), *in_modules([*modules], name)}
+        read |= {*in_modules(bases - {own}, "self"), *vars(Plan), *Plan.__annotations__}
+        read |= {attr for of, attr in declared if of == name}
+        own_reads = {*in_modules([own], "self" if name == "plan" else name)}
+        whole = {*concerns(plans[0])} if name == "plan" else own_reads
+        assert {field.name for field in fields(one)} - read - whole == set()
+        assert {*said(one)} - read - own_reads == set()
 
 
 @pytest.mark.parametrize("kind", registry.ENTRIES)
 def test_a_bit_has_one_name_in_a_plan(kind, committed):
     """No two that are true or false always agree, and none are always opposite."""
     plans = [plan for plan in every_plan(committed) if plan.kind == kind]
-    names = {field.name for field in fields(plans[0])}
-    for one in type(plans[0]).__mro__[:-1]:
-        names |= {x for x, y in vars(one).items() if isinstance(y, property | cached_property)}
+    values = defaultdict(list)
+    for plan in plans:
+        for concern, one in concerns(plan).items():
+            names = {field.name for field in fields(one)}
+            for base in type(one).__mro__[:-1]:
+                properties = property | cached_property
+                names |= {x for x, y in vars(base).items() if isinstance(y, properties)}
+            for name in names:
+                values[f"{concern}.{name}"].append(getattr(one, name))
     alike = defaultdict(list)
-    for name in sorted(names):
-        bits = [getattr(plan, name) for plan in plans]
+    for name, bits in sorted(values.items()):
         if all(isinstance(bit, bool) for bit in bits):
             alike[tuple(bit is bits[0] for bit in bits)].append(name)
     assert [same for same in alike.values() if len(same) > 1] == []

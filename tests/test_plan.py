@@ -35,15 +35,20 @@ from tests.strategies import (
 
 def swizzled(head_dim: int, padded: int, swizzle: int, slabs: int) -> tuple[str, dict[str, Any]]:
     """The widest swizzle that divides the padded row; block_n does not count."""
-    facts = dict.fromkeys(("head_dim_padded", "head_dim_v_padded"), padded)
-    facts |= dict.fromkeys(("qk_swizzle.bytes", "v_swizzle.bytes"), swizzle)
-    facts |= dict.fromkeys(("qk_slab", "v_slab"), padded // slabs)
+    facts = dict.fromkeys(("tile.head_dim_padded", "tile.head_dim_v_padded"), padded)
+    facts |= dict.fromkeys(("tile.qk_swizzle.bytes", "tile.v_swizzle.bytes"), swizzle)
+    facts |= dict.fromkeys(("tile.qk_slab", "tile.v_slab"), padded // slabs)
     return f"fwd_fp16_d{head_dim}_causal_m128n64_reusev", facts
 
 
 def skips(slug: str, blocks: bool, steps: bool = False) -> tuple[str, dict[str, Any]]:
     """Consumers that skip masked blocks; of three those that skip steps where they have no rows."""
-    return f"fwd_{slug}", {"skips_masked_blocks": blocks, "skips_steps": steps}
+    return f"fwd_{slug}", {"pipeline.skips_masked_blocks": blocks, "pipeline.skips_steps": steps}
+
+
+def maxima(slug: str, *, lazy: bool, skips: bool) -> tuple[str, dict[str, Any]]:
+    """When row maxima are raised, and whether warps vote on it."""
+    return f"fwd_{slug}", {"softmax.lazy_max": lazy, "softmax.skips_rescaling": skips}
 
 
 def dealt(slug: str, threads: int, launched: int, usable: int) -> tuple[str, dict[str, Any]]:
@@ -79,31 +84,31 @@ FACTS = (
         {
             "shared_bytes": 32_768 + 65_536 + 65_536 + 32_768 + 1_024,
             "threads": 384,
-            "o_columns": 128,
-            "lazy_max": True,
-            "max_partial_sum": 2.0**15,
-            "skips_rescaling": True,
-            "q_stages": 1,
+            "tile.o_columns": 128,
+            "softmax.lazy_max": True,
+            "softmax.max_partial_sum": 2.0**15,
+            "softmax.skips_rescaling": True,
+            "pipeline.q_stages": 1,
         },
     ),
     (
         "fwd_e4m3_d128_full_m128n128",
         {
             "shared_bytes": 16_384 + 32_768 + 32_768 + 32_768 + 1_024,
-            "o_columns": 128,
+            "tile.o_columns": 128,
             "dtype.name": "e4m3",
             "out_dtype.name": "bf16",
             "descales": True,
             "v_rows": False,
-            "scales_by_block": False,
-            "qk_slab": 128,
-            "o_slab": 64,
-            "v_slab": 128,
-            "lazy_max": False,
-            "skips_rescaling": True,  # where no maximum of a warp grew
+            "scales.by_block": False,
+            "tile.qk_slab": 128,
+            "tile.o_slab": 64,
+            "tile.v_slab": 128,
+            "softmax.lazy_max": False,
+            "softmax.skips_rescaling": True,  # where no maximum of a warp grew
         },
     ),
-    ("fwd_fp16_d128_causal_m128n128_q2", {"q_stages": 2}),
+    ("fwd_fp16_d128_causal_m128n128_q2", {"pipeline.q_stages": 2}),
     *(
         swizzled(*numbers)
         for numbers in (
@@ -113,16 +118,16 @@ FACTS = (
     ),
     # V transposed has rows of block_n bytes
     *(
-        (f"fwd_e4m3_d64_full_m128n{n}", {"v_swizzle.bytes": bytes, "v_slab": bytes})
+        (f"fwd_e4m3_d64_full_m128n{n}", {"tile.v_swizzle.bytes": bytes, "tile.v_slab": bytes})
         for n, bytes in ((96, 32), (128, 128), (160, 32), (192, 64))
     ),
     (
         "fwd_e4m3_d80v48_full_m128n128",  # head dims are filled up to 32
         {
-            "head_dim_padded": 96,
-            "head_dim_v_padded": 64,
-            "qk_swizzle.bytes": 32,
-            "o_swizzle.bytes": 128,
+            "tile.head_dim_padded": 96,
+            "tile.head_dim_v_padded": 64,
+            "tile.qk_swizzle.bytes": 32,
+            "tile.o_swizzle.bytes": 128,
         },
     ),
     # row sums by the tensor cores are eight columns of the PV GEMM
@@ -130,17 +135,23 @@ FACTS = (
         (
             f"fwd_fp16_d64_causal_m128n128{end}",
             {
-                "sum_by_tensor": columns == 72,
-                "head_dim_v_padded": 64,
-                "o_columns": columns,
+                "softmax.sum_by_tensor": columns == 72,
+                "tile.head_dim_v_padded": 64,
+                "tile.o_columns": columns,
             },
         )
         for end, columns in (("", 64), ("_tensorsum_onlinemax", 72))
     ),
-    ("fwd_fp16_d128_causal_m128n128_onlinemax", {"lazy_max": False, "skips_rescaling": False}),
-    ("fwd_bf16_d128_causal_m128n128", {"max_partial_sum": 2.0**12}),
-    ("fwd_fp16_d128_full_m128n128_onlinemax_t2", {"skips_rescaling": True}),
-    ("fwd_e4m3_d128_full_m128n128_lazymax", {"lazy_max": True, "skips_rescaling": True}),
+    (
+        "fwd_fp16_d128_causal_m128n128_onlinemax",
+        {"softmax.lazy_max": False, "softmax.skips_rescaling": False},
+    ),
+    ("fwd_bf16_d128_causal_m128n128", {"softmax.max_partial_sum": 2.0**12}),
+    ("fwd_fp16_d128_full_m128n128_onlinemax_t2", {"softmax.skips_rescaling": True}),
+    (
+        "fwd_e4m3_d128_full_m128n128_lazymax",
+        {"softmax.lazy_max": True, "softmax.skips_rescaling": True},
+    ),
     # both warpgroups' rows end in the same block of keys
     skips("fp16_d64_causal_m128n128", False),
     skips("fp16_d64_causal_m128n96", True),
@@ -220,19 +231,20 @@ def test_a_plan_cannot_be_changed():
 
 
 def forward_fits(plan: Any) -> None:
+    tile, scales = plan.tile, plan.scales
     assert plan.shared_bytes == sum(row.amount for row in plan.shared.rows) <= 232_448
     assert sum(gemm.accumulators for gemm in plan.gemms) < plan.ledgers.registers.limit
-    assert plan.head_dim_padded % plan.qk_slab == 0 and plan.head_dim_padded >= plan.head_dim
-    assert plan.head_dim_v_padded % plan.o_slab == 0 and plan.head_dim_v_padded >= plan.head_dim_v
+    assert tile.head_dim_padded % tile.qk_slab == 0 and tile.head_dim_padded >= plan.head_dim
+    assert tile.head_dim_v_padded % tile.o_slab == 0 and tile.head_dim_v_padded >= plan.head_dim_v
     assert plan.threads * -(-plan.launch_registers // 8) * 8 <= 65_536
     if not plan.descales:
-        assert plan.head_dim_v_padded % plan.v_slab == 0
+        assert tile.head_dim_v_padded % tile.v_slab == 0
         return
-    assert plan.head_dim_v_padded % plan.v_rows_slab == 0
-    assert plan.block_n % plan.v_slab == plan.block_n % 32 == 0
-    if plan.scales_by_block:
-        assert plan.block_n % plan.group_keys == plan.scale_rows % plan.group_keys == 0
-        assert plan.group_keys >= 32  # whole steps of the second GEMM
+    assert tile.head_dim_v_padded % tile.v_rows_slab == 0
+    assert plan.block_n % tile.v_slab == plan.block_n % 32 == 0
+    if scales.by_block:
+        assert plan.block_n % scales.group_keys == scales.rows % scales.group_keys == 0
+        assert scales.group_keys >= 32  # whole steps of the second GEMM
 
 
 def backward_fits(plan: Any) -> None:

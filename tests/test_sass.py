@@ -190,18 +190,21 @@ def test_a_branch_that_cannot_be_followed_is_not_passed_over():
 
 def steps(plan: Any) -> tuple[int, int]:
     """Wgmma instructions of S = QKᵀ and of PV, of one block."""
-    return plan.head_dim_padded // plan.dtype.wgmma_k, plan.block_n // plan.dtype.wgmma_k
+    return plan.tile.head_dim_padded // plan.dtype.wgmma_k, plan.block_n // plan.dtype.wgmma_k
 
 
 def test_wgmma_tma_and_setmaxnreg_are_in_the_machine_code_where_the_plan_says_so(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     shapes = {opcode.split(".")[1] for opcode in code.opcodes if opcode.startswith("HGMMA")}
-    assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.o_columns}x16"}
+    assert shapes == {f"64x{plan.block_n}x16", f"64x{plan.tile.o_columns}x16"}
     # two GEMMs, each issued step by step at least once
     assert code.count("HGMMA") >= sum(steps(plan))
     # Q, K and V come, and O goes, in boxes of one slab
-    qk_slabs, v_slabs = plan.head_dim_padded // plan.qk_slab, plan.head_dim_v_padded // plan.v_slab
-    boxes = 2 * qk_slabs + v_slabs if plan.unrolled_copies > 1 else 3
+    qk_slabs, v_slabs = (
+        plan.tile.head_dim_padded // plan.tile.qk_slab,
+        plan.tile.head_dim_v_padded // plan.tile.v_slab,
+    )
+    boxes = 2 * qk_slabs + v_slabs if plan.pipeline.unrolled_copies > 1 else 3
     assert code.count("UTMALDG") >= boxes
     assert code.count("UTMASTG") >= v_slabs
     assert bool(code.count("USETMAXREG")) is plan.producer_warp
@@ -217,7 +220,7 @@ def test_nothing_goes_through_local_memory_or_past_tma(kernel):
     plan, code = kernel.plan, kernel.binary.report.machine
     # no spills; K and V neither through registers nor by cp.async; nothing is accumulated in memory
     assert code.count("LDL", "STL", "LDGSTS", "LDG", "LD", "ST", "RED") == 0
-    assert bool(code.count("ATOMG")) is plan.dynamic  # tiles are drawn
+    assert bool(code.count("ATOMG")) is plan.order.dynamic  # tiles are drawn
 
 
 def test_no_role_uses_a_register_beyond_its_budget(kernel):

@@ -56,7 +56,7 @@ def _factor(factor: str | int) -> str:
 
 @cpp.register
 def _(constant: Constant, plan: Any) -> str:
-    name = constant_name(constant.name or constant.field)
+    name = constant_name(constant.name or constant.field.rpartition(".")[2])
     if constant.value:
         return _noted(f"constexpr int {name} = {cpp(constant.value, plan)};", constant.note)
     number = attrgetter(constant.field)(plan)

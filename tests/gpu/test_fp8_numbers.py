@@ -349,7 +349,7 @@ def test_any_strides_are_read_right(few):
 
 
 def test_one_descale_of_v_for_a_head_is_one_for_each_column(few):
-    if few.plan.v_scales_by_block:
+    if few.plan.scales.v_by_block:
         pytest.skip("they are of blocks")
     given, scale = made(few, 2, 150, 150, 4, 2)
     one = given._replace(v_descale=given.v_descale[..., :1])
@@ -396,7 +396,7 @@ def test_descales_that_are_shared_are_never_stepped_along(few):
 
 
 def test_without_descales_bytes_are_numbers(few):
-    if few.plan.scales_by_block:
+    if few.plan.scales.by_block:
         pytest.skip("descales by block are never left out")
     given, scale = made(few, 1, 150, 150, 2, 2)
     ones = [torch.ones_like(x) for x in given[3:6]]

@@ -97,7 +97,7 @@ def test_an_infinite_v_is_infinite_and_nan_is_nan(kernel):
 
 def test_a_row_max_may_be_stale_by_all_that_p_holds(kernel):
     """The keys that a row meets last are far above the others, just as far as may be."""
-    most = math.log2(kernel.plan.max_partial_sum) if kernel.plan.lazy_max else 0
+    most = math.log2(kernel.plan.softmax.max_partial_sum) if kernel.plan.softmax.lazy_max else 0
     v = inputs(kernel.cell(1, 130, 2048, 1, 1))[2]
     for rise in (most - 6, most, most + 1, 200):
         q, k = needle(130, 2048, kernel.plan.head_dim, rise * math.log(2), v.dtype, first=100)
@@ -107,7 +107,7 @@ def test_a_row_max_may_be_stale_by_all_that_p_holds(kernel):
 
 
 def test_sums_over_many_keys_keep_their_last_bits_where_they_are_promoted(kernel):
-    if not kernel.plan.promote:
+    if not kernel.plan.softmax.promote:
         pytest.skip("its sums are the tensor cores'")
     q, k, v = inputs(kernel.cell(1, 64, 1 << 19, 1, 1))
     out, _ = kernel.poisoned(q, k, torch.ones_like(v), softmax_scale(kernel.plan.head_dim))

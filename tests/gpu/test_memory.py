@@ -46,7 +46,7 @@ def arguments(kernel, shapes):
     dtype = plan.dtype.name
     if plan.descales:
         layout = "rows" if plan.v_rows else "columns"
-        scale_rows = plan.scale_rows if plan.scales_by_block else 0
+        scale_rows = plan.scales.rows if plan.scales.by_block else 0
         dtype = f"{dtype}-{plan.out_dtype.name}-{layout}-{scale_rows}"
     numbers = plan.launches.zeroed, plan.head_dim, plan.head_dim_v
     words = [dtype, *(str(int(number)) for number in numbers), *shapes]

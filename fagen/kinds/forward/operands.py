@@ -54,7 +54,7 @@ def operands(
     Scales of Q and K are the Plan's, or one for a "head" or the "tensor" if `scales` says so; of V
     `v_scales`.
     """
-    scales, scale_rows = scales or plan.schedule.fp8.scales, plan.scale_rows
+    scales, scale_rows = scales or plan.schedule.fp8.scales, plan.scales.rows
     if rotated:
         signs = random_signs(q.shape[-1]).to(q.device)
         q, k = rotate(q, signs), rotate(k, signs)
@@ -81,14 +81,14 @@ def real(plan: Plan, operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
 
 def of_v(plan: Plan, operands: Operands) -> Tensor:
     """V's descales, as they spread to its rows (B, Sk, Hk, Dv)."""
-    if plan.v_scales_by_block:
+    if plan.scales.v_by_block:
         return _by_row(plan, operands.v_descale, operands.v)
     return operands.v_descale[:, None]
 
 
 def _by_row(plan: Plan, descale: Tensor, x: Tensor) -> Tensor:
     """A descale for each row of x (B, S, H, D), as it spreads to them."""
-    return rows_of(descale, plan.scale_rows, x.shape[1]).transpose(1, 2)
+    return rows_of(descale, plan.scales.rows, x.shape[1]).transpose(1, 2)
 
 
 # ---- a call -------------------------------------------------------------------------------------

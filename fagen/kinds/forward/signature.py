@@ -81,7 +81,7 @@ def signature(plan: "Plan") -> Signature:
 
 def tiles_of(plan: "Plan") -> tuple[Extent, ...]:
     """How many tiles of block_m rows a call has; of varlen at most."""
-    return Layout(plan.dtype, plan.varlen).tiles("q", "heads", plan.block_m, plan.cluster)
+    return Layout(plan.dtype, plan.varlen).tiles("q", "heads", plan.block_m, plan.order.cluster)
 
 
 def _limit(plan: "Plan") -> Limit:
@@ -94,7 +94,7 @@ def _limit(plan: "Plan") -> Limit:
 def _numbers(plan: "Plan") -> tuple[Tensor, ...]:
     """Descales and means; of varlen sequences the batch is that of the offsets."""
     batch = Extent("offsets", plus=-1) if plan.varlen else Extent("batch")
-    rows = plan.scale_rows
+    rows = plan.scales.rows
 
     def given(name: str, heads: str, last: Dim, note: str, strides: tuple[str, ...]) -> Tensor:
         by_block = bool(rows) and last.extent.name != ""
@@ -131,7 +131,7 @@ def _numbers(plan: "Plan") -> tuple[Tensor, ...]:
         descale("q", "seqlen_q", "heads"),
         descale("k", "seqlen_k", "kv_heads"),
         descale("v", "seqlen_k", "kv_heads")
-        if plan.v_scales_by_block
+        if plan.scales.v_by_block
         else by_column("v_descale", plan.head_dim_v, column_note),
         by_column("v_mean", plan.head_dim_v, taken_off.format("v")),
         by_column("k_mean", plan.head_dim, taken_off.format("k")),

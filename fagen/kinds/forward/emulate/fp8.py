@@ -55,9 +55,9 @@ def emulate_fp8(
     # what a key's scores are multiplied by, and what its probability is weighted with
     k_factor = scale_log2 * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
     weight = torch.ones_like(k_factor)
-    if plan.v_scales_by_block:
+    if plan.scales.v_by_block:
         weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
-    q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scale_rows, seqlen_q)
+    q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scales.rows, seqlen_q)
 
     promote = plan.schedule.softmax.promote  # of parts of columns too, each block's by itself
     for top in range(0, seqlen_q, plan.block_m):
@@ -79,18 +79,18 @@ def emulate_fp8(
             exponents = exponents.masked_fill(unseen, -math.inf)
 
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
-            if plan.lazy_max:
-                guess = torch.exp2(exponents - (maximum - plan.p_offset))
+            if plan.softmax.lazy_max:
+                guess = torch.exp2(exponents - (maximum - plan.softmax.p_offset))
                 keep = ~outgrown(guess, plan, bottom - top)
             else:
-                keep = highest - maximum <= plan.rescale_threshold
+                keep = highest - maximum <= plan.softmax.rescale_threshold
             highest = torch.where(keep, maximum, highest)
             # a row that has seen nothing yet: any finite number does, minus infinity gives NaN
             origin = highest.masked_fill(highest == -math.inf, 0.0)
             rescale = torch.exp2(maximum - origin)
             maximum = highest
 
-            p = torch.exp2(exponents - (origin - plan.p_offset))
+            p = torch.exp2(exponents - (origin - plan.softmax.p_offset))
             row_sum = row_sum * rescale + (p / weight[..., block]).sum(-1, keepdim=True)
             partial, total = partial * rescale, total * rescale
             rounded = to_e4m3(p).float()
@@ -99,13 +99,13 @@ def emulate_fp8(
                 total, partial = total + partial, torch.zeros_like(partial)
 
         tile = (total + partial) * torch.where(row_sum == 0, 0.0, 1 / row_sum)
-        if not plan.v_scales_by_block:
+        if not plan.scales.v_by_block:
             tile = tile * v_descale[:, :, None]
         if v_mean is not None:
             tile = torch.where(row_sum == 0, tile, tile + v_mean[:, :, None])
         tile = tile.view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
-        log_sum = (maximum - plan.p_offset) * LN2 + torch.log(row_sum)
+        log_sum = (maximum - plan.softmax.p_offset) * LN2 + torch.log(row_sum)
         if k_mean is not None:  # which the softmax does not notice
             expanded = k_mean.expand(-1, -1, queries.shape[-1])[..., None]
             log_sum = log_sum + scale * factor * (queries @ expanded)
@@ -115,15 +115,15 @@ def emulate_fp8(
 
 def _factor(plan: Plan, factor: Tensor) -> Tensor:
     """Return it in so few bits, where it is large, that its products with scores are exact."""
-    if not plan.scales_by_block:
+    if not plan.scales.by_block:
         return factor
-    cut = (factor.view(torch.int32) & -(1 << plan.score_bits)).view(torch.float32)
-    return torch.where(factor < plan.far_scale, factor, cut)
+    cut = (factor.view(torch.int32) & -(1 << plan.softmax.score_bits)).view(torch.float32)
+    return torch.where(factor < plan.softmax.far_scale, factor, cut)
 
 
 def _by_key(descale: Tensor, plan: Plan, batch: int, heads: int, length: int) -> Tensor:
     """Return a descale for each key: (B, Hk, 1, length)."""
-    return rows_of(descale.expand(batch, heads, -1), plan.scale_rows, length).transpose(-1, -2)
+    return rows_of(descale.expand(batch, heads, -1), plan.scales.rows, length).transpose(-1, -2)
 
 
 def _product(a: Tensor, b: Tensor, onto: Tensor | None, hopper_sums: bool) -> Tensor:

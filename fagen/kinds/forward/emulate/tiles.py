@@ -64,8 +64,8 @@ def emulate(
         else:
             inverse, log_sum = softmax.finish()
             output, log_sum = total * inverse, log_sum.squeeze(-1)
-        if plan.largest_output:  # P was rounded, its sum was not
-            limited = output.clamp(-plan.largest_output, plan.largest_output)
+        if plan.softmax.largest_output:  # P was rounded, its sum was not
+            limited = output.clamp(-plan.softmax.largest_output, plan.softmax.largest_output)
             output = torch.where(output.isfinite(), limited, output)
         # a row that sees no key, even beside a V that is not finite
         output = output.masked_fill(log_sum[..., None] == -math.inf, 0.0)
@@ -96,13 +96,13 @@ def _weighted(
         p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
         # what the tensor cores read is rounded; row sums that threads add up saw p before
         rounded = p.to(element).float()
-        softmax.add(rounded if plan.sum_by_tensor else p, rescale)
+        softmax.add(rounded if plan.softmax.sum_by_tensor else p, rescale)
         partial, total = partial * rescale, total * rescale
         if hopper_sums:
             partial = tensor_cores.product(rounded, values[:, :, block], element, partial)
         else:
             partial = partial + rounded @ values[:, :, block]
-        if plan.promote and step % plan.promote == 0:
+        if plan.softmax.promote and step % plan.softmax.promote == 0:
             total, partial = total + partial, torch.zeros_like(partial)
     return total + partial
 
@@ -142,10 +142,10 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     where P saturates it looks for e4m3's largest number instead. What one lane of a warp finds too
     large raises all of its 16 rows.
     """
-    if not plan.max_partial_sum:
+    if not plan.softmax.max_partial_sum:
         large = ~(to_e4m3(p).float() < SM90.e4m3_max).all(-1)  # NaN is too large as well
     else:
-        large = ~(_by_lanes(p, plan) <= plan.max_partial_sum).all(-1)
+        large = ~(_by_lanes(p, plan) <= plan.softmax.max_partial_sum).all(-1)
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
@@ -161,12 +161,12 @@ def spread(p: Tensor, key_counts: Tensor, plan: Plan, rows_of_a_head: int) -> Te
     lanes = _by_lanes(p, plan).unflatten(-2, (-1, rows_of_a_head))
     lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
     warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
-    light = (warps < plan.spread_sum).sum((-1, -2)) > plan.spread_threads
+    light = (warps < plan.softmax.spread_sum).sum((-1, -2)) > plan.softmax.spread_threads
     keys = key_counts.squeeze(-1).unflatten(-1, (-1, rows_of_a_head))
     keys = torch.cat([keys, keys[..., -1:].expand(*keys.shape[:-1], missing)], -1)
-    many = keys[..., ::_WARP_ROWS].unflatten(-1, (-1, 4)) >= plan.spread_keys
-    most = (light.sum(-1, keepdim=True) >= plan.spread_warps) & (
-        many.sum(-1, keepdim=True) >= plan.spread_seeing
+    many = keys[..., ::_WARP_ROWS].unflatten(-1, (-1, 4)) >= plan.softmax.spread_keys
+    most = (light.sum(-1, keepdim=True) >= plan.softmax.spread_warps) & (
+        many.sum(-1, keepdim=True) >= plan.softmax.spread_seeing
     )
     rows = most.expand(*most.shape[:-1], _WARPGROUP_ROWS).flatten(-2)
     return rows[..., :rows_of_a_head].flatten(-2).unsqueeze(-1)
@@ -208,7 +208,7 @@ class _OnlineSoftmax:
         self.scale_log2 = scale_log2(scale)  # exp2 is the instruction that there is
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
-        self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.no_score)
+        self.maximum = rows.new_full((*rows.shape[:-1], 1), plan.softmax.no_score)
         self.far = torch.zeros_like(self.maximum, dtype=torch.bool)
         self.blocks = torch.zeros_like(self.maximum, dtype=torch.int32)  # visited
         self.spread = torch.zeros_like(self.far)
@@ -218,15 +218,15 @@ class _OnlineSoftmax:
         """Take one block: its probabilities, and the factor for all that was added up before."""
         before, was_far = self.maximum, self.far
         highest = torch.maximum(before, scores.amax(-1, keepdim=True))
-        if self.plan.lazy_max:
+        if self.plan.softmax.lazy_max:
             guess = torch.exp2(self._exponents(scores, before, torch.zeros_like(was_far)))
             raised = outgrown(guess, self.plan, self.rows_of_a_head)
             keep = ~(raised | self._of_warps(was_far) | self._finds_first())
         else:
-            keep = (highest - before) * self.scale_log2 <= self.plan.rescale_threshold
+            keep = (highest - before) * self.scale_log2 <= self.plan.softmax.rescale_threshold
         self.maximum = torch.where(keep, before, highest)
-        large = (self._reference(self.maximum).abs() >= self.plan.far) & (
-            self.maximum > self.plan.no_score
+        large = (self._reference(self.maximum).abs() >= self.plan.softmax.far) & (
+            self.maximum > self.plan.softmax.no_score
         )
         self.far = was_far | self._of_threads(large)
         rescale = torch.exp2(self._rise(before, was_far))
@@ -236,16 +236,16 @@ class _OnlineSoftmax:
 
     def _finds_first(self) -> Tensor:
         """Tell which rows find this block's maximum before P, whatever its scores are."""
-        return self.spread & (self.blocks <= self.plan.spread_blocks)
+        return self.spread & (self.blocks <= self.plan.softmax.spread_blocks)
 
     def _visit(self, p: Tensor, unseen: Tensor) -> None:
         """Count the blocks that warpgroups visit, and tell how the scores of their first spread."""
-        if not self.plan.spread_blocks:
+        if not self.plan.softmax.spread_blocks:
             return
         key_counts = (~unseen).sum(-1, keepdim=True).expand_as(self.far)
         together = (
             _WARPGROUP_ROWS
-            if self.plan.skips_masked_blocks and self.plan.cluster == 1
+            if self.plan.pipeline.skips_masked_blocks and self.plan.order.cluster == 1
             else self.plan.block_m
         )
         visited = _shared(key_counts > 0, self.rows_of_a_head, _any_row, together)
@@ -263,8 +263,8 @@ class _OnlineSoftmax:
         return _shared(row_flags, self.rows_of_a_head, lambda warps: warps | warps.roll(half, -1))
 
     def _reference(self, maximum: Tensor) -> Tensor:
-        reference = maximum * self.scale_log2
-        return reference.clamp(min=self.plan.least_reference) if self.plan.any_score else reference
+        reference, softmax = maximum * self.scale_log2, self.plan.softmax
+        return reference.clamp(min=softmax.least_reference) if softmax.any_score else reference
 
     def _exponents(self, scores: Tensor, maximum: Tensor, far: Tensor) -> Tensor:
         product = scores.double() * self.scale_log2
@@ -280,7 +280,7 @@ class _OnlineSoftmax:
             (before - self.maximum) * self.scale_log2,
             (old.double() - product).float(),
         )
-        moved = moved.masked_fill(before == self.plan.no_score, -math.inf)
+        moved = moved.masked_fill(before == self.plan.softmax.no_score, -math.inf)
         return torch.where(self.far, moved, old - self._reference(self.maximum))
 
     def add(self, p: Tensor, rescale: Tensor) -> None:
@@ -291,7 +291,7 @@ class _OnlineSoftmax:
         """Return what makes P relative to the row max itself, whose product was rounded."""
         product = self.maximum.double() * self.scale_log2
         residual = (self._reference(self.maximum).double() - product).float()
-        exact = self.far | (self.maximum == self.plan.no_score)
+        exact = self.far | (self.maximum == self.plan.softmax.no_score)
         return torch.exp2(residual.masked_fill(exact, 0))
 
     def share(self) -> tuple[Tensor, Tensor]:

@@ -120,17 +120,19 @@ def sizes(values: Values) -> Iterator[Part]:
         constants=(
             Constant("head_dim"),
             Constant("head_dim_v"),
-            Constant("head_dim_padded", "in shared memory, padded with zeros"),
-            Constant("head_dim_v_padded"),
+            Constant("tile.head_dim_padded", "in shared memory, padded with zeros"),
+            Constant("tile.head_dim_v_padded"),
             Constant("block_m"),
             Constant("block_n"),
-            Constant("stages", "K and V buffers"),
-            Constant("q_stages"),
+            Constant("pipeline.stages", "K and V buffers"),
+            Constant("pipeline.q_stages"),
             Constant("consumers", "warpgroups of 64 query rows"),
             Constant("threads"),
             Constant("launch_registers"),
             Constant("dtype.wgmma_k", "the K of every wgmma", name="step_k"),
-            Constant("qk_slab", "columns of a slab: one swizzle span, all rows of a slab together"),
-            Constant("qk_swizzle.cute", name="qk_descriptor", type=DESCRIPTOR),
+            Constant(
+                "tile.qk_slab", "columns of a slab: one swizzle span, all rows of a slab together"
+            ),
+            Constant("tile.qk_swizzle.cute", name="qk_descriptor", type=DESCRIPTOR),
         )
     )

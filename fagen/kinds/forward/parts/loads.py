@@ -29,7 +29,7 @@ def loads(values: Values) -> Iterator[Part]:
     by_block = values["scales"] == "block"
     consumers = (_Q_STAGES, amount("consumers"))
     yield Part(
-        constants=(Constant("unrolled_copies", "that a thread issues without a loop"),),
+        constants=(Constant("pipeline.unrolled_copies", "that a thread issues without a loop"),),
         loader=_copies(values),
         shared=(
             Array("q", ELEMENT, (_Q_STAGES, amount("block_m", "head_dim_padded"))),
@@ -47,8 +47,8 @@ def loads(values: Values) -> Iterator[Part]:
             Barrier("v_empty", (_STAGES,), readers),
         ),
         maps=(
-            TensorMap("q", (columns, amount("warpgroup_rows")), "qk_swizzle"),
-            TensorMap("k", (columns, rows_of_box(values)), "qk_swizzle", stand_in="q"),
+            TensorMap("q", (columns, amount("warpgroup_rows")), "tile.qk_swizzle"),
+            TensorMap("k", (columns, rows_of_box(values)), "tile.qk_swizzle", stand_in="q"),
         ),
     )
     if values["output"] == "reuse_v":
@@ -99,7 +99,8 @@ def _waits(values: Values) -> tuple[str, ...]:
 _TRANSPOSED = Part(
     constants=(
         Constant(
-            "transposed_loads", "units in flight while one is stored; each has four registers"
+            "pipeline.transposed_loads",
+            "units in flight while one is stored; each has four registers",
         ),
     ),
     producer=("forward/loads/transpose.cuh", "forward/loads/transpose_block.cuh"),
@@ -112,7 +113,7 @@ _TRANSPOSERS = {
         )
     ),
     "block": Part(
-        constants=(Constant("k_ahead", "blocks that K is loaded ahead of V"),),
+        constants=(Constant("pipeline.k_ahead", "blocks that K is loaded ahead of V"),),
         producer=(
             "forward/loads/transpose_tiles_with_scales.cuh.j2",
             "forward/loads/transposers.cuh.j2",

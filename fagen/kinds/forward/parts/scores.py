@@ -52,23 +52,25 @@ def scores(values: Values) -> Iterator[Part]:
     dtype = DTYPES[values["dtype"]]
     yield Part(
         constants=(
-            Constant("no_score", "where row maxima start: finite, so that no exponent is NaN"),
+            Constant(
+                "softmax.no_score", "where row maxima start: finite, so that no exponent is NaN"
+            ),
             *_ends_of_exponents(values),
         ),
         params=(Field("scale_log2", FLOAT, Times("scale", 1.44269504089), "scale * log2(e)"),),
     )
     if values["maximum"] == "lazy" and not dtype.fp8:
         note = "of a lane's P; more updates the maximum"
-        yield Part(constants=(Constant("max_partial_sum", note),))
+        yield Part(constants=(Constant("softmax.max_partial_sum", note),))
     if values["finds_spread"]:
         yield _spread()
     if values["rescale_threshold"]:
-        yield Part(constants=(Constant("rescale_threshold", "log2 units"),))
+        yield Part(constants=(Constant("softmax.rescale_threshold", "log2 units"),))
     if values["sum"] == "tensor":
         yield Part(
             constants=(
                 Constant(
-                    "o_columns",
+                    "tile.o_columns",
                     "V's, and eight of ones, whose products are the row sums of P",
                     name="output_columns",
                 ),
@@ -77,7 +79,7 @@ def scores(values: Values) -> Iterator[Part]:
             shared=(Array("ones", ELEMENT, (amount("step_k", "v_slab"),)),),
         )
     else:
-        yield Part(constants=(Constant("o_columns", name="output_columns"),))
+        yield Part(constants=(Constant("tile.o_columns", name="output_columns"),))
     if dtype.fp8:
         yield from _descales(values)
     reads = values["scales"] == "block" and not values["scales_before_qk"]
@@ -162,19 +164,21 @@ def _consumer(values: Values) -> tuple[str, ...]:
 def _ends_of_exponents(values: Values) -> Iterator[Constant]:
     dtype = DTYPES[values["dtype"]]
     if not dtype.fp8 and not dtype.narrow:
-        yield Constant("least_reference", "of a row without a score: finite at any scale")
+        yield Constant("softmax.least_reference", "of a row without a score: finite at any scale")
     if values["scales"] != "block":
-        yield Constant("far", "exponents of 2 from here on are too coarse to be taken as they are")
+        yield Constant(
+            "softmax.far", "exponents of 2 from here on are too coarse to be taken as they are"
+        )
     if dtype.fp8:
         note = (
             "no smaller one makes exponents of 2^24 of products of e4m3"
             if values["scales"] == "block"
             else "no smaller one leads there from products of e4m3"
         )
-        yield Constant("far_scale", note)
+        yield Constant("softmax.far_scale", note)
     if values["p_offset"] and values["scales"] == "block":
         yield Constant(
-            "below",
+            "softmax.below",
             "log2 units: P is kept this much larger, to use more of its range. "
             f"Less than {values['p_offset']}, so that an exponent that is too coarse for it stays "
             "what it is, and does not become lower by twice as much",
@@ -182,7 +186,7 @@ def _ends_of_exponents(values: Values) -> Iterator[Constant]:
         )
     elif values["p_offset"]:
         yield Constant(
-            "p_offset", "log2 units: P is kept this much larger, to use more of its range"
+            "softmax.p_offset", "log2 units: P is kept this much larger, to use more of its range"
         )
 
 
@@ -191,17 +195,19 @@ def _spread() -> Part:
     return Part(
         constants=(
             Constant(
-                "spread_blocks",
+                "softmax.spread_blocks",
                 "after a tile's first that find their maxima before P, if scores are widely spread",
             ),
             Constant(
-                "spread_sum",
+                "softmax.spread_sum",
                 "of a thread's P in its two rows: in so many threads of a warp less",
             ),
-            Constant("spread_keys", "with fewer in its rows a warp's small sums tell nothing"),
-            Constant("spread_threads"),
-            Constant("spread_warps", "of a warpgroup, at least"),
-            Constant("spread_seeing", "warps of it that see so many keys, at least"),
+            Constant(
+                "softmax.spread_keys", "with fewer in its rows a warp's small sums tell nothing"
+            ),
+            Constant("softmax.spread_threads"),
+            Constant("softmax.spread_warps", "of a warpgroup, at least"),
+            Constant("softmax.spread_seeing", "warps of it that see so many keys, at least"),
         ),
         shared=(
             Array(
@@ -218,13 +224,13 @@ def _spread() -> Part:
 
 def _promotion(values: Values) -> Iterator[Part]:
     if values["promote_columns"]:
-        yield Part(constants=(Constant("part_columns", "of PV at a time"),))
+        yield Part(constants=(Constant("softmax.part_columns", "of PV at a time"),))
     elif values["promote"]:
         note = "blocks after which O moves to another accumulator"
         total = "shared_total.cuh" if values["totals"] == "shared" else "total.cuh"
         blocks = "blocks.cuh" if values["intra_warpgroup"] else "blocks_alone.cuh"
         texts = (f"forward/values/promote/{text}" for text in (total, blocks))
-        yield Part(softmax=tuple(texts), constants=(Constant("promote", note),))
+        yield Part(softmax=tuple(texts), constants=(Constant("softmax.promote", note),))
     if values["totals"] == "shared":
         fours = amount("head_dim_v_padded", per=8)
         dims = (amount("consumers"), fours, amount("warpgroup"))
@@ -254,14 +260,14 @@ def _descales(values: Values) -> Iterator[Part]:
         return
     note = "that share one in a block: kScaleRows and kBlockN are multiples of it"
     groups = (
-        Constant("group_keys", note),
+        Constant("scales.group_keys", note),
         Constant("groups", value=amount("block_n", per="group_keys")),
     )
     of_keys = "forward/scores/key_scales.cuh" if v_by_block else "forward/scores/k_scales.cuh"
     yield Part(
         head=(of_keys,),
         constants=(
-            Constant("scale_rows", "rows of Q, or keys, that share a scale"),
+            Constant("scales.rows", "rows of Q, or keys, that share a scale", "scale_rows"),
             *groups,
         ),
         shared=(

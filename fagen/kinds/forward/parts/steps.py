@@ -155,7 +155,7 @@ def output(values: Values) -> Iterator[Part]:
     limited = values["out_dtype"] == values["dtype"] and bool(dtype.largest)
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if limited:
-        yield Part(constants=(Constant("largest_output", "that is finite"),))
+        yield Part(constants=(Constant("softmax.largest_output", "that is finite"),))
     if way == "split":
         start = SEEN_SPLITS if MASKS[values["mask"]].first_by_row else EVERY_SPLIT
         yield Part(
@@ -195,8 +195,8 @@ def output(values: Values) -> Iterator[Part]:
     yield Part(
         constants=(
             Alias("OutElement", "out_dtype.cpp"),
-            Constant("o_slab"),
-            Constant("o_swizzle.xor_bits", name="o_swizzle_bits"),
+            Constant("tile.o_slab"),
+            Constant("tile.o_swizzle.xor_bits", name="o_swizzle_bits"),
         ),
         shared=(
             (
@@ -214,7 +214,7 @@ def output(values: Values) -> Iterator[Part]:
             TensorMap(
                 "out",
                 (amount("o_slab"), amount("warpgroup_rows")),
-                "o_swizzle",
+                "tile.o_swizzle",
                 "head_dim_v",
                 ("OutElement", "out_dtype"),
             ),

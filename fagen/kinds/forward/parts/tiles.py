@@ -41,7 +41,7 @@ def tiles(values: Values) -> Iterator[Part]:
     else:
         yield from _equal(values)
     if values["cluster"] > 1:
-        yield Part(constants=(Constant("cluster", "thread blocks that share K and V"),))
+        yield Part(constants=(Constant("order.cluster", "thread blocks that share K and V"),))
     if ORDERS[values["order"]].dynamic:
         yield _ring(_TILES[lengths])
 
@@ -53,9 +53,9 @@ def _ring(tile: Type) -> Part:
     drawn = "beyond the first of each block"
     return Part(
         constants=(
-            Constant("tile_stages", "tiles drawn and not yet done"),
-            Constant("tile_readers", "warps that ask for them"),
-            Constant("draw_ahead", note),
+            Constant("order.tile_stages", "tiles drawn and not yet done"),
+            Constant("order.tile_readers", "warps that ask for them"),
+            Constant("order.draw_ahead", note),
         ),
         shared=(
             Barrier("tile_full", stages, amount(1)),
@@ -111,7 +111,7 @@ def _varlen(values: Values) -> Iterator[Part]:
     )
     if values["head_major"]:
         yield Part(
-            constants=(Constant("l2_bytes", type=INT64),),
+            constants=(Constant("order.l2_bytes", type=INT64),),
             params=(Field("exceeds_l2", BOOL, note="K and V do"),),
         )
     if not turns or values["v_layout"] == "rows":
@@ -199,7 +199,7 @@ def _equal(values: Values) -> Iterator[Part]:
         together = "heads of any batch whose K and V share the L2 cache"
         share = "bytes of the L2 cache for K and V"
         yield Part(
-            constants=(Constant("l2_share_bytes", share, name="l2_share", type=INT64),),
+            constants=(Constant("order.l2_share_bytes", share, name="l2_share", type=INT64),),
             params=(
                 Field("sections", INT),
                 Field("section_slots", DIVISOR),
@@ -212,7 +212,7 @@ def _equal(values: Values) -> Iterator[Part]:
         yield Part(
             device=("forward/tiles/drawn.cuh", "forward/tiles/by_block.cuh"),
             producer=("forward/tiles/scheduler.cuh", "forward/tiles/produce_drawn.cuh.j2"),
-            constants=(Constant("section_rounds", rounds),),
+            constants=(Constant("order.section_rounds", rounds),),
             params=(
                 Field("m_end", INT),
                 Field("tiles", INT, note="of all tiles; slots are for those that see a key"),

@@ -15,17 +15,17 @@ def v(values: Values) -> Iterator[Part]:
     yield Part(device=_device(values), consumer=_consumer(values))
     transposed, here = DTYPES[values["dtype"]].fp8, values["v_layout"] == "rows"
     note = "of keys: V lies transposed" if transposed else ""
-    bits = Constant("v_swizzle.xor_bits", name="v_swizzle_bits")
+    bits = Constant("tile.v_swizzle.xor_bits", name="v_swizzle_bits")
     constants = (
-        Constant("v_slab", note),
-        Constant("v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
+        Constant("tile.v_slab", note),
+        Constant("tile.v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
     )
     rows = rows_of_box(values)
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield Part(
             constants=constants,
-            maps=(TensorMap("v", box, "v_swizzle", "head_dim_v", stand_in="q"),),
+            maps=(TensorMap("v", box, "tile.v_swizzle", "head_dim_v", stand_in="q"),),
             shared=(Barrier("v_full", (_STAGES,), amount(1), transactions=True),),
         )
         return
@@ -33,15 +33,15 @@ def v(values: Values) -> Iterator[Part]:
         constants=(
             *constants,
             bits,
-            Constant("v_rows_slab", "of V as it arrives"),
-            Constant("v_rows_swizzle.xor_bits", name="v_rows_swizzle_bits"),
-            Constant("transposers", "warps of the producer's warpgroup"),
+            Constant("tile.v_rows_slab", "of V as it arrives"),
+            Constant("tile.v_rows_swizzle.xor_bits", name="v_rows_swizzle_bits"),
+            Constant("pipeline.transposers", "warps of the producer's warpgroup"),
         ),
         maps=(
             TensorMap(
                 "v",
                 (amount("v_rows_slab"), rows),
-                "v_rows_swizzle",
+                "tile.v_rows_swizzle",
                 "head_dim_v",
                 stand_in="q",
             ),

@@ -30,7 +30,7 @@ def textbook(plan: Plan, operands: Operands, scale: float) -> Tensor:
     group = heads // kv_heads
     keys = k.permute(0, 2, 3, 1)
     values = operands.v.float()
-    if plan.v_scales_by_block:
+    if plan.scales.v_by_block:
         values = values * of_v(plan, operands)
     values = values.permute(0, 2, 1, 3)
     height = max(1, _SCORES // (batch * heads * seqlen_k))
@@ -46,7 +46,7 @@ def textbook(plan: Plan, operands: Operands, scale: float) -> Tensor:
         empty = highest == -math.inf
         p = _OFFSET * torch.exp(scores - highest.masked_fill(empty, 0.0))
         tile = to_e4m3(p).float() @ values / p.sum(-1, keepdim=True)
-        if not plan.v_scales_by_block:
+        if not plan.scales.v_by_block:
             tile = tile * operands.v_descale[:, :, None]
         if operands.v_mean is not None:
             tile = tile + operands.v_mean[:, :, None]

@@ -1,0 +1,165 @@
+"""What a Plan of attention is nested by, but for softmax: tiles, the pipeline, scales, the order.
+
+Each is worked out of a schedule's keys by the function of its name.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fagen.arch import SM90
+from fagen.kinds.attention import padded_head_dims
+from fagen.kinds.forward import structure
+from fagen.kinds.forward.rules import consumers
+from fagen.kinds.forward.structure import TRANSPOSERS
+from fagen.schedule import Values
+from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Swizzle, swizzle_of
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How tiles lie in shared memory, in slabs of so many columns, and in accumulators."""
+
+    head_dim_padded: int
+    head_dim_v_padded: int
+    qk_swizzle: Swizzle
+    v_swizzle: Swizzle  # as wgmma reads it
+    v_rows_swizzle: Swizzle  # row-major, where the producer transposes it
+    o_swizzle: Swizzle
+    qk_slab: int
+    v_slab: int
+    v_rows_slab: int
+    o_slab: int
+    o_columns: int  # that all PV GEMMs of a block give
+
+
+def tile(values: Values) -> Tile:
+    """Work it out."""
+    dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
+    d, d_v = padded_head_dims(values)
+    columns = d, values["block_n"] if dtype.fp8 else d_v, d_v
+    qk, v, v_rows = (swizzle_of(width * dtype.bytes) for width in columns)
+    o = swizzle_of(d_v * out_dtype.bytes)
+    return Tile(
+        head_dim_padded=d,
+        head_dim_v_padded=d_v,
+        qk_swizzle=qk,
+        v_swizzle=v,
+        v_rows_swizzle=v_rows,
+        o_swizzle=o,
+        qk_slab=qk.bytes // dtype.bytes,
+        v_slab=v.bytes // dtype.bytes,
+        v_rows_slab=v_rows.bytes // dtype.bytes,
+        o_slab=o.bytes // out_dtype.bytes,
+        o_columns=d_v + (SM90.wgmma_n_step if values["sum"] == "tensor" else 0),
+    )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What overlaps with what: buffers, turns, and steps that consumers skip."""
+
+    transposers: ClassVar[int] = TRANSPOSERS  # warps that transpose V where it comes row-major
+
+    stages: int
+    q_stages: int
+    inter_warpgroup: bool
+    intra_warpgroup: bool
+    masked_steps: bool  # blocks after a tile's last one may be seen in part
+    skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
+    skips_steps: bool  # a consumer without rows skips all but the first
+    skips_idle_warpgroups: bool  # or goes on to the next tile, whose rows it then has
+    lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
+    k_ahead: int  # blocks that K is loaded ahead of V: as many as are skipped before O is stored
+    unrolled_copies: int  # that a thread issues without a loop: of all of a tile, or one
+    transposed_loads: int  # units that a transposer has in flight
+
+
+def pipeline(values: Values) -> Pipeline:
+    """Work it out."""
+    skips, unrolls = structure.skips_masked_blocks(values), structure.unrolls_copies(values)
+    far = skips and values["output"] == "reuse_v"
+    return Pipeline(
+        stages=values["stages"],
+        q_stages=values["q_stages"],
+        inter_warpgroup=values["inter_warpgroup"],
+        intra_warpgroup=values["intra_warpgroup"],
+        masked_steps=MASKS[values["mask"]].last_by_row or not values["intra_warpgroup"],
+        skips_masked_blocks=skips,
+        skips_steps=structure.skips_steps(values),
+        skips_idle_warpgroups=structure.skips_idle_warpgroups(values),
+        lays_q_anew=structure.lays_q_anew(values),
+        k_ahead=-(-values["block_m"] // values["block_n"]) if far else 1,
+        unrolled_copies=SM90.wgmma_n_max // 32 if unrolls else 1,
+        transposed_loads=4 if unrolls else 2,
+    )
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What shares a factor of Q, K and V, where they have factors; elsewhere false and zero."""
+
+    rows: int  # of a block of scales; 0: each (batch, head) has one, or by strides of 0 all
+    v_by_block: bool  # as K's, in the exponents; else V has one for each column
+    group_keys: int  # of a step, that lie in one such block
+    before_qk: bool  # consumers read them before S = QKᵀ, a long GEMM there, and not after it
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks of rows of Q and K have scales of their own."""
+        return self.rows > 0
+
+
+def scales(values: Values) -> Scales:
+    """Work it out."""
+    return Scales(
+        rows=values["scale_rows"],
+        v_by_block=values["v_scales"] == "block",
+        group_keys=structure.keys_of_a_scale(values["block_n"], values["scale_rows"]),
+        before_qk=structure.scales_before_qk(values),
+    )
+
+
+# A draw takes about a microsecond, as a block does. Drawn a whole tile ahead, tiles would go to
+# blocks with the longest way to go as soon as to those that come free next.
+_DRAW_AHEAD = 2
+
+# With so many tiles for each SM the last section of heads ends, for 97 shapes of 100,
+# within 3 % of the greedy order of all tiles (tests/test_order.py). Four times as many end within
+# 2 % for 98, where their K and V fit the L2 cache.
+_SECTION_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which tiles a thread block has, one after the other."""
+
+    l2_bytes: ClassVar[int] = SM90.l2_bytes
+    # of the L2 cache, for the K and V that blocks share: each half holds a copy of what both read
+    l2_share_bytes: ClassVar[int] = SM90.l2_bytes // 2
+    draw_ahead: ClassVar[int] = _DRAW_AHEAD  # blocks before a tile's end the next one is drawn
+    section_rounds: ClassVar[int] = _SECTION_ROUNDS  # tiles for each SM that a section of heads has
+
+    dynamic: bool  # the producer draws tiles from a counter
+    tile_stages: int  # and passes them on through a ring of so many; else 0
+    tile_readers: int  # warps that read it
+    cluster: int  # thread blocks that share K and V
+
+
+def order(values: Values) -> Order:
+    """Work it out."""
+    dynamic = ORDERS[values["order"]].dynamic
+    return Order(
+        dynamic=dynamic,
+        tile_stages=structure.tile_stages(values),
+        tile_readers=_tile_readers(values) if dynamic else 0,
+        cluster=values["cluster"],
+    )
+
+
+def _tile_readers(values: Values) -> int:
+    """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
+    warps = consumers(values) * SM90.warpgroup_threads // SM90.warp_threads
+    transposers = TRANSPOSERS if values["v_layout"] == "rows" else 0
+    scales = values["scales"] == "block" and not transposers  # else a transposer writes them too
+    # where a warp of its own draws tiles, the producer reads them too
+    return warps + transposers + scales + structure.scheduler_warp(values)
