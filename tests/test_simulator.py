@@ -69,8 +69,8 @@ def may_part(plan: Any) -> bool:
     """
     if plan.kind != "forward":
         return False
-    skips = plan.skips_masked_blocks and not plan.skips_idle_warpgroups
-    return bool(skips or plan.scales_by_block)
+    skips = plan.pipeline.skips_masked_blocks and not plan.pipeline.skips_idle_warpgroups
+    return bool(skips or plan.scales.by_block)
 
 
 def with_lanes_together(kernel: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fagen import simulator
+from fagen.kinds.forward.structure import head_major
 from fagen.measure.sequences import Case
 from fagen.render import render
 from tests.often import some
@@ -56,7 +57,10 @@ def test_its_bits_are_the_same_whichever_warpgroup_has_a_sequence(slug: str) -> 
 
 def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:
     """With as many as there are stages these sequences wait for each other for ever."""
-    tight = {slug: planned(slug).skips_masked_blocks for slug in (TIGHT, TIGHT.removesuffix("_s3"))}
+    tight = {
+        slug: planned(slug).pipeline.skips_masked_blocks
+        for slug in (TIGHT, TIGHT.removesuffix("_s3"))
+    }
     assert list(tight.values()) == [True, False]
     lengths = ((193, 193), (167, 167), (187, 187), (190, 190), (112, 241), (193, 193))
     for slug in tight:
@@ -66,7 +70,7 @@ def test_as_many_blocks_are_skipped_in_turns_as_leave_a_stage() -> None:
 
 def test_who_passes_over_tiles_and_who_does_not() -> None:
     """Not one alone, nor where O goes through V's space, which all must have read."""
-    passing = {slug: planned(slug).skips_idle_warpgroups for slug in SLUGS}
+    passing = {slug: planned(slug).pipeline.skips_idle_warpgroups for slug in SLUGS}
     assert passing == dict.fromkeys(SLUGS, True)
     for slug in (
         "fwd_fp16_d64_causal_m64n64_varlen",
@@ -74,7 +78,7 @@ def test_who_passes_over_tiles_and_who_does_not() -> None:
         "fwd_fp16_d64_causal_m128n64_varlen_nointra",
         "fwd_fp16_d64_causal_m128n64",
     ):
-        assert not planned(slug).skips_idle_warpgroups
+        assert not planned(slug).pipeline.skips_idle_warpgroups
 
 
 # ---- under a causal mask, where L2 is small -----------------------------------------------------
@@ -100,7 +104,7 @@ SHARED_OUT = (
 def kernel_of(slug: str) -> str:
     """The text of a kernel to which the L2 cache is small."""
     text = render(planned(slug)).kernel
-    large = f"kL2Bytes = {planned(slug).l2_bytes};"
+    large = f"kL2Bytes = {planned(slug).order.l2_bytes};"
     assert large in text
     return text.replace(large, "kL2Bytes = 0;")
 
@@ -116,5 +120,5 @@ def test_where_the_cache_holds_k_and_v_and_in_e4m3_classes_alone_count() -> None
         planned(slug)
         for slug in ("fwd_fp16_d64_full_m64n64_varlen", "fwd_e4m3_d64_causal_m64n64_varlen")
     )
-    assert not full.head_major and not eight.head_major
+    assert not any(head_major(plan.schedule.values()) for plan in (full, eight))
     assert "kL2Bytes" not in render(full).kernel + render(eight).kernel

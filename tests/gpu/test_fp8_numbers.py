@@ -152,14 +152,14 @@ def other_descales(of, case, seed):
     dice = torch.Generator("cuda").manual_seed(seed)
 
     def descale(heads, seqlen, powers):
-        blocks = -(-seqlen // of.scale_rows) if of.scales_by_block else 1
+        blocks = -(-seqlen // of.scales.rows) if of.scales.by_block else 1
         shape = (size.batch, heads, blocks)
         drawn = torch.rand(shape, generator=dice, device="cuda")
         # what was quantised lies within 4 or so, which is 448 in bytes
         return torch.exp2((2 * drawn - 1) * powers) / 110
 
     q, k = descale(size.heads, size.seqlen_q, 0.5), descale(size.kv_heads, size.seqlen_k, 0.5)
-    if of.v_scales_by_block:
+    if of.scales.v_by_block:
         return q, k, descale(size.kv_heads, size.seqlen_k, 3.0)
     shape = (size.batch, size.kv_heads, of.head_dim_v)
     found = torch.rand(shape, generator=dice, device="cuda")
@@ -364,7 +364,7 @@ def test_a_mean_of_k_moves_the_log_sum_exp_alone(few):
     plain, plain_lse = kernel_of(few)(given._replace(k_mean=None), scale)
     assert torch.equal(out, plain)
     of = few.plan
-    q = given.q.double() * rows_of(given.q_descale, of.scale_rows, 300).transpose(1, 2)
+    q = given.q.double() * rows_of(given.q_descale, of.scales.rows, 300).transpose(1, 2)
     group = given.k_mean.double().repeat_interleave(2, 1)
     moved = plain_lse + scale * torch.einsum("bshd,bhd->bhs", q, group)
     seen = plain_lse.isfinite()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fagen import flow, process
+from fagen.kinds.forward.structure import scheduler_warp
 from fagen.paths import environment
 from fagen.registry import from_slug, schedules
 from tests.conftest import SPREAD
@@ -148,8 +149,8 @@ def sharing_kernel(request, hopper, built_together):
 @pytest.mark.parametrize("tool", ["racecheck", "synccheck"])
 def test_threads_are_synchronised(sharing_kernel, tool):
     of = sharing_kernel.plan
-    harmless = [*TILE_READ_BY_ALL_LANES] if of.dynamic else []
-    if of.scales_by_block:
+    harmless = [*TILE_READ_BY_ALL_LANES] if of.order.dynamic else []
+    if of.scales.by_block:
         harmless += SCALES_READ_BY_ALL_LANES
     shapes = [SHAPES if tool == "synccheck" else RACED]
     if of.output == "reuse_v":
@@ -167,7 +168,7 @@ def test_kernels_beside_attention_are_as_clean(hopper, slug, tool):
     harmless = P_READ_BY_ALL_LANES if getattr(plan, "partition", None) == "gradients" else ()
     if getattr(plan, "postprocess", False):
         harmless = HINT_TO_STOP
-    if getattr(plan, "scheduler_warp", False):
+    if plan.kind == "forward" and scheduler_warp(plan.schedule.values()):
         harmless = TILE_WRITTEN_BY_ANY_LANE
     sanitize([sys.executable, SMALL_CALL, binary.library, slug, *sizes], tool, harmless)
 
