@@ -9,7 +9,7 @@ these declarations as C++.
 Sizes are named as fields of a Plan are, and as constants of a kernel: block_m is kBlockM.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
@@ -17,6 +17,7 @@ from itertools import groupby
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.schedule import Values
 
 
 class Seat(StrEnum):
@@ -446,6 +447,16 @@ class Memory:
 @cache
 def _memory(members: tuple[Member, ...]) -> Memory:
     return Memory(members)
+
+
+def choices(
+    values: Values, keys: Iterable[str], rules: Iterable[Callable[[Values], Any]] = ()
+) -> tuple[tuple[str, Any], ...]:
+    """Return what parts depend on: values of keys, and what rules make of all, by their names."""
+    return (
+        *((key, values[key]) for key in keys),
+        *((rule.__name__, rule(values)) for rule in rules),
+    )
 
 
 def _in_order(declared: Iterable[Any], names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fagen import registry
-from fagen.kinds.backward.parts import choices, parts_of
+from fagen.kinds.backward.parts import choices_of, parts_of
 from fagen.kinds.backward.plan import Plan
 from fagen.problem import Sizes
 from fagen.render import HEADER, header_text
@@ -61,7 +61,7 @@ def extreme_sizes(plan: Plan) -> tuple[Sizes, ...]:
 def masked(slug: str, mask: Mask) -> Plan:
     """The Plan of a causal schedule, with any mask."""
     plan = replace(planned(slug), slug=slug.replace("causal", mask.name), mask=mask)
-    vars(plan)["parts"] = parts_of(choices(plan.schedule.values()) | {"mask": mask})
+    vars(plan)["parts"] = parts_of(choices_of(plan.schedule.values()) | {"mask": mask})
     return plan
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
-from fagen.kinds.backward.parts import choices, parts
+from fagen.kinds.backward.parts import choices_of, parts
 from fagen.kinds.backward.parts.steps import statistics
 from fagen.kinds.backward.parts.sums import row_block
 from fagen.kinds.backward.rules import consumers, dq_columns, ones_in_shared_memory
@@ -59,7 +59,7 @@ def threads(values: Values) -> int:
 
 def statistics_bytes(values: Values) -> int:
     """Return the bytes of the LSEs and deltas of a block of rows."""
-    return int(statistics(choices(values)).bytes_at(values))
+    return int(statistics(choices_of(values)).bytes_at(values))
 
 
 def roles(values: Values) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -144,7 +144,7 @@ def shared_formulae(memory: Memory) -> Mapping[str, Any]:
 def record_bytes(values: Values) -> int:
     """Return the bytes that a block of rows takes of the workspace."""
     sizes = part_sizes(_sizes(values))
-    total = sum(int(array.bytes_at(sizes)) for array in row_block(choices(values)))
+    total = sum(int(array.bytes_at(sizes)) for array in row_block(choices_of(values)))
     return -(-total // SM90.l2_line_bytes) * SM90.l2_line_bytes
 
 

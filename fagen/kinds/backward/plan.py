@@ -18,7 +18,7 @@ from fagen.kinds.backward.formulae import (
     threads,
 )
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.parts import choices, parts
+from fagen.kinds.backward.parts import choices_of, parts
 from fagen.kinds.backward.parts.sums import row_block
 from fagen.kinds.backward.rules import (
     dq_columns,
@@ -190,7 +190,7 @@ class Plan(Budgeted):
     @property
     def row_block(self) -> tuple[Array, ...]:
         """What there is of a block of rows in the workspace."""
-        return tuple(row_block(choices(self.schedule.values())))
+        return tuple(row_block(choices_of(self.schedule.values())))
 
     @property
     def tile_readers(self) -> int:

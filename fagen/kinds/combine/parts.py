@@ -24,6 +24,7 @@ from fagen.part import (
     Parts,
     Type,
     amount,
+    choices,
     pointer_to,
 )
 from fagen.schedule import Values
@@ -46,12 +47,12 @@ _TO_INT32 = pointer_to(Type("int32_t"), const=True)
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    return _parts(*(values[key] for key in CHOSEN), is_ragged(values))
+    return _parts(choices(values, CHOSEN, (is_ragged,)))
 
 
 @cache
-def _parts(*choices: Any) -> Parts:
-    values = dict(zip((*CHOSEN, "is_ragged"), choices, strict=True))
+def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
+    values = dict(chosen)
     slots = row, rows, partials, output
     return Parts(tuple(slot(values) for slot in slots), _SECTIONS, params_order=_PARAMS)
 

@@ -5,7 +5,7 @@ loads (how Q, K and V come), scores (how they become P, and what P is relative t
 products), combine (where outputs of splits go, and how they become one).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -32,6 +32,7 @@ from fagen.part import (
     Times,
     Type,
     amount,
+    choices,
     pointer_to,
 )
 from fagen.schedule import Values
@@ -39,10 +40,7 @@ from fagen.vocab import DTYPES, MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
 CHOSEN = ("dtype", "mask", "by", "maximum", "speculate")
-RULES: Mapping[str, Callable[[Values], Any]] = {
-    "k_is_wider": k_is_wider,
-    "prefetches": prefetches,
-}
+RULES: tuple[Callable[[Values], Any], ...] = (k_is_wider, prefetches)
 
 # the order of members of SharedStorage and of Params, by name: machine code holds their offsets
 _SHARED = ("ring", "q", "p", "maxima", "sums", "full", "empty", "q_full", "q_empty")
@@ -63,13 +61,12 @@ _STAGES, _Q_STAGES, _WARPS = amount("stages"), amount("q_stages"), amount("warps
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    chosen = (values[key] for key in CHOSEN)
-    return _parts(*chosen, *(rule(values) for rule in RULES.values()))
+    return _parts(choices(values, CHOSEN, RULES))
 
 
 @cache
-def _parts(*choices: Any) -> Parts:
-    values = dict(zip((*CHOSEN, *RULES), choices, strict=True))
+def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
+    values = dict(chosen)
     slots = tile, deals, keys, loads, scores, steps, combine
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(every, _SECTIONS, shared_order=_SHARED, params_order=_PARAMS)

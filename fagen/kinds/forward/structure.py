@@ -4,7 +4,7 @@ A Plan, its parts and its ledgers read them here; none is a measurement, or chan
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fagen.arch import SM90
@@ -135,11 +135,8 @@ def lays_q_anew(values: Values) -> bool:
     return skips_idle_warpgroups(values) and values["q_stages"] == 1 and wide
 
 
-# what parts depend on beside keys themselves, by the name of the rule
-RULES: Mapping[str, Callable[[Values], Any]] = {
-    rule.__name__: rule
-    for rule in (
-        *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
-        *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
-    )
-}
+# what parts depend on beside keys themselves
+RULES: tuple[Callable[[Values], Any], ...] = (
+    *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
+    *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
+)

@@ -29,6 +29,7 @@ from fagen.part import (
     Parts,
     Type,
     amount,
+    choices,
     pointer_to,
 )
 from fagen.schedule import Values
@@ -57,12 +58,12 @@ _NORM = Constant("norm", "makes the rotation orthonormal")
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    return _parts(*(values[key] for key in CHOSEN))
+    return _parts(choices(values, CHOSEN))
 
 
 @cache
-def _parts(*choices: Any) -> Parts:
-    values = dict(zip(CHOSEN, choices, strict=True))
+def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
+    values = dict(chosen)
     slots = rows, rotary, rotation, columns, scales, output
     return Parts(tuple(slot(values) for slot in slots), _SECTIONS, params_order=_PARAMS)
 

@@ -5,7 +5,7 @@ Slots: keys (which rows see them), tiles (who deals them), loads (how Q, K, V an
 outputs (how dK and dV leave), sums (how dQ is added up and rounded).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -38,6 +38,7 @@ from fagen.part import (
     Part,
     Parts,
     Ratio,
+    choices,
 )
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS
@@ -50,13 +51,10 @@ SIZES = frozenset(
         *("producer_registers", "consumer_registers", "dq_registers", "max_spill_bytes"),
     )
 )
-RULES: Mapping[str, Callable[[Values], Any]] = {
-    rule.__name__: rule
-    for rule in (
-        *(ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest, both_make_dq),
-        *(counts_steps, slices_dq, defers_dq, passes),
-    )
-}
+RULES: tuple[Callable[[Values], Any], ...] = (
+    *(ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest, both_make_dq),
+    *(counts_steps, slices_dq, defers_dq, passes),
+)
 
 # The order of members of SharedStorage, of Params behind the tensor maps, and in which barriers are
 # initialised, by name: machine code holds their offsets.
@@ -88,26 +86,22 @@ _INITIALISED = (
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    return parts_of(choices(values))
+    return parts_of(choices_of(values))
 
 
-def choices(values: Values) -> Values:
-    """Return what parts depend on."""
-    chosen = {key: value for key, value in values.items() if key not in SIZES}
-    return (
-        chosen
-        | {"mask": MASKS[values["mask"]]}
-        | {name: rule(values) for name, rule in RULES.items()}
-    )
+def choices_of(values: Values) -> Values:
+    """Return what parts depend on; a mask is one of MASKS, or another."""
+    chosen = choices(values, (key for key in values if key not in SIZES), RULES)
+    return dict(chosen) | {"mask": MASKS[values["mask"]]}
 
 
-def parts_of(choices: Values) -> Parts:
+def parts_of(chosen: Values) -> Parts:
     """Return the parts that there are for these choices."""
-    return _parts(*choices.items())
+    return _parts(tuple(chosen.items()))
 
 
 @cache
-def _parts(*chosen: tuple[str, Any]) -> Parts:
+def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
     values = dict(chosen)
     first = about, sizes, keys, tiles, loads, consumers
     slots = *first, scores, steps, outputs, sums, runs, launcher

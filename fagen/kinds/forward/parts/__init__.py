@@ -15,7 +15,16 @@ from fagen.kinds.forward.parts.steps import consumer, output, roles, steps
 from fagen.kinds.forward.parts.tiles import keys, tiles
 from fagen.kinds.forward.parts.values import v
 from fagen.kinds.forward.structure import RULES
-from fagen.part import DESCRIPTOR, HEADERS, REGISTERS_HEADER, TMA_HEADERS, Constant, Part, Parts
+from fagen.part import (
+    DESCRIPTOR,
+    HEADERS,
+    REGISTERS_HEADER,
+    TMA_HEADERS,
+    Constant,
+    Part,
+    Parts,
+    choices,
+)
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, OUT_DTYPES
 
@@ -66,13 +75,12 @@ _EQUAL = (
 
 def parts(values: Values) -> Parts:
     """Return the parts of a kernel with these values of a schedule's keys."""
-    keys = (item for item in values.items() if item[0] not in SIZES)
-    return _parts(*keys, *((name, rule(values)) for name, rule in RULES.items()))
+    return _parts(choices(values, (key for key in values if key not in SIZES), RULES))
 
 
 @cache
-def _parts(*choices: tuple[str, Any]) -> Parts:
-    values = dict(choices)
+def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
+    values = dict(chosen)
     slots = about, sizes, consumer, keys, tiles, loads, v, scores, steps, output, roles, launcher
     varlen, splits = values["lengths"] == "varlen", values["num_splits"] > 1
     params = _VARLEN if varlen else _SPLIT if splits else _EQUAL
