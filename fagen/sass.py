@@ -122,7 +122,7 @@ def read_listing(
     `untold` is how many registers there are in all where the listing has no table of them; what
     each role has of them is not known then.
     """
-    functions = dict(_functions(listing, drawn=untold is None))
+    functions = dict(functions_of(listing, drawn=untold is None))
     if len(functions) != kernels:
         raise BuildError(
             f"kernels expected in the machine code: {kernels}, not {sorted(functions)}"
@@ -163,7 +163,7 @@ def _setmaxnreg(code: Iterable[Instruction], kind: str) -> tuple[int, ...]:
     return tuple(sorted({int(operand, 0) for operand in counts}))
 
 
-def _functions(
+def functions_of(
     listing: str, *, drawn: bool
 ) -> Iterator[tuple[str, tuple[list[Instruction], dict[str, int]]]]:
     """Each code section: its name, its instructions, and which instruction each label stands at.

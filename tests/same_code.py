@@ -26,8 +26,8 @@ from tempfile import TemporaryDirectory
 from fagen.paths import cache_folder, compiler_environment
 from fagen.process import run
 from fagen.render import hashes_of
-from fagen.render.tokens import INTERFACE_MARK
-from fagen.sass import hash_code
+from fagen.render.tokens import parts_of_text
+from fagen.sass import functions_of, hash_code
 from fagen.toolchain import FLAGS, Toolchain, find_disassembler, find_toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,18 +35,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from revision import rendered, rendered_at  # noqa: E402 - which is no package
 
-_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+((?:@!?U?P\w+\s+)?[A-Z][^;]*);")
 _LABELS = re.compile(r"`\([^)]*\)")
 _IMMEDIATES = re.compile(r"\b0x[0-9a-f]+")
 _REGISTERS = re.compile(r"\b(U?[RP])\d+\b")
-
-
-def device_code(text: str, slug: str) -> str:
-    """Return what of a kernel's text the device runs: its includes and its namespace."""
-    begin, end = (f"{brace} namespace fagen_{slug}_kernel" for brace in ("", "}  //"))
-    first = text.index(begin.strip())
-    top = text[: min(first, text.find(INTERFACE_MARK) % (len(text) + 1))]
-    return top.rpartition("\n")[0] + "\n" + text[first : text.index(end)] + "}\n"
 
 
 def compiled(toolchain: Toolchain, text: str, slug: str, folder: Path) -> Path:
@@ -55,7 +46,7 @@ def compiled(toolchain: Toolchain, text: str, slug: str, folder: Path) -> Path:
     if not cubin.exists():
         with TemporaryDirectory() as place:
             source, made = Path(place, "kernel.cu"), Path(place, "kernel.cubin")
-            source.write_text(device_code(text, slug), encoding="utf-8")
+            source.write_text("\n".join(parts_of_text(text, slug)[:2]), encoding="utf-8")
             flags = [flag for flag in FLAGS if flag != "-lineinfo"]
             command = [toolchain.nvcc, *flags, "-cubin", "-o", made, source]
             command += ["-I", toolchain.cutlass, "-I", toolchain.cuda_include]
@@ -71,9 +62,9 @@ def instructions(nvdisasm: Path, cubin: Path) -> list[str]:
     """Return the instructions of a cubin, labels left out."""
     listing = run([nvdisasm, "-c", cubin], only=compiler_environment()).stdout
     return [
-        _LABELS.sub("L", " ".join(match[1].split()))
-        for match in map(_INSTRUCTION.match, listing.splitlines())
-        if match
+        _LABELS.sub("L", f"{one.guard} {one.opcode} {one.operands}")
+        for _, (code, _) in functions_of(listing, drawn=False)
+        for one in code
     ]
 
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 INTERFACE_MARK = "---- The C interface"  # behind device code: from here on structs and prototypes
 HOST_MARK = "---- The host's side"  # the rest of a kernel's file is its launcher
@@ -40,22 +41,33 @@ class Hashes:
 
 def hashes_of(kernel: str, slug: str, header: str) -> Hashes:
     """Hash the parts of a kernel's text, laid out or not, with what it reaches in the header."""
-    text = kernel.replace(slug, _SLUG)
-    begin = text.index(f"namespace fagen_{_SLUG}_kernel")
-    (top, _), (rest, host) = _cut(text[:begin], INTERFACE_MARK), _cut(text[begin:], HOST_MARK)
-    own = [*tokens(_cut(rest, INTERFACE_MARK)[0])]
+    top, device, host = parts_of_text(kernel.replace(slug, _SLUG), _SLUG)
+    own = [*tokens(device)]
     declared = [*_declarations(own)]
     names = dict.fromkeys(decl.name for decl in declared)
-    shared = header[header.index("namespace ") :]
-    launched = (tokens(text) for text in (host, shared))
     launcher, constants = _launched(
-        [*declared, *(decl for words in launched for decl in _declarations([*words]))]
+        [*declared, *_declarations([*tokens(host)]), *_shared_by_launchers(header)]
     )
     return Hashes(
         device=_digest([*tokens(top), *_unnamed(own, _numbered(names))]),
         launcher=_digest(launcher),
         constants=_digest(constants),
     )
+
+
+def parts_of_text(kernel: str, slug: str) -> tuple[str, str, str]:
+    """Return a kernel's includes, its device code in its namespace, and its launcher.
+
+    The C interface is left out, which once stood before the device code.
+    """
+    begin = kernel.index(f"namespace fagen_{slug}_kernel")
+    (top, _), (rest, host) = _cut(kernel[:begin], INTERFACE_MARK), _cut(kernel[begin:], HOST_MARK)
+    return top, _cut(rest, INTERFACE_MARK)[0], host
+
+
+@lru_cache(1)  # the header is the same of all kernels
+def _shared_by_launchers(header: str) -> tuple["_Declaration", ...]:
+    return tuple(_declarations([*tokens(header[header.index("namespace ") :])]))
 
 
 def _cut(text: str, mark: str) -> tuple[str, str]:
