@@ -8,8 +8,3 @@ constexpr int kColumnTiles = kHeadDimVPadded / kTileM;  // of Oᵀ, along the co
 using Scores = float[kKeyTiles][kRows / 2];
 using Output = float[kColumnTiles][kRows / 2];
 using Statistics = float[kRows / 4];
-
-using Barrier = cutlass::arch::ClusterBarrier;
-using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
-
-__host__ __device__ constexpr int blocks_of(int n, int size) { return (n + size - 1) / size; }

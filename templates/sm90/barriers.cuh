@@ -1,0 +1,2 @@
+using Barrier = cutlass::arch::ClusterBarrier;
+using TransactionBarrier = cutlass::arch::ClusterTransactionBarrier;
