@@ -223,16 +223,16 @@ def dead(kernel: str, slug: str) -> set[str]:
     code = _device_code(kernel, slug)
     scope = _scope(code, slug)
     everywhere = Counter(tokens(code))
-    found = {name for name in scope.names if everywhere[name] == 1}
+    needless = {name for name in scope.names if everywhere[name] == 1}
     several = Counter(one.name for one in scope.functions)
     for one in scope.functions:
         if one.name.isidentifier() and everywhere[one.name] <= several[one.name]:
-            found.add(f"{one.name}()")
+            needless.add(f"{one.name}()")
         if not one.body and one.name not in scope.structs:  # a constructor need do no more
-            found.add(f"{one.name}: empty")
+            needless.add(f"{one.name}: empty")
         inside = Counter(one.body)
-        found |= {f"{one.name}: {name}" for name in locals_of(one.body) if inside[name] == 1}
+        needless |= {f"{one.name}: {name}" for name in locals_of(one.body) if inside[name] == 1}
         text = " ".join(one.body)
         for sign in _NEUTRAL:
-            found |= {f"{one.name}: {match[0].strip()}" for match in re.finditer(sign, text)}
-    return found
+            needless |= {f"{one.name}: {match[0].strip()}" for match in re.finditer(sign, text)}
+    return needless

@@ -194,9 +194,9 @@ def _(divisor: Divisor, plan: Any) -> str:
 
 @cpp.register
 def _(times: Times, plan: Any) -> str:
-    of = times.of if isinstance(times.of, Ratio) else Argument(times.of)
+    factor = times.of if isinstance(times.of, Ratio) else Argument(times.of)
     number = f"{times.number}f" if isinstance(times.number, float) else times.number
-    return f"{cpp(of, plan)} * {number}"
+    return f"{cpp(factor, plan)} * {number}"
 
 
 @cpp.register

@@ -60,7 +60,7 @@ class Plan(Budgeted):
     slug: str
     dtype: Dtype
     mask: Mask
-    varlen: bool  # sequences have lengths of their own, which the GPU reads
+    varlen: bool  # the GPU reads where sequences lie, and how long they are
     deterministic: bool
 
     head_dim: int

@@ -51,7 +51,7 @@ class Plan(Budgeted, Combining):
     dtype: Dtype  # of Q, K and V
     out_dtype: Dtype  # of O
     mask: Mask
-    varlen: bool  # sequences have lengths of their own, which the GPU reads
+    varlen: bool  # the GPU reads where sequences lie, and how long they are
     descales: bool  # Q, K and V come with factors, and V is to lie along its keys
     v_rows: bool  # which comes row-major, to be transposed by the producer
 

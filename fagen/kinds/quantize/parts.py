@@ -256,7 +256,7 @@ def scales(values: Values) -> Part:
         first,
     )
     if way == "block":
-        found = (
+        maximum = (
             "quantize/scales/held.cuh.j2"
             if passes(values) == 1
             else "quantize/scales/read_twice.cuh.j2"
@@ -265,7 +265,7 @@ def scales(values: Values) -> Part:
             about=(_ABOUT_SCALES[way],),
             device=device,
             kernel=(
-                found,
+                maximum,
                 "quantize/scales/block.cuh.j2",
             ),
             constants=(*limits, _WARPS, Constant("scale_rows", "that share a scale")),

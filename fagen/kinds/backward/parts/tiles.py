@@ -1,7 +1,9 @@
 """Keys: which rows see them; tiles: who deals them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from fagen.kinds.params import CU_SEQLENS_Q, VARLEN_KEYS
 from fagen.part import (
     DIVISOR,
     INT,
@@ -22,7 +24,6 @@ from fagen.schedule import Values
 
 _ROWS_TO_WRITE = Type("Rows<Element>")
 _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
-_TO_INT32 = pointer_to(Type("int32_t"), const=True)
 _OF_A_LAUNCH = "of a launch of a kernel before or after, whose grid may not hold all of them"
 
 
@@ -132,7 +133,7 @@ def _dense(persistent: bool) -> Part:
 
 
 def _varlen() -> Part:
-    """Sequences of lengths of their own, which the GPU reads."""
+    """Varlen sequences: the GPU reads where they lie."""
     return Part(
         structs=(_SEQUENCE,),
         head=("backward/tiles/varlen_tensors.cuh",),
@@ -141,21 +142,9 @@ def _varlen() -> Part:
         entry=("backward/tiles/varlen_entry.cuh",),
         shared=(Array("sequence", _SEQUENCE.type, aligned=False),),
         params=(
-            Field(
-                "cu_seqlens_q",
-                _TO_INT32,
-                Argument("cu_seqlens_q"),
-                "where sequences begin, and the last one ends",
-            ),
-            Field("cu_seqlens_k", _TO_INT32, Argument("cu_seqlens_k"), "the same of keys"),
-            Field(
-                "seqused_k",
-                _TO_INT32,
-                Argument("seqused_k"),
-                "of how many keys each is to see the first ones; null: of all",
-            ),
+            replace(CU_SEQLENS_Q, value=Argument("cu_seqlens_q")),
+            *VARLEN_KEYS,
             Field("offsets", INT, Argument("offsets"), "one more than there are sequences"),
-            *(Field(name, INT, Argument(name)) for name in ("total_q", "total_k")),
             Field("m_slots", INT, note="for blocks of rows of all sequences; see Slots"),
             Field("n_slots", INT, note="and for those of keys"),
             Field("first_head", INT, note=_OF_A_LAUNCH),

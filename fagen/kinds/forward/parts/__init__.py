@@ -102,10 +102,10 @@ _SECTIONS = (
 
 def about(values: Values) -> Iterator[Part]:
     """What a kernel says of itself, and what it includes."""
-    said = (text for (key, value), text in _ABOUT.items() if values[key] == value)
+    texts = (text for (key, value), text in _ABOUT.items() if values[key] == value)
     dtypes = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
     yield Part(
-        about=("forward/about.cuh.j2", *said),
+        about=("forward/about.cuh.j2", *texts),
         headers=(*HEADERS, *TMA_HEADERS, REGISTERS_HEADER, *(dtype.header for dtype in dtypes)),
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.params import CU_SEQLENS_Q, VARLEN_KEYS
 from fagen.part import (
     BOOL,
     DIVISOR,
@@ -78,8 +79,7 @@ _HEADS = {
 
 
 def _varlen(values: Values) -> Iterator[Part]:
-    """Tiles of sequences of lengths of their own: the GPU finds out which there are."""
-    to_int32 = pointer_to(Type("int32_t"), const=True)
+    """Tiles of varlen sequences: the GPU finds out which there are."""
     turns = values["skips_idle_warpgroups"]
     yield Part(
         head=("forward/tiles/varlen/sequence.cuh", "forward/tiles/varlen/tile.cuh.j2"),
@@ -94,17 +94,9 @@ def _varlen(values: Values) -> Iterator[Part]:
             _HEADS[values["head_major"]],
         ),
         params=(
-            Field("cu_seqlens_q", to_int32, note="where sequences begin, and the last one ends"),
-            Field("cu_seqlens_k", to_int32, Argument("cu_seqlens_k"), "the same of keys"),
-            Field(
-                "seqused_k",
-                to_int32,
-                Argument("seqused_k"),
-                "of how many keys each is to see the first ones; null: of all",
-            ),
+            CU_SEQLENS_Q,
+            *VARLEN_KEYS,
             Field("batch", INT),
-            Field("total_q", INT, Argument("total_q")),
-            Field("total_k", INT, Argument("total_k")),
             Field("heads", INT, Argument("heads")),
             Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
         ),
