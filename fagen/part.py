@@ -10,41 +10,13 @@ Sizes are named as fields of a Plan are, and as constants of a kernel: block_m i
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import groupby
 from typing import Any
 
 from fagen.arch import SM90
 from fagen.schedule import Values
-
-
-class Seat(StrEnum):
-    """Where a part's texts stand in a kernel."""
-
-    ABOUT = "about"  # of the comment that the kernel begins with
-    HEAD = "head"  # types that SharedStorage and Params are made of
-    METHODS = "methods"  # functions of Params
-    DEVICE = "device"  # functions and structs that several roles use
-    LOADER = "loader"  # members of Loader, by which one thread issues TMA copies
-    FINDER = "finder"  # members of TileFinder, by which a warp makes tiles of their numbers
-    PRODUCER = "producer"  # functions of the warps beside the consumers
-    SOFTMAX = "softmax"  # members of Softmax, which is in a thread's registers
-    CONSUMER = "consumer"  # members of Consumer
-    SCORES = "scores"  # statements of consumers on S, which is complete and not yet masked, or
-    # of gradients on S - LSE / scale
-    DERIVATIVES = "derivatives"  # statements on dp, the gradient of what those on S left
-    KERNELS = "kernels"  # kernels that run before the last one, or behind the first
-    ENTRY = "entry"  # statements of the kernel before it initialises its barriers
-    KERNEL = "kernel"  # and before its roles part
-    ROLE = "role"  # an if that says what warps beside the consumers do; else the next
-    CONSUMER_ROLE = "consumer_role"  # a statement that says what consumers do
-    EXIT = "exit"  # statements of the kernel behind all roles
-    COMBINE = "combine"  # statements of the kernel that combines splits: where a row's begin
-    WORKSPACE = "workspace"  # functions of the launcher by which it knows how large that is
-    HOST = "host"  # statements of the launcher that fill Params, and say how large `grid` is
-    LAUNCHES = "launches"  # statements that launch, where they are no plain list of kernels
 
 
 @dataclass(frozen=True)
@@ -63,14 +35,6 @@ class Amount:
         for factor in self.per:
             product /= sizes[factor] if isinstance(factor, str) else factor
         return product + self.plus
-
-
-HEADERS = "cuda_runtime.h", "algorithm", "cmath", "cstdint", "initializer_list"  # of all kernels
-TMA_HEADERS = (  # of those that copy by TMA and multiply by wgmma
-    *("cuda.h", "atomic", "type_traits", "cutlass/arch/barrier.h"),
-    *("cute/arch/copy_sm90_tma.hpp", "cute/arch/mma_sm90_desc.hpp"),
-)
-REGISTERS_HEADER = "cutlass/arch/reg_reconfig.h"  # of those whose roles set their registers
 
 
 def amount(*factors: str | int, per: str | int | None = None, plus: int = 0) -> Amount:
@@ -298,6 +262,14 @@ class Struct:
         return Type(self.name, sum(field.type.bytes_at({}) for field in self.fields))
 
 
+HEADERS = "cuda_runtime.h", "algorithm", "cmath", "cstdint", "initializer_list"  # of all kernels
+TMA_HEADERS = (  # of those that copy by TMA and multiply by wgmma
+    *("cuda.h", "atomic", "type_traits", "cutlass/arch/barrier.h"),
+    *("cute/arch/copy_sm90_tma.hpp", "cute/arch/mma_sm90_desc.hpp"),
+)
+REGISTERS_HEADER = "cutlass/arch/reg_reconfig.h"  # of those whose roles set their registers
+
+
 # ---- a kernel's --------------------------------------------------------------------------------
 
 
@@ -309,27 +281,32 @@ class Part:
     a kernel lacks is no text, never an empty function.
     """
 
-    about: tuple[str, ...] = ()
-    head: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    device: tuple[str, ...] = ()
-    loader: tuple[str, ...] = ()
-    finder: tuple[str, ...] = ()
-    producer: tuple[str, ...] = ()
-    softmax: tuple[str, ...] = ()
-    consumer: tuple[str, ...] = ()
+    # texts by seat
+    about: tuple[str, ...] = ()  # of the comment that the kernel begins with
+    head: tuple[str, ...] = ()  # types that SharedStorage and Params are made of
+    methods: tuple[str, ...] = ()  # functions of Params
+    device: tuple[str, ...] = ()  # functions and structs that several roles use
+    loader: tuple[str, ...] = ()  # members of Loader, by which one thread issues TMA copies
+    finder: tuple[str, ...] = ()  # members of TileFinder, by which a warp makes tiles of numbers
+    producer: tuple[str, ...] = ()  # functions of the warps beside the consumers
+    softmax: tuple[str, ...] = ()  # members of Softmax, which is in a thread's registers
+    consumer: tuple[str, ...] = ()  # members of Consumer
+    # statements of consumers on S, which is complete and not yet masked, or of gradients on
+    # S - LSE / scale
     scores: tuple[str, ...] = ()
-    derivatives: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
-    entry: tuple[str, ...] = ()
-    kernel: tuple[str, ...] = ()
-    role: tuple[str, ...] = ()
-    consumer_role: tuple[str, ...] = ()
-    exit: tuple[str, ...] = ()
-    combine: tuple[str, ...] = ()
-    workspace: tuple[str, ...] = ()
-    host: tuple[str, ...] = ()
-    launches: tuple[str, ...] = ()
+    derivatives: tuple[str, ...] = ()  # on dp, the gradient of what those on S left
+    kernels: tuple[str, ...] = ()  # that run before the last one, or behind the first
+    entry: tuple[str, ...] = ()  # statements of the kernel before it initialises its barriers
+    kernel: tuple[str, ...] = ()  # and before its roles part
+    role: tuple[str, ...] = ()  # an if that says what warps beside the consumers do; else the next
+    consumer_role: tuple[str, ...] = ()  # a statement that says what consumers do
+    exit: tuple[str, ...] = ()  # statements of the kernel behind all roles
+    combine: tuple[str, ...] = ()  # of the kernel that combines splits: where a row's begin
+    workspace: tuple[str, ...] = ()  # functions of the launcher by which it knows how large that is
+    host: tuple[str, ...] = ()  # statements of it that fill Params, and say how large `grid` is
+    launches: tuple[str, ...] = ()  # that launch, where they are no plain list of kernels
+
+    # what it declares
     shared: tuple[Member, ...] = ()
     params: tuple[Field, ...] = ()
     maps: tuple[TensorMap, ...] = ()
@@ -337,6 +314,10 @@ class Part:
     headers: tuple[str, ...] = ()  # that the kernel includes
     structs: tuple[Struct, ...] = ()
     named_barriers: tuple[str, ...] = ()  # of the hardware
+
+
+_DECLARATIONS = {"shared", "params", "maps", "constants", "headers", "structs", "named_barriers"}
+SEATS = tuple(field.name for field in fields(Part) if field.name not in _DECLARATIONS)
 
 
 @dataclass(frozen=True, eq=False)  # parts of a kernel are made once for the same keys
@@ -354,8 +335,9 @@ class Parts:
     initialised: tuple[str, ...] = ()
 
     def texts(self, seat: str) -> tuple[str, ...]:
-        """Return the texts of a seat, each once, in the order of the slots."""
-        texts = (text for part in self.parts for text in getattr(part, Seat(seat)))
+        """Return the texts of one of SEATS, each once, in the order of the slots."""
+        assert seat in SEATS, seat
+        texts = (text for part in self.parts for text in getattr(part, seat))
         return tuple(dict.fromkeys(texts))
 
     @cached_property

@@ -18,7 +18,7 @@ from jinja2 import meta, nodes
 
 from fagen import registry
 from fagen.kind import Plan
-from fagen.part import Alias, Seat
+from fagen.part import SEATS, Alias
 from fagen.paths import locate
 from tests import growth
 from tests.backward_helpers import SPREAD as BACKWARD
@@ -95,7 +95,7 @@ def test_a_text_is_short_and_hardly_chooses(path):
 def test_every_text_is_of_a_kernel_that_some_schedule_has(committed):
     """Of those that are committed, those that tests of each kind have, and a few more."""
     used = {
-        text for plan in every_plan(committed) for seat in Seat for text in plan.parts.texts(seat)
+        text for plan in every_plan(committed) for seat in SEATS for text in plan.parts.texts(seat)
     }
     for path in TEMPLATES:
         if path.suffix == ".j2":

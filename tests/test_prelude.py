@@ -8,7 +8,7 @@ import pytest
 
 from fagen import registry, simulator
 from fagen.kind import Plan
-from fagen.part import Seat
+from fagen.part import SEATS
 from fagen.paths import locate
 from fagen.process import run
 from fagen.render import written
@@ -207,7 +207,7 @@ def test_the_kernels_here_have_every_text_that_stands_behind_a_prelude():
 def test_all_seats_stand_behind_preludes_but_those_of_the_head_and_of_the_launcher():
     for kind, seats in STAND_IN.items():
         plans = [registry.plan_of(path.stem) for path in registry.schedules(kind)]
-        for seat in set(Seat) - set(WITHOUT) - {*seats, "device"}:
+        for seat in set(SEATS) - set(WITHOUT) - {*seats, "device"}:
             assert not any(plan.parts.texts(seat) for plan in plans), (kind, seat)
 
 
