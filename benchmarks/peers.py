@@ -80,7 +80,7 @@ SHARES = {
 }
 BEHIND = 0.99
 ROUND = Regime("burst", idle=0.010, warm=0.0, timed=0.006, rounds=3)
-READYING = 16  # processes that build kernels at a time
+READYING = 24  # processes that build kernels at a time
 Say = Callable[[str], None]
 
 

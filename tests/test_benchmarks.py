@@ -26,7 +26,7 @@ from tests.tensors import normal
 MEASURING = {  # scripts, and what each needs beside --out to begin at once
     **dict.fromkeys(("ablation", "backward_shapes", "choice", "data", "decode"), ()),
     **dict.fromkeys(("decode_ablation", "decode_micro", "fp8_end_to_end", "head_dims"), ()),
-    **dict.fromkeys(("run", "varlen"), ()),
+    **dict.fromkeys(("peers", "run", "varlen"), ()),
     **dict.fromkeys(("fp8_accuracy", "fp8_families"), ("--device", "cuda")),
     "shapes": ("--before", "."),
 }
@@ -35,6 +35,7 @@ FOR_ALL = {
     "draws",
     "headline",
     "launch",
+    "peer_calls",
     "plots",
     "record",
     "revision",
