@@ -145,7 +145,43 @@ def test_what_no_row_is_for_is_served_as_without_a_table(folders):
     expected = {1: usual, 99: usual, 100: MINE, 200: MINE, 201: usual, OPEN_KEYS + 1: usual}
     assert {keys: slug(keys) for keys in expected} == expected and usual != MINE
     assert slug(1, 64) == slug(150, 64) == SHORT
-    assert select(PROBLEM, CARD).many == ((99, None), (200, MINE), (MOST, None))
+    assert select(PROBLEM, CARD).many == ((99, None, ()), (200, MINE, ()), (MOST, None, ()))
+
+
+def test_of_rows_with_clocks_the_cheapest_serves_by_ends_of_tiles_and_of_rounds(folders):
+    """Counted by hand: 132 tiles at once, of 192 rows and 64 keys a step or of 128 and 128."""
+    tall, square = "fwd_fp16_d128_full_m192n64_s3", LONG
+    own = [Row(CARD, tall, keys_to=9_999, step_clocks=150, tile_clocks=300),
+           Row(CARD, square, keys_to=9_999, step_clocks=200, tile_clocks=300),
+           Row(CARD, FEW, 10_000)]  # fmt: skip
+    update(folders[0], own)
+    assert rows_for(PROBLEM) == own
+    both = {  # heads, queries, keys: clocks of either
+        (132, 192, 128): (600, 1_000),  # one round of one tile, and two of two
+        (132, 128, 128): (600, 500),
+        (44, 521, 521): (1_650, 2_600),  # 132 tiles of 3 a head, of 9 steps; 220 of 5, of 5 steps
+        (66, 256, 4_096): (9_900, 6_700),
+        (1, 1, 64): (450, 500),
+        (1, 1, 0): (300, 300),  # then the first
+    }
+    for (heads, queries, keys), clocks in both.items():
+        sizes = Sizes(1, heads, heads, queries, keys)
+        best = tall if clocks[0] <= clocks[1] else square
+        assert served(PROBLEM, sizes).slug == best, sizes
+        chosen = select(PROBLEM, CARD)
+        assert first_slug(chosen, *vars(sizes).values()) == best
+        assert first_slug(chosen, *vars(sizes).values(), surely=bool) == best
+        # where sizes are left open the first of them serves
+        assert first_slug(chosen, *vars(sizes).values(), surely=lambda _: False) == tall
+    assert served(PROBLEM, Sizes(1, 132, 132, 128, 10_000)).slug == FEW
+    assert chosen.slugs(1, 1) == (tall, square) and chosen.slugs() == (tall, square, FEW)
+    update(folders[1], [Row(CARD, MINE, 500, 600), few(64, slug=SHORT)])
+    chosen = select(PROBLEM, CARD)
+    calls = (192, 499, tall), (128, 500, MINE), (128, 601, square), (1, 1, tall)
+    for queries, keys, best in calls:
+        sizes = 1, 132, 132, queries, keys
+        assert first_slug(chosen, *sizes) == first_slug(chosen, *sizes, surely=bool) == best
+    assert first_slug(chosen, 1, 64, 64, 1, 1) == SHORT
 
 
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
@@ -167,7 +203,7 @@ def test_no_other_call_is_served_otherwise_for_a_users_row(folders, monkeypatch,
     before = {size: served(problem, size) for size in sizes}
     update(folders[1], [Row(CARD, slug, *keys)])
     few_rows = {row.slug for row in rows_for(problem) if row.for_few_rows}
-    few_tiles = [(row, row.limits) for row in rows_for(problem) if row.for_few_tiles]
+    few_tiles = [(row, row.limits, row.tiles) for row in rows_for(problem) if row.for_few_tiles]
     narrow = [size for size in sizes if first_fit(few_tiles, measures_of(size))]
     assert narrow and len(narrow) < len(sizes)
     for size, earlier in before.items():
@@ -259,6 +295,20 @@ TEXT, HUGE = dispatch_table.written(rows()), 10**400
         (dispatch_table.written([few(), few(slug=SHORT), *rows()]),
          "fwd_fp16_d128_full_m128n96 and fwd_fp16_d128_full_m128n64 are both for at most 16384 "
          "query rows: a call belongs to one of them; leave one out, or give it another rows_to"),
+        (TEXT + "step_clocks = 9\n",
+         ":13: [[kernel]] number 2: step_clocks alone tells no time: step_clocks and tile_clocks "),
+        (TEXT + "tile_clocks = 9\nstep_clocks = 1000001\n",
+         "step_clocks is 1000001; it must be 1000000 or less"),
+        (dispatch_table.written([replace(few(), step_clocks=1, tile_clocks=1)]),
+         "step_clocks goes with keys_from and keys_to alone"),
+        (dispatch_table.written([Row(CARD, LONG.replace("full", "causal"), 0, 9, step_clocks=1,
+                                     tile_clocks=1)]),
+         "step_clocks is for attention of which all tiles take as long; fwd_fp16_d128_causal_"),
+        (dispatch_table.written([Row(CARD, LONG, 0, 9, step_clocks=1, tile_clocks=1),
+                                 Row(CARD, SHORT, 0, 9)]), "are both for 0 keys to 9"),
+        (dispatch_table.written([Row(CARD, LONG, 0, 9, step_clocks=1, tile_clocks=1),
+                                 Row(CARD, SHORT, 0, 8, step_clocks=1, tile_clocks=1)]),
+         "are both for 0 keys to 8"),
         (b"# one\ncard = 'caf\xe9'\n", ":2: this is not UTF-8 text"),
         (b"\xff\xfex\x00=\x001\x00", ":1: this is not UTF-8 text"),
         (b"x = 1\x1b[2J\n", ":1: this is not TOML"),
@@ -342,7 +392,7 @@ def test_a_call_gets_the_first_row_that_fits_soon_or_as_it_is_traced():
     for problem in dict.fromkeys(row.problem for row in table):
         problem = replace(problem, out_dtype=DTYPES[problem.dtype].out)
         rows, chosen = flattened(problem, CARD), select(problem, CARD)
-        limits = [(row.slug or None, row.limits) for row in rows]
+        limits = [(row.slug or None, row.limits, row.tiles) for row in rows]
         ends = {limit for row in rows for *_, limit in row.limits if limit < 2**30} | {1}
         for _ in range(60):
             end = dice.choice([*ends]) + dice.randint(-1, 1)

@@ -112,7 +112,9 @@ class Dispatcher:
         """The slug of the first row of its table that fits, as Python reads that."""
         table = self.tables[kind]
         own = (
-            (entry.row.slug, entry.row.limits) for entry in table.rows if entry.problem == problem
+            (entry.row.slug, entry.row.limits, entry.row.tiles)
+            for entry in table.rows
+            if entry.problem == problem
         )
         return str(first_fit(own, measures_of(sizes)))
 
@@ -207,7 +209,7 @@ def fagens(problem: Problem, sizes: Sizes) -> str:
     if served.kind == problem.kind:
         return str(served.slug)
     own = [
-        (row.slug, row.limits)
+        (row.slug, row.limits, row.tiles)
         for row in flattened(problem, "")
         if not row.slug or registry.kind_of_slug(row.slug).name == problem.kind
     ]

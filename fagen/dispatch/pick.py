@@ -356,4 +356,6 @@ def sizes_of(row: Row) -> str:
         if row.keys_to == MOST:
             keys = f"{row.keys_from:,} keys and more" if row.keys_from else "any number of keys"
         words.append(keys)
+    if row.step_clocks:
+        words.append("where its tiles take the fewest clocks")
     return ", ".join(words)

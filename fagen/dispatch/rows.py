@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
+from fagen.arch import SM90
 from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 
@@ -50,6 +51,9 @@ BOUNDS = (
 )
 MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
+# What a kernel's tiles cost: their query rows, how many of them run at once, keys of a step, and
+# the clocks of a step and of a tile beside its steps; () where no row says.
+Tiles = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Row:
     which are for accuracy. One of varlen sequences has no bounds: the host knows no length, and
     what it does know of a call would let a sequence's bits depend on the others. One of
     `group_rows` is for decoding with so many rows of queries to a KV head, rounded up.
+
+    Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
+    `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest
+    clocks, which the ends of tiles and of the last round decide.
 
     `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
     table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
@@ -79,6 +87,8 @@ class Row:
     group_to: int = MOST
     kv_heads_from: int = 0
     group_tiles_from: int = 0
+    step_clocks: int = 0
+    tile_clocks: int = 0
     for_accuracy: bool = field(default=False, compare=False)  # from very many keys on
     by: str = field(default="", compare=False)
     where: str = field(default="", compare=False)  # file:line
@@ -108,6 +118,16 @@ class Row:
             if value != bound.open
         )
 
+    @property
+    def tiles(self) -> Tiles:
+        """What its tiles cost, as first_fit reads it."""
+        if not self.step_clocks:
+            return ()
+        values = from_slug(self.slug).values()
+        # thread blocks of a cluster have neighbouring tiles, and end together
+        rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
+        return rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
+
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
         return all(
@@ -133,11 +153,11 @@ Choice = TypeVar("Choice")
 
 
 def measures(batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any) -> tuple[Any, ...]:
-    """Return what rows bound, in the order of MEASURES, of a call of such sizes."""
+    """Return what rows bound, in the order of MEASURES, and the heads, of a call of such sizes."""
     group = queries * (heads // kv_heads) if (kv_heads == 0) is False else 0
     group_tiles = batch * kv_heads * ((group + GROUP_TILE - 1) // GROUP_TILE)
     tiles, query_rows = batch * heads * ((queries + TILE - 1) // TILE), batch * heads * queries
-    return queries, group, kv_heads, group_tiles, tiles, query_rows, keys
+    return queries, group, kv_heads, group_tiles, tiles, query_rows, keys, batch * heads
 
 
 def measures_of(sizes: Sizes) -> tuple[Any, ...]:
@@ -146,29 +166,45 @@ def measures_of(sizes: Sizes) -> tuple[Any, ...]:
     return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k)
 
 
+def clocks(tiles: Tiles, heads: Any, queries: Any, keys: Any) -> Any:
+    """Return what a call costs in such tiles, of so many heads in all: every round as the first."""
+    rows, at_once, step_keys, step, tile = tiles
+    rounds = (heads * ((queries + rows - 1) // rows) + at_once - 1) // at_once
+    return rounds * ((keys + step_keys - 1) // step_keys * step + tile)
+
+
 def first_fit(
-    rows: Iterable[tuple[Choice, Limits]],
+    rows: Iterable[tuple[Choice, Limits, Tiles]],
     of_call: Sequence[Any],
     surely: Callable[[Any], bool] = bool,
 ) -> Choice | None:
     """Return what the first row has within whose limits a call is.
 
-    A comparison of a size that is traced is neither true nor false; `surely` tells whether it
-    always holds. A size that may be either counts as many, keys as OPEN_KEYS.
+    Where that one says what its tiles cost, it is the cheapest of those that say so. A comparison
+    of a size that is traced is neither true nor false; `surely` tells whether it always holds. A
+    size that may be either counts as many, keys as OPEN_KEYS; and costs that may be either choose
+    the row that is first.
     """
-    for choice, limits in rows:
-        for place, least, limit in limits:
+    cheapest: Choice | None = None
+    least: Any = None
+    for choice, limits, tiles in rows:
+        for place, at_least, limit in limits:
             size = of_call[place]
-            fits = size >= limit if least else size <= limit
+            fits = size >= limit if at_least else size <= limit
             if fits is True:
                 continue
-            if fits is False or not (surely(fits) or _may_be(size, place, least, limit, surely)):
+            if fits is False or not (surely(fits) or _may_be(size, place, at_least, limit, surely)):
                 break
         else:
-            return choice
-    return None
+            if not tiles:
+                return choice if least is None else cheapest
+            cost = clocks(tiles, of_call[_HEADS], of_call[_QUERIES], of_call[_KEYS])
+            if least is None or surely(cost < least):
+                cheapest, least = choice, cost
+    return cheapest
 
 
+_QUERIES, _HEADS = MEASURES.index("queries"), len(MEASURES)
 _KEYS = MEASURES.index("keys")
 
 

@@ -9,6 +9,7 @@ problem, of another kind.
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from fagen.dispatch.rows import (
     TILE,
     Limits,
     Row,
+    Tiles,
+    clocks,
     first_fit,
     measures,
     measures_of,
@@ -35,9 +38,9 @@ from fagen.vocab import DTYPES, PASSES, SIXTEEN_BITS, V_LAYOUTS
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 
 
-# A row in a call's hands: its slug, what bounds it by queries, tiles, query rows and keys, and all
-# its limits. Its slug is None where it means the usual schedule of the problem.
-Fit = tuple[str | None, int, int, int, int, int, Limits]
+# A row in the hands of a call: its slug, what bounds it by queries, tiles, query rows and keys, all
+# its limits, and what its tiles cost. Without a slug it means the usual schedule of the problem.
+Fit = tuple[str | None, int, int, int, int, int, Limits, Tiles]
 
 
 def first_slug(
@@ -68,18 +71,22 @@ def first_slug(
         query_rows = batch * heads * queries
         if queries <= few_queries or query_rows <= few_rows:
             tiles = batch * heads * ((queries + TILE - 1) // TILE)
-            for few, queries_to, tiles_to, _, least, most, _ in few_tiles:  # noqa: B007
+            for few, queries_to, tiles_to, _, least, most, *_ in few_tiles:  # noqa: B007
                 if queries <= queries_to and tiles <= tiles_to and least <= keys <= most:
                     break
             else:
                 few = None
         elif query_rows > few_of_all:
-            for most, slug in many:
+            for most, slug, several_tiles in many:
                 if keys <= most:
+                    if several_tiles:
+                        return _cheapest(several_tiles, batch * heads, queries, keys)
                     return slug
         if few is None:
-            for slug, _, _, rows_to, least, most, _ in others:
+            for slug, _, _, rows_to, least, most, _, tiles in others:
                 if query_rows <= rows_to and least <= keys <= most:
+                    if tiles:
+                        break
                     return slug
     elif few_tiles and all((size <= MOST) is True for size in (batch, heads, kv_heads, queries)):
         few = _first(few_tiles, measures(batch, heads, kv_heads, queries, keys), surely or bool)
@@ -105,7 +112,8 @@ class Rows(NamedTuple):
     only: str | None
     few_tiles: tuple[Fit, ...] = ()
     others: tuple[Fit, ...] = ()
-    many: tuple[tuple[int, str | None], ...] = ()  # up to so many keys
+    # up to so many keys; of several slugs, with what their tiles cost, the cheapest
+    many: tuple[tuple[int, str | None, tuple[tuple[str | None, Tiles], ...]], ...] = ()
     few_queries: int = -1
     few_rows: int = -1
     few_of_all: int = -1
@@ -123,7 +131,7 @@ class Rows(NamedTuple):
             only=None,
             few_tiles=tuple(map(_fit, few_tiles)),
             others=tuple(_fit(row) for row in rows if not row.for_few_tiles),
-            many=tuple(sorted((row.keys_to, row.slug or None) for row in by_keys)),
+            many=tuple(_ranges(by_keys)),
             few_queries=max((r.queries_to for r in few_tiles if r.tiles_to == MOST), default=-1),
             few_rows=max((TILE * r.tiles_to for r in few_tiles if r.tiles_to < MOST), default=-1),
             few_of_all=max((r.rows_to for r in rows if r.for_few_rows), default=-1),
@@ -143,13 +151,17 @@ class Rows(NamedTuple):
             size if size is None else min(size, MOST) for size in (query_rows, keys)
         )
         by_most: list[tuple[int, int, str | None]] = []
-        for slug, _, _, rows_to, least, most, _ in self.others:
+        ends = False
+        for slug, _, _, rows_to, least, most, _, tiles in self.others:
+            if ends and not tiles:  # of several any may be the cheapest
+                break
             fewer = query_rows is None or query_rows <= rows_to
             if fewer and (keys is None or least <= keys <= most):
                 by_most.append((rows_to, most, slug))
-                if (query_rows is not None or rows_to == MOST) and (
+                ends = (query_rows is not None or rows_to == MOST) and (
                     keys is not None or (least, most) == (0, MOST)
-                ):
+                )
+                if ends and not tiles:
                     break
         return tuple(slug for *_, slug in sorted(by_most, key=lambda entry: entry[:2]))
 
@@ -157,12 +169,36 @@ class Rows(NamedTuple):
 def _first(
     rows: tuple[Fit, ...], of_call: tuple[Any, ...], surely: Callable[[Any], bool]
 ) -> str | None:
-    return first_fit([(row[0], row[-1]) for row in rows], of_call, surely)
+    return first_fit([(row[0], row[-2], row[-1]) for row in rows], of_call, surely)
 
 
 def _fit(row: Row) -> Fit:
     bounds = row.queries_to, row.tiles_to, row.rows_to, row.keys_from, row.keys_to
-    return row.slug or None, *bounds, row.limits
+    return row.slug or None, *bounds, row.limits, row.tiles
+
+
+def _ranges(
+    by_keys: Iterable[Row],
+) -> Iterator[tuple[int, str | None, tuple[tuple[str | None, Tiles], ...]]]:
+    """What `many` of Rows has, of rows by keys."""
+    rising = sorted(by_keys, key=lambda row: row.keys_to)
+    for most, alike in groupby(rising, key=lambda row: row.keys_to):
+        first, *more = alike
+        several = tuple((row.slug or None, row.tiles) for row in (first, *more) if more)
+        yield most, first.slug or None, several
+
+
+def _cheapest(
+    several: tuple[tuple[str | None, Tiles], ...], heads: int, queries: int, keys: int
+) -> str | None:
+    """The slug whose tiles take the fewest clocks, the first of those that take as many."""
+    (cheapest, tiles), *others = several
+    least = clocks(tiles, heads, queries, keys)
+    for slug, tiles in others:
+        cost = clocks(tiles, heads, queries, keys)
+        if cost < least:
+            cheapest, least = slug, cost
+    return cheapest
 
 
 def select(problem: Problem, card: str) -> Rows:
@@ -198,7 +234,7 @@ def flattened(problem: Problem, card: str) -> tuple[Row, ...]:
 def row_for(problem: Problem, sizes: Sizes, card: str) -> Row:
     """The row that serves a problem at these sizes; its slug is "" where no table has one."""
     rows = flattened(problem, card)
-    row = first_fit(((row, row.limits) for row in rows), measures_of(sizes))
+    row = first_fit(((row, row.limits, row.tiles) for row in rows), measures_of(sizes))
     assert row, problem  # the last fits any
     return row
 
@@ -368,7 +404,9 @@ def sized(slug: str, sizes: Sizes, card: str | None = None) -> Schedule:
     own = "" if card is None else row_for(Problem.searched(schedule), sizes, card).slug
     if own:
         return from_slug(own)
-    step = first_fit(((step, row.limits) for row, step in by_steps(schedule)), measures_of(sizes))
+    step = first_fit(
+        ((step, row.limits, ()) for row, step in by_steps(schedule)), measures_of(sizes)
+    )
     assert step, slug  # the last fits any
     return step.derive()
 

@@ -27,7 +27,7 @@ from fagen.toml_lines import (
     read_toml,
     shown,
 )
-from fagen.vocab import PASSES
+from fagen.vocab import FORWARD, MASKS, PASSES
 
 NAME = "dispatch.toml"
 WHAT = "dispatch table"
@@ -38,8 +38,12 @@ _FEW_TILES = ("queries_to", "tiles_to")  # with keys or without
 _FEW_ROWS = "rows_to"
 _GROUP = "group_rows"  # of decoding, with rows_to or without
 _SIZES = (_GROUP, _FEW_ROWS, *_FEW_TILES, *_KEYS)  # as they are written
+_CLOCKS = ("step_clocks", "tile_clocks")  # of kernels whose tiles all take as long
+_MOST_CLOCKS = 1_000_000  # so that no sum of a call's overflows
+_NUMBERS = (*_SIZES, *_CLOCKS)
 # What numbers count, which are 1 or more then
 _COUNTED = {_GROUP: "rows"} | {bound.name: bound.words for bound in BOUNDS if bound.words}
+_COUNTED |= dict.fromkeys(_CLOCKS, "clocks")
 # Keys of tables as they were, and what became of them
 _RENAMED = {"from": "keys_from", "to": "keys_to"}
 _TOLD_BY_SLUG = ("dtype", "head_dim", "head_dim_v", "mask", "v_layout", "scale_rows")
@@ -103,10 +107,16 @@ def _refuse_unclear(path: Path, rows: Iterable[Row]) -> None:
             if first.for_few_rows and first.rows_to == second.rows_to:
                 rows_to = f"at most {first.rows_to} query rows"
                 raise ScheduleError(f"{both} {rows_to}: {way_out} {_FEW_ROWS}")
+            if first.step_clocks and second.step_clocks and _keys(first) == _keys(second):
+                continue
             if not first.for_few_rows and second.keys_from <= first.keys_to:
                 most = min(first.keys_to, second.keys_to)
                 keys = f"{second.keys_from} keys" + (f" to {most}" if most < MOST else " and more")
                 raise ScheduleError(f"{both} {keys}: {way_out} keys_from or keys_to")
+
+
+def _keys(row: Row) -> tuple[int, int]:
+    return row.keys_from, row.keys_to
 
 
 def _calls(row: Row) -> tuple[Any, ...]:
@@ -137,8 +147,8 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             raise wrong(key, f"{key} is called {_RENAMED[key]} now")
         if key in _TOLD_BY_SLUG:
             raise wrong(key, f"{key} is told by the slug now: leave it out")
-        if key not in (*_NEEDED, *_SIZES, "by"):
-            near = nearest_or_all(key, (*_NEEDED, *_SIZES, "by"), " of ")
+        if key not in (*_NEEDED, *_NUMBERS, "by"):
+            near = nearest_or_all(key, (*_NEEDED, *_NUMBERS, "by"), " of ")
             raise wrong(key, f"{dotted((key,))} is not one{near}")
         _refuse_value(key, value, wrong)
     if missing := [key for key in _NEEDED if key not in table]:
@@ -166,14 +176,33 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
             f"{row.slug} is for varlen sequences, whose kernel is one for all sizes: leave out "
             f"{' and '.join(sizes)}",
         )
+    _refuse_clocks(table, row, wrong)
     if row.keys_to < row.keys_from:
         raise wrong("keys_to", f"keys_from {row.keys_from} to {row.keys_to} is no range")
     return row
 
 
+def _refuse_clocks(table: Any, row: Row, wrong: Callable[[str, str], ScheduleError]) -> None:
+    """Refuse clocks of tiles where they tell no time of a call."""
+    if not (told := [key for key in _CLOCKS if key in table]):
+        return
+    if len(told) < len(_CLOCKS):
+        raise wrong(told[0], f"{told[0]} alone tells no time: {' and '.join(_CLOCKS)} go together")
+    for key in told:
+        if table[key] > _MOST_CLOCKS:
+            raise wrong(key, f"{key} is {table[key]}; it must be {_MOST_CLOCKS} or less")
+    if row.for_few_tiles or row.for_few_rows or row.group_rows:
+        raise wrong(told[0], f"{told[0]} goes with {' and '.join(_KEYS)} alone")
+    if row.problem.kind != FORWARD or MASKS[row.problem.mask].by_row:
+        raise wrong(
+            told[0],
+            f"{told[0]} is for attention of which all tiles take as long; {row.slug} is for other",
+        )
+
+
 def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleError]) -> None:
     """Refuse what cannot be a key's value, whatever the others say."""
-    is_size = key in _SIZES
+    is_size = key in _NUMBERS
     is_of_type: bool = type(value) is (int if is_size else str)  # true and false are no numbers
     if not is_of_type:
         needed = "a whole number" if is_size else "text"
@@ -200,7 +229,7 @@ def written(rows: Iterable[Row]) -> str:
     lines = list(_COMMENTS)
     for row in in_order(rows):
         lines += ["", "[[kernel]]", f"card = {quoted(row.card)}"]
-        sizes = ((key, getattr(row, key)) for key in _SIZES)
+        sizes = ((key, getattr(row, key)) for key in _NUMBERS)
         lines += [f"{key} = {size}" for key, size in sizes if size != _UNBOUND[key]]
         lines.append(f"slug = {quoted(row.slug)}")
         if row.by:

@@ -272,6 +272,11 @@ class Folder:
         """What of calls the dispatchers choose by."""
         return frozenset(name for group in self.dispatchers for name in group.table.measured)
 
+    @property
+    def by_clocks(self) -> bool:
+        """Whether some calls choose by what tiles cost."""
+        return any(group.table.by_clocks for group in self.dispatchers)
+
     @cached_property
     def examples(self) -> tuple[Example, ...]:
         """A call of each struct."""

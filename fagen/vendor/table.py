@@ -4,7 +4,7 @@ They are the rows that fagen itself chooses by, for the kernels that are in the 
 problem, of which the first row that fits is taken.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby
@@ -108,6 +108,11 @@ class Table:
         return tuple(dict.fromkeys(bound.measure for bound in self.bounds))
 
     @property
+    def by_clocks(self) -> bool:
+        """Whether some of its rows are chosen by what their tiles cost."""
+        return any(entry.row.tiles for entry in self.rows)
+
+    @property
     def tile(self) -> int:
         """Queries of a tile, as its rows count them."""
         return GROUP_TILE if "group_tiles" in self.measured else TILE
@@ -183,16 +188,31 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
     if len(slugs) > 1 and not (len(rows) == 1 and rows[0].slug):
         default = buildable(problem).schedules[0].slug
         usual = default if default in slugs else usual
-    own = []
-    for row in rows:
+    own: list[Row] = []
+    for row in (listed := [*_without_absent(rows, slugs)]):
         if row.for_few_tiles or row.for_few_rows:
             own += [row] * (row.slug in slugs)
         elif row.for_accuracy:
             own.append(row)
         else:  # rows before it are for fewer keys, and after the last there is none
-            slug, last = row.slug if row.slug in slugs else usual, row == rows[-1]
+            slug = row.slug if row.slug in slugs else usual
+            last = row.keys_to == listed[-1].keys_to
             own.append(replace(row, slug=slug, keys_from=0, keys_to=MOST if last else row.keys_to))
     return without_repeats(own)
+
+
+def _without_absent(rows: Iterable[Row], slugs: Collection[str]) -> Iterator[Row]:
+    """Rows, and of several for the same calls those that a folder has, or one if it has none."""
+    for clocks, alike in groupby(rows, key=lambda r: r.step_clocks and (r.keys_from, r.keys_to)):
+        if not clocks:
+            yield from alike
+            continue
+        first, *others = alike
+        there = [row for row in (first, *others) if row.slug in slugs]
+        if len(there) > 1:
+            yield from there
+        else:
+            yield replace(there[0] if there else first, step_clocks=0, tile_clocks=0)
 
 
 # ---- decoding ------------------------------------------------------------------------------------
