@@ -289,6 +289,7 @@ class Part:
     loader: tuple[str, ...] = ()  # members of Loader, by which one thread issues TMA copies
     finder: tuple[str, ...] = ()  # members of TileFinder, by which a warp makes tiles of numbers
     producer: tuple[str, ...] = ()  # functions of the warps beside the consumers
+    rounds: tuple[str, ...] = ()  # how loops over a tile's heads and blocks of rows begin
     softmax: tuple[str, ...] = ()  # members of Softmax, which is in a thread's registers
     consumer: tuple[str, ...] = ()  # members of Consumer
     # statements of consumers on S, which is complete and not yet masked, or of gradients on

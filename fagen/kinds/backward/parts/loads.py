@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.backward.parts.tiles import rounds
 from fagen.part import (
     ELEMENT,
     Array,
@@ -79,7 +80,8 @@ def loads(values: Values) -> Iterator[Part]:
             )
         )
     if persistent:
-        yield Part(loader=("backward/loads/persistent.cuh.j2",))
+        texts = "persistent.cuh.j2", f"{rounds(values)}_persistent.cuh"
+        yield Part(loader=tuple(f"backward/loads/{text}" for text in texts))
 
 
 def _loader(values: Values) -> Iterator[str]:
@@ -91,4 +93,4 @@ def _loader(values: Values) -> Iterator[str]:
         yield "k"
     yield "steps"
     if not values["persistent"]:
-        yield "own"
+        yield rounds(values)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.backward.parts.tiles import rounds
 from fagen.part import (
     ELEMENT,
     UINT32,
@@ -139,7 +140,7 @@ def runs(values: Values) -> Iterator[Part]:
     own = _by_keys(values) if partition == "keys" else _by_gradients(values)
     *members, run = texts(f"steps/{partition}", *own)
     yield Part(
-        consumer=(*members, "backward/steps/blocks.cuh.j2", run),
+        consumer=(*members, f"backward/steps/{rounds(values)}.cuh.j2", run),
         consumer_role=texts("roles", f"{_role(values)}.cuh"),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fagen.kinds.backward.parts.steps import statistics, texts
+from fagen.kinds.backward.parts.tiles import rounds
 from fagen.part import (
     DIVISOR,
     FLOAT,
@@ -93,6 +94,7 @@ def _added_up(values: Values) -> Part:
             "in_order.cuh" if values["deterministic"] else "any_order.cuh",
             f"add_dq{'_persistent' if persistent else ''}.cuh.j2",
         ),
+        rounds=texts("sums", f"{rounds(values)}.cuh"),
         consumer=texts(
             "sums",
             "hand_on.cuh",

@@ -27,6 +27,18 @@ _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
 _OF_A_LAUNCH = "of a launch of a kernel before or after, whose grid may not hold all of them"
 
 
+def rounds(values: Values) -> str:
+    """How a tile's heads and blocks of rows follow each other, as files of all slots are named.
+
+    Where tiles of a head begin with the same block and have more or fewer, each block for all
+    heads: so tiles keep step. Head by head those with fewer would wait for the one that adds to
+    dQ first.
+    """
+    mask = values["mask"]
+    together = mask.last_by_row and not mask.first_by_row
+    return "block_by_block" if together else "head_by_head"
+
+
 def keys(values: Values) -> Iterator[Part]:
     """Yield which rows see a tile's keys."""
     mask = values["mask"]
@@ -55,7 +67,8 @@ def tiles(values: Values) -> Iterator[Part]:
     yield Part(structs=(tile,))
     if values["persistent"]:
         yield _persistent(tile)
-    yield Part(device=("backward/tiles/order.cuh",))
+    if rounds(values) == "head_by_head":
+        yield Part(device=("backward/tiles/order.cuh",))
 
 
 def _tile(values: Values) -> Struct:
