@@ -117,6 +117,7 @@ class Combination:
     head_dim_v: int
     window: int = 16  # splits that are combined at a time, weighed by as many lanes
     resumes: bool = False  # thread blocks have combined some, from a row's first on
+    descaled: bool = False  # scores and columns of V have factors, and means were taken off
 
     @property
     def lanes(self) -> int:

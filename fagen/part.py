@@ -303,6 +303,7 @@ class Part:
     consumer_role: tuple[str, ...] = ()  # a statement that says what consumers do
     exit: tuple[str, ...] = ()  # statements of the kernel behind all roles
     combine: tuple[str, ...] = ()  # of the kernel that combines splits: where a row's begin
+    combined: tuple[str, ...] = ()  # and what becomes of its sums
     workspace: tuple[str, ...] = ()  # functions of the launcher by which it knows how large that is
     host: tuple[str, ...] = ()  # statements of it that fill Params, and say how large `grid` is
     launches: tuple[str, ...] = ()  # that launch, where they are no plain list of kernels

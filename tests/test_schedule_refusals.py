@@ -213,7 +213,7 @@ REFUSED = {  # what keys are changed to, and what is said of it
         ({"order": "dynamic"}, '2 needs order = "persistent"'),
     ],
     SPLIT: [
-        ({"dtype": "e4m3"}, '"e4m3" is not for splits so far'),
+        ({"dtype": "e4m3", "scales": "block"}, '"block" is not for splits so far'),
         ({"lengths": "varlen"}, "fagen.attention_decode splits sequences"),
         ({"producer": "none"}, 'producer must be "warp" with num_splits > 1'),
         ({"output": "reuse_v"}, 'output must be "own" with num_splits > 1'),

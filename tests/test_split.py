@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fagen.kinds.forward.cost import grid, seconds
-from fagen.kinds.forward.emulate import emulate
+from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.dense import shape_error
+from fagen.kinds.forward.verify.fp8 import fp8_error
 from fagen.measure.inputs import cell_of, inputs
 from fagen.problem import Sizes
 from fagen.registry import plan_of
@@ -29,7 +30,13 @@ SLUGS = (
 )
 
 
-@pytest.mark.parametrize("slug", SLUGS)
+FP8 = (
+    "fwd_e4m3_d128_full_m128n128_split4_nointer_vrows_pm1_pc64",
+    "fwd_e4m3_d64_causal_m64n64_split3_pm1_pc32",
+)
+
+
+@pytest.mark.parametrize("slug", [*SLUGS, *FP8])
 def test_its_schedule_reads_back_and_its_text_renders(slug):
     plan = plan_of(slug)
     assert plan.schedule.slug == slug and plan.schedule.grid.order == "persistent"
@@ -87,6 +94,27 @@ def test_its_emulation_keeps_the_rule_of_the_proof(slug, queries, keys, heads, s
     plan = plan_of(slug)
     cell = cell_of(plan, Sizes(1, *heads, queries, keys))
     error = shape_error(cell, partial(emulate, plan), *inputs(cell, seed=seed, device="cpu"))
+    assert error.ok, error
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from(FP8),
+    st.integers(1, 150),
+    st.integers(0, 700),
+    st.sampled_from([(1, 1), (4, 2)]),
+    st.integers(0, 99),
+)
+def test_in_e4m3_it_keeps_the_rule_beside_a_textbook(slug, queries, keys, heads, seed):
+    """Its splits share a row's scale, and descales and means are applied once they are combined."""
+    plan = plan_of(slug)
+    cell = cell_of(plan, Sizes(1, *heads, queries, keys))
+
+    def kernel(operands, scale):
+        named = operands._asdict()
+        return emulate_fp8(plan, **named, scale=scale, hopper_sums=False)
+
+    error = fp8_error(plan, cell, kernel, *inputs(cell, seed=seed, device="cpu"))
     assert error.ok, error
 
 

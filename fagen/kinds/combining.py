@@ -5,6 +5,7 @@ from fagen.part import (
     ELEMENT,
     FLOAT,
     INT64,
+    OUT_ELEMENT,
     Argument,
     Constant,
     Divisor,
@@ -19,24 +20,30 @@ EVERY_SPLIT, SEEN_SPLITS = (f"attention/combine/{way}.cuh.j2" for way in ("every
 
 
 _WEIGHTS = ("attention/combine/weights.cuh.j2",)
+# how far references of scores lie apart: by one scale of all rows, or by that of a row
+_RISE = {False: "attention/combine/rise.cuh", True: "attention/combine/rise_of_row.cuh"}
 
 
-def combining(start: str, output: str = "average", *, in_registers: bool = False) -> Part:
+def combining(
+    start: str, output: str = "average", *, in_registers: bool = False, descaled: bool = False
+) -> Part:
     """Return the part by which splits of the keys give partial outputs that a kernel combines.
 
     `start` says where a row's splits begin, `output` how it is made of its sums. Thread blocks may
-    combine splits that they have one after the other, `in_registers`.
+    combine splits that they have one after the other, `in_registers`. Where Q, K and V come with
+    descales and means, a row is `descaled`.
     """
     return Part(
         head=("attention/combine/share.cuh",),
-        methods=("attention/combine/partial.cuh",),
+        methods=("attention/combine/partial.cuh", _RISE[descaled]),
         device=("sm90/dependent_launch.cuh", *(_WEIGHTS if in_registers else ())),
         kernels=(
             *(() if in_registers else _WEIGHTS),
             f"attention/combine/{output}.cuh",
             "attention/combine/kernel.cuh.j2",
         ),
-        combine=(start,),
+        combine=(start, *(("attention/combine/descales.cuh",) if descaled else ())),
+        combined=(f"attention/combine/write{'_descaled' * descaled}.cuh",),
         host=("attention/combine/launch.cuh",),
         params=(
             Field(
@@ -46,7 +53,7 @@ def combining(start: str, output: str = "average", *, in_registers: bool = False
                 "(batch, splits, seqlen_q, heads, columns of V): sums of P V",
             ),
             Field("shares", pointer_to(Type("Share")), note="(batch, splits, seqlen_q, heads)"),
-            Field("out", pointer_to(ELEMENT), Argument("out")),
+            Field("out", pointer_to(OUT_ELEMENT if descaled else ELEMENT), Argument("out")),
             Field("lse", pointer_to(FLOAT), Argument("lse"), "may be null"),
             *(Field(name, INT64, Argument(name)) for name in _STRIDES),
             Field("heads_divisor", DIVISOR, Divisor(Argument("heads"))),

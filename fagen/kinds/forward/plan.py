@@ -109,7 +109,7 @@ class Plan(Budgeted, Combining):
     @property
     def combination(self) -> Combination:
         """The kernel that combines them."""
-        return Combination(self.num_splits, self.head_dim_v)
+        return Combination(self.num_splits, self.head_dim_v, descaled=self.descales)
 
     def split_keys(self, length: int) -> int:
         """Return how many keys a split of a sequence of so many keys has."""

@@ -305,9 +305,9 @@ def _rules_of_columns(keys: Values) -> Broken:
 
 
 def _rules_of_splits(keys: Values) -> Broken:
-    if _fp8(keys):
-        fault = '"e4m3" is not for splits so far; use dtype = "fp16" or "bf16", or num_splits = 1'
-        yield "dtype", fault
+    if keys["scales"] == "block":
+        fault = '= "block" is not for splits so far; use scales = "head", or num_splits = 1'
+        yield "scales", fault
     for key, only, why in (
         ("lengths", "equal", "fagen.attention_decode splits sequences of their own lengths"),
         ("producer", "warp", "which loads a split's first keys under the end of the one before"),

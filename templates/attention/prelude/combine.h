@@ -1,7 +1,8 @@
 // What statements of the kernel that combines splits may use: where a row's begin. They say how many `splits` there are, and
 // at `most` of the rows of a warp; the `first` of them and the `step` to the next; and what `reference`, `sum` and `total`
-// begin with, once the launch before has ended.
-constexpr int kWindow = 8;
+// begin with, once the launch before has ended. Where there are descales they also say a row's `scale`, what K's mean adds, and
+// numbers of two columns.
+constexpr int kWindow = 8, kCombineLanes = 32;
 
 struct Window {
   Share share;

@@ -1,5 +1,6 @@
 // What the kernel that combines splits may use, beside the head: how splits are weighed, by operations that are rounded each by
-// itself; how many there are of a row, and before it; what an output is; statements of combine.h, which begin where a row's do.
+// itself; how many there are of a row, and before it; what an output is; statements of combine.h, which begin where a row's do,
+// and of combined.h.
 float times(float a, float b), plus(float a, float b), log_above(float s);
 float weigh(float lse, float maximum), old_weight(float weight), own_weight(float weight);
 float accumulate(float sum, float number, float old, float own);

@@ -4,11 +4,13 @@ Sums of products are those of Hopper's tensor cores, to the bit, or, without `ho
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from fagen import tensor_cores
+from fagen.combining import combined_partials
 from fagen.e4m3 import E4M3, by_rows, rows_of, to_e4m3
 from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
 from fagen.kinds.forward.plan import Plan
@@ -60,18 +62,16 @@ def emulate_fp8(
     q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scales.rows, seqlen_q)
 
     promote = plan.schedule.softmax.promote  # of parts of columns too, each block's by itself
-    for top in range(0, seqlen_q, plan.block_m):
-        bottom = min(top + plan.block_m, seqlen_q)
-        shape = (batch, kv_heads, group * (bottom - top), -1)
-        queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
-        factor = q_factor[:, :, top:bottom].reshape(shape)
-        row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
 
+    def over(
+        blocks: Iterator[slice], queries: Tensor, factor: Tensor, row: Tensor, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of P V over blocks of keys, the row maxima that P is relative to, and sums of P."""
         maximum = factor.new_full(factor.shape, -math.inf)
         row_sum = torch.zeros_like(maximum)
         partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
         total = torch.zeros_like(partial)
-        for step, block in enumerate(blocks_of(plan, top, bottom, seqlen_q, seqlen_k), 1):
+        for step, block in enumerate(blocks, 1):
             scores = _product(queries, keys[..., block], None, hopper_sums)
             of_block = _factor(plan, factor * k_factor[..., block])
             exponents = scores * of_block + weight[..., block].log2()
@@ -81,7 +81,7 @@ def emulate_fp8(
             highest = torch.maximum(maximum, exponents.amax(-1, keepdim=True))
             if plan.softmax.lazy_max:
                 guess = torch.exp2(exponents - (maximum - plan.softmax.p_offset))
-                keep = ~outgrown(guess, plan, bottom - top)
+                keep = ~outgrown(guess, plan, rows)
             else:
                 keep = highest - maximum <= plan.softmax.rescale_threshold
             highest = torch.where(keep, maximum, highest)
@@ -97,20 +97,54 @@ def emulate_fp8(
             partial = _product(rounded, values[:, :, block], partial, hopper_sums)
             if promote and step % promote == 0:
                 total, partial = total + partial, torch.zeros_like(partial)
+        return total + partial, maximum, row_sum
 
-        tile = (total + partial) * torch.where(row_sum == 0, 0.0, 1 / row_sum)
+    dim, of_split = values.shape[-1], plan.split_keys(seqlen_k)
+    for top in range(0, seqlen_q, plan.block_m):
+        bottom = min(top + plan.block_m, seqlen_q)
+        shape = (batch, kv_heads, group * (bottom - top), -1)
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
+        factor = q_factor[:, :, top:bottom].reshape(shape)
+        row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
+
+        splits = (
+            over(
+                blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + of_split),
+                *(queries, factor, row, bottom - top),
+            )
+            for first in range(0, seqlen_k, of_split)
+        )
+        if plan.num_splits > 1:
+            tile, log_sum = _combined(plan, splits, queries.new_zeros(*queries.shape[:-1], dim))
+            log_sum = log_sum[..., None]
+        else:
+            (total, maximum, row_sum) = next(splits)
+            tile = total * torch.where(row_sum == 0, 0.0, 1 / row_sum)
+            log_sum = (maximum - plan.softmax.p_offset) * LN2 + torch.log(row_sum)
+        empty = log_sum == -math.inf
         if not plan.scales.v_by_block:
             tile = tile * v_descale[:, :, None]
         if v_mean is not None:
-            tile = torch.where(row_sum == 0, tile, tile + v_mean[:, :, None])
+            tile = torch.where(empty, tile, tile + v_mean[:, :, None])
         tile = tile.view(batch, heads, bottom - top, -1)
         out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
-        log_sum = (maximum - plan.softmax.p_offset) * LN2 + torch.log(row_sum)
         if k_mean is not None:  # which the softmax does not notice
             expanded = k_mean.expand(-1, -1, queries.shape[-1])[..., None]
             log_sum = log_sum + scale * factor * (queries @ expanded)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def _combined(
+    plan: Plan, splits: Iterator[tuple[Tensor, Tensor, Tensor]], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Combine what splits of the keys give, each relative to its row maxima themselves."""
+    factor = 2.0**-plan.softmax.p_offset
+    shares = (
+        (total * factor, maximum[..., 0], row_sum[..., 0] * factor)
+        for total, maximum, row_sum in splits
+    )
+    return combined_partials(shares, like, LN2)
 
 
 def _factor(plan: Plan, factor: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ _SPLIT = (
     *("out_stride_batch", "out_stride_seq", "out_stride_head", *_LSE[1:]),
     *("batch", "heads", "seqlen_q", "seqlen_k", "split_blocks", "slots", "kv_heads"),
     *("heads_per_kv_head", "split_tiles", "kv_head_tiles", "heads_divisor", "seqlen_q_divisor"),
+    *_DESCALES,
     *("scale", "scale_log2"),
 )
 _EQUAL = (

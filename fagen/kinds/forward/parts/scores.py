@@ -110,13 +110,13 @@ def _device(values: Values) -> tuple[str, ...]:
 def _softmax(values: Values) -> tuple[str, ...]:
     """What a thread keeps of its two rows, and how scores become P."""
     names = ["state.cuh.j2", *_exponents(values), *_sums(values)]
+    fp8 = DTYPES[values["dtype"]].fp8
     if values["maximum"] == "lazy":
-        fp8 = DTYPES[values["dtype"]].fp8
         names.append("lazy/guess.cuh.j2" if fp8 else "lazy/guess_and_prove.cuh")
     if values["finds_spread"]:
         names.append("lazy/spread_sums.cuh")
     if values["num_splits"] > 1:
-        names.append("unrounded.cuh")
+        names.append("unrounded_with_offset.cuh" if fp8 else "unrounded.cuh")
     return tuple(f"forward/scores/{name}" for name in names)
 
 

@@ -163,7 +163,11 @@ def output(values: Values) -> Iterator[Part]:
             kernel=("sm90/overlap_launches.cuh",),
             shared=(v_array,),
         )
-        yield combining(start, "limited" if limited else "average")
+        if dtype.fp8:
+            yield Part(constants=(Alias("OutElement", "out_dtype.cpp"),))
+        if values["v_layout"] == "rows":
+            yield Part(device=("sm90/store_matrices.cuh",))
+        yield combining(start, "limited" if limited else "average", descaled=dtype.fp8)
         return
     lse_strides = ("head",) if varlen else ("batch", "head")
     yield Part(

@@ -66,7 +66,7 @@ def _device(values: Values) -> tuple[str, ...]:
     names = []
     if DTYPES[values["dtype"]].fp8:
         names.append("pack_quad.cuh")
-    elif values["num_splits"] > 1:
+    if values["num_splits"] > 1:
         names.append("pack.cuh.j2")
     if values["promote_columns"]:
         names.append("part.cuh")
