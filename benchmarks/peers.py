@@ -5,6 +5,7 @@
     python benchmarks/peers.py --random 250 --seed 7      as many calls of the same kinds, drawn
     python benchmarks/peers.py --kind decode --behind 1.05      those of the csv that were below
     python benchmarks/peers.py --gpus 4                   calls are dealt to so many GPUs
+    python benchmarks/peers.py --ready                    have kernels built, and time nothing
     python benchmarks/peers.py --redraw benchmarks/results/<card>-<date>-peers.json     no GPU
 
 peers-h100.csv has the times of one H100 on one day: of fagen at 886a461, FlashAttention-3 0251105a,
@@ -48,7 +49,7 @@ from peer_calls import (
     VARLEN_BACKWARD,
     PeerCall,
 )
-from record import Options, Run, Script, say
+from record import Options, Run, Script, flag, say
 from tables import grouped
 
 from fagen.errors import FagenError
@@ -240,9 +241,7 @@ class Teller:
         )
         command = [sys.executable, str(HERE / "peer_calls.py")]
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.process = subprocess.Popen(
-            command, env=env, cwd=tree, stderr=subprocess.DEVNULL, **pipes
-        )
+        self.process = subprocess.Popen(command, env=env, cwd=tree, **pipes)
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Raises FagenError where the process has ended."""
@@ -331,8 +330,10 @@ def work(run: Run, options: Options) -> None:
     }
     began = time.monotonic()
     make_ready(chosen, trees, options.gpus)
-    say(f"ready after {time.monotonic() - began:.0f} s")
-    # the longest first, so that GPUs end together
+    run.about["seconds"] = round(time.monotonic() - began)
+    say(f"ready after {run.about['seconds']} s")
+    if options.ready:
+        return
     waiting: SimpleQueue[Figure] = SimpleQueue()
     for figure in chosen:
         waiting.put(figure)
@@ -385,6 +386,8 @@ def _is_asked_for(figure: Figure, options: Options) -> bool:
 
 def page(run: Run) -> None:
     """Write <stem>.md; print its summary and the slowest calls."""
+    if not run.rows:
+        return
     rows = sorted((row for row in run.rows if row["values"]), key=middle)
     lone = len(run.rows) - len(rows)
     by_kind = grouped(rows, lambda row: row["kind"])
@@ -462,6 +465,7 @@ main = Script(
         "--seed": dict(type=int, default=0),
         "--repeats": dict(type=int, default=3),
         "--gpus": dict(type=int, default=1),
+        "--ready": flag("have kernels built, and time nothing"),
         "--behind": dict(type=float, metavar="RATIO"),
         "--seconds": dict(type=float, metavar="S", help="begin no call after so long"),
     },
