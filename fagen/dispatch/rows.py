@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fagen.arch import SM90
 from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
+from fagen.vocab import MASKS
 
 MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 TILE = 128  # queries of a tile of attention, as rows count them
@@ -51,9 +52,12 @@ BOUNDS = (
 )
 MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
-# What a kernel's tiles cost: their query rows, how many of them run at once, keys of a step, and
-# the clocks of a step and of a tile beside its steps; () where no row says.
+# What a kernel's tiles cost: whether a row sees keys as far as its place says, rows of a tile, how
+# many tiles run at once, keys of a step, clocks of a step and of a tile beside its steps; () where
+# no row says.
 Tiles = tuple[int, ...]
+# Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
+DRAWN_LAST = 6
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Row:
 
     Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
     `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest
-    clocks, which the ends of tiles and of the last round decide.
+    clocks, which the ends of tiles and of the last round decide. Sizes that a trace leaves open
+    are served by the first.
 
     `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
     table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
@@ -126,7 +131,8 @@ class Row:
         values = from_slug(self.slug).values()
         # thread blocks of a cluster have neighbouring tiles, and end together
         rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
-        return rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
+        by_row = int(MASKS[values["mask"]].by_row)
+        return by_row, rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -166,11 +172,22 @@ def measures_of(sizes: Sizes) -> tuple[Any, ...]:
     return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k)
 
 
-def clocks(tiles: Tiles, heads: Any, queries: Any, keys: Any) -> Any:
-    """Return what a call costs in such tiles, of so many heads in all: every round as the first."""
-    rows, at_once, step_keys, step, tile = tiles
-    rounds = (heads * ((queries + rows - 1) // rows) + at_once - 1) // at_once
-    return rounds * ((keys + step_keys - 1) // step_keys * step + tile)
+def clocks(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
+    """Return what a call costs in such tiles, of so many heads in all.
+
+    Tiles that see all keys take as long, and every round as the first. Under a mask by row they
+    are drawn, longest first, so that SMs end together but for the last.
+    """
+    by_row, rows, at_once, step_keys, step, tile = tiles
+    longest = -(-keys // step_keys) * step + tile
+    if not by_row:
+        return -(-heads * -(-queries // rows) // at_once) * longest
+    seeing = min(queries, keys)
+    count = max(1, -(-seeing // rows))
+    steps = (count - 1) * -(-(keys - seeing) // step_keys)  # that all of them have
+    steps += -(-rows * (count * (count - 1) // 2) // step_keys) + -(-keys // step_keys)
+    of_head = steps * step + count * tile
+    return max(longest, heads * of_head // at_once + of_head // (DRAWN_LAST * count))
 
 
 def first_fit(
@@ -182,11 +199,13 @@ def first_fit(
 
     Where that one says what its tiles cost, it is the cheapest of those that say so. A comparison
     of a size that is traced is neither true nor false; `surely` tells whether it always holds. A
-    size that may be either counts as many, keys as OPEN_KEYS; and costs that may be either choose
-    the row that is first.
+    size that may be either counts as many, keys as OPEN_KEYS; and nothing tells then what is
+    cheaper than the first.
     """
     cheapest: Choice | None = None
-    least: Any = None
+    least: int | None = None
+    of_tiles = [of_call[place] for place in (_HEADS, _QUERIES, _KEYS)]
+    known = all(type(size) is int for size in of_tiles)
     for choice, limits, tiles in rows:
         for place, at_least, limit in limits:
             size = of_call[place]
@@ -198,8 +217,8 @@ def first_fit(
         else:
             if not tiles:
                 return choice if least is None else cheapest
-            cost = clocks(tiles, of_call[_HEADS], of_call[_QUERIES], of_call[_KEYS])
-            if least is None or surely(cost < least):
+            cost = clocks(tiles, *of_tiles) if known else 0
+            if least is None or cost < least:
                 cheapest, least = choice, cost
     return cheapest
 

@@ -20,6 +20,7 @@ from fagen.dispatch.rows import (
     Limits,
     Row,
     Tiles,
+    clocks,
     first_fit,
     measures,
     measures_of,
@@ -192,9 +193,13 @@ def _cheapest(
 ) -> str | None:
     """The slug whose tiles take the fewest clocks, the first of those that take as many."""
     cheapest, fewest = several[0][0], MOST
-    for slug, (rows, at_once, step_keys, step, tile) in several:  # as `clocks` has it, but sooner
-        rounds = -(-heads * -(-queries // rows) // at_once)
-        needed = rounds * (-(-keys // step_keys) * step + tile)
+    for slug, tiles in several:
+        by_row, rows, at_once, step_keys, step, tile = tiles
+        if by_row:
+            needed = clocks(tiles, heads, queries, keys)
+        else:  # the same, sooner
+            rounds = -(-heads * -(-queries // rows) // at_once)
+            needed = rounds * (-(-keys // step_keys) * step + tile)
         if needed < fewest:
             cheapest, fewest = slug, needed
     return cheapest

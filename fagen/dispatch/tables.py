@@ -27,7 +27,7 @@ from fagen.toml_lines import (
     read_toml,
     shown,
 )
-from fagen.vocab import FORWARD, MASKS, PASSES
+from fagen.vocab import FORWARD, PASSES
 
 NAME = "dispatch.toml"
 WHAT = "dispatch table"
@@ -38,8 +38,8 @@ _FEW_TILES = ("queries_to", "tiles_to")  # with keys or without
 _FEW_ROWS = "rows_to"
 _GROUP = "group_rows"  # of decoding, with rows_to or without
 _SIZES = (_GROUP, _FEW_ROWS, *_FEW_TILES, *_KEYS)  # as they are written
-_CLOCKS = ("step_clocks", "tile_clocks")  # of kernels whose tiles all take as long
-_MOST_CLOCKS = 1_000_000  # so that no sum of a call's overflows
+_CLOCKS = ("step_clocks", "tile_clocks")
+_MOST_CLOCKS = 16_384  # so that no sum of a call's overflows
 _NUMBERS = (*_SIZES, *_CLOCKS)
 # What numbers count, which are 1 or more then
 _COUNTED = {_GROUP: "rows"} | {bound.name: bound.words for bound in BOUNDS if bound.words}
@@ -193,11 +193,8 @@ def _refuse_clocks(table: Any, row: Row, wrong: Callable[[str, str], ScheduleErr
             raise wrong(key, f"{key} is {table[key]}; it must be {_MOST_CLOCKS} or less")
     if row.for_few_tiles or row.for_few_rows or row.group_rows:
         raise wrong(told[0], f"{told[0]} goes with {' and '.join(_KEYS)} alone")
-    if row.problem.kind != FORWARD or MASKS[row.problem.mask].by_row:
-        raise wrong(
-            told[0],
-            f"{told[0]} is for attention of which all tiles take as long; {row.slug} is for other",
-        )
+    if row.problem.kind != FORWARD:
+        raise wrong(told[0], f"{told[0]} is for attention; {row.slug} is for other")
 
 
 def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleError]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from fagen.dispatch.rows import OPEN_KEYS
+from fagen.dispatch.rows import DRAWN_LAST, OPEN_KEYS
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.render import HEADER, header_file, written
@@ -108,6 +108,7 @@ class Package:
     torch_digits = "".join(map(str, TORCH_SINCE))
     install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
     open_keys = OPEN_KEYS
+    drawn_last = DRAWN_LAST
     alignment = ALIGNMENT
     cutlass = source.CUTLASS
 
