@@ -266,38 +266,47 @@ WHO: dict[str, Callable[[Operands], Iterator[Run]]] = {"fagen": fagen, "cudnn": 
 # ---- times ---------------------------------------------------------------------------------------
 
 
-def graph_of(runs: Iterator[Run], buffers: int) -> tuple[torch.cuda.CUDAGraph, int, Any]:
-    """A graph that lasts a round, how many runs it is of, and the output of the first."""
-    first = next(runs)()
-    torch.cuda.synchronize()
-    lasted, number = 0.0, 1
-    while lasted < 0.002 and number < 4 * MOST_RUNS:
-        began = time.perf_counter()
-        for _ in range(number):
-            next(runs)()
+@dataclass
+class Captured:
+    """Runs of a call as one graph, with what they read."""
+
+    graph: torch.cuda.CUDAGraph
+    number: int  # of runs
+    reads: object
+    output: Any  # of the first run
+
+    @classmethod
+    def of(cls, runs: Iterator[Run], buffers: int) -> "Captured":
+        """As many as last a round, each of the buffers as often as the others."""
+        output = next(runs)()
         torch.cuda.synchronize()
-        lasted, number = time.perf_counter() - began, number * 4
-    estimate = lasted / (number // 4)
-    number = max(1, min(MOST_RUNS, round(ROUND_SECONDS / estimate)))
-    number = -(-number // buffers) * buffers
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        for _ in range(number):
-            next(runs)()
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph, number, first
+        lasted, tried = 0.0, 1
+        while lasted < 0.002 and tried < MOST_RUNS:
+            tried *= 4
+            began = time.perf_counter()
+            for _ in range(tried):
+                next(runs)()
+            torch.cuda.synchronize()
+            lasted = time.perf_counter() - began
+        number = max(1, min(MOST_RUNS, round(ROUND_SECONDS * tried / lasted)))
+        number = -(-number // buffers) * buffers
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            for _ in range(number):
+                next(runs)()
+        graph.replay()
+        torch.cuda.synchronize()
+        return cls(graph, number, runs, output)
 
-
-def microseconds(graph: torch.cuda.CUDAGraph, number: int) -> float:
-    """Of a run, in one replay after a pause."""
-    time.sleep(IDLE_SECONDS)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3 / number
+    def microseconds(self) -> float:
+        """Of a run, in one replay after a pause."""
+        time.sleep(IDLE_SECONDS)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / self.number
 
 
 def difference(mine: Any, other: Any) -> float:
@@ -312,47 +321,43 @@ def difference(mine: Any, other: Any) -> float:
     return worst
 
 
-def ready(call: PeerCall, who: Sequence[str]) -> tuple[dict[str, Any], dict[str, str], float]:
-    """Graphs by name, what was refused and why, and how far outputs lie apart."""
-    graphs: dict[str, Any] = {}
+def ready(call: PeerCall, who: Sequence[str]) -> tuple[dict[str, Captured], dict[str, str], float]:
+    """What runs by name, what was refused and why, and how far outputs lie apart."""
+    captured: dict[str, Captured] = {}
     refused: dict[str, str] = {}
-    outputs: dict[str, Any] = {}
     for name in who:
         operands = Operands.of(call)
         try:
-            *graphs[name], outputs[name] = graph_of(WHO[name](operands), len(operands.pairs))
-        except RuntimeError as error:
-            refused[name] = str(error).splitlines()[0][:200]
+            captured[name] = Captured.of(WHO[name](operands), len(operands.pairs))
+        except Exception as error:  # of any tree, and of torch
+            refused[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             torch.cuda.synchronize()
-        except torch.OutOfMemoryError:
-            refused[name] = "out of memory"
     # peers see all keys of several queries that are decoded, and e4m3's are in 16 bits
     comparable = call.kind != E4M3 and not (call.kind in DECODING and call.seqlen_q > 1)
-    mine = outputs.pop("fagen", None)
-    apart = (
-        [difference(mine, other) for other in outputs.values()]
-        if comparable and mine is not None
-        else []
-    )
-    return graphs, refused, max(apart, default=0.0)
+    apart = [
+        difference(captured["fagen"].output, captured[name].output)
+        for name in captured
+        if comparable and "fagen" in captured
+    ]
+    return captured, refused, max(apart, default=0.0)
 
 
 def main() -> None:
     """Answer questions until there are no more."""
     answers = sys.stdout
     sys.stdout = sys.stderr  # whatever else prints
-    graphs: dict[str, Any] = {}
+    captured: dict[str, Captured] = {}
     with torch.cuda.stream(torch.cuda.Stream()):  # gradients are captured where forward ran
         for line in sys.stdin:
             question = json.loads(line)
             if "time" in question:
-                answer: dict[str, Any] = {"us": microseconds(*graphs[question["time"]])}
+                answer: dict[str, Any] = {"us": captured[question["time"]].microseconds()}
             else:
-                graphs.clear()
+                captured.clear()
                 torch.cuda.empty_cache()
                 call = PeerCall.read({f.name: question["call"][f.name] for f in fields(PeerCall)})
-                graphs, refused, apart = ready(call, question["who"])
-                answer = {"ready": list(graphs), "refused": refused, "apart": apart}
+                captured, refused, apart = ready(call, question["who"])
+                answer = {"ready": list(captured), "refused": refused, "apart": apart}
             print(json.dumps(answer), file=answers, flush=True)
 
 
