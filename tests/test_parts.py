@@ -55,6 +55,11 @@ MORE = (
     "fwd_bf16_d128_causal_m128n128_c2",
     "fwd_e4m3_d128_full_m128n128_t4_sblock",
     "fwd_fp16_d64_full_m64n64_nointra_pm2",
+    "fwd_fp16_d128_causal_m128n128_varlen_packgqa",
+    "fwd_fp16_d64_causal_m256n64_varlen_packgqa_s4_q2_nointer",
+    "fwd_bf16_d64_full_m64n48_varlen_packgqa",
+    "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
+    "fwd_bf16_d64_full_m192n64_packgqa_s3",
 )
 # whose first key depends on the row: masks may, and none does yet
 OF_NO_MASK = {"attention/combine/seen.cuh.j2", "backward/keys/rising_first.cuh"}

@@ -256,7 +256,10 @@ def described(tensor_map: TensorMap, plan: Any) -> str:
     """Return the call that encodes a tensor map, true if it can; varlen tensors have no batch."""
     place = f"&params.{tensor_map.name}, {tensor_map.name}"
     batched = any(dim.stride == "batch" for dim in plan.signature.tensor(tensor_map.name).dims)
-    return f"describe({place})" if batched else f"describe_varlen({place}, kRagged)"
+    if batched:
+        return f"describe({place})"
+    heads_first = tensor_map.dims[0] == "head"
+    return f"describe_varlen{'_heads_first' * heads_first}({place}, kRagged)"
 
 
 def checked(tensor: Tensor, signature: Signature) -> str:

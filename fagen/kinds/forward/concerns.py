@@ -14,6 +14,10 @@ from fagen.kinds.forward.structure import TRANSPOSERS
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Swizzle, swizzle_of
 
+# Of a warpgroup, which has whole queries of a group, so many of the 64 rows may stay empty: five
+# heads fill 60, and where sequences are long as much of the GEMMs is for nothing.
+_MOST_UNUSED = 4
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -30,6 +34,8 @@ class Tile:
     v_rows_slab: int
     o_slab: int
     o_columns: int  # that all PV GEMMs of a block give
+    pack_gqa: bool  # a tile's rows are of several heads
+    most_unused: ClassVar[int] = _MOST_UNUSED
 
 
 def tile(values: Values) -> Tile:
@@ -51,6 +57,7 @@ def tile(values: Values) -> Tile:
         v_rows_slab=v_rows.bytes // dtype.bytes,
         o_slab=o.bytes // out_dtype.bytes,
         o_columns=d_v + (SM90.wgmma_n_step if values["sum"] == "tensor" else 0),
+        pack_gqa=values["pack_gqa"],
     )
 
 

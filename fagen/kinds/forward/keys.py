@@ -59,6 +59,11 @@ class Tile(Section):
         description="query rows per thread block",
     )
     block_n: int = Field(ge=16, le=SM90.wgmma_n_max, multiple_of=16, description="keys per step")
+    pack_gqa: bool = Field(
+        default=False,
+        description="the heads of a KV head share a tile's rows, each query's side by side: fewer "
+        "rows stay empty where queries are few",
+    )
 
 
 class Split(Section):

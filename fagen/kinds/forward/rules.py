@@ -23,6 +23,7 @@ from fagen.vocab import (
 _CODES = (
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
+    Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),
     Code("num_splits", "split"),
     Code("stages", "s"),
     Code("q_stages", "q"),
@@ -265,6 +266,8 @@ def rules(keys: Values) -> Broken:
             )
     if keys["num_splits"] > 1:
         yield from _rules_of_splits(keys)
+    if keys["pack_gqa"]:
+        yield from _rules_of_packs(keys)
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["promote_columns"]:
@@ -326,6 +329,19 @@ def _rules_of_splits(keys: Values) -> Broken:
             f'"{keys["order"]}" does not go with num_splits > 1, which are equally long but for a '
             'few; use "persistent", or leave it out',
         )
+
+
+def _rules_of_packs(keys: Values) -> Broken:
+    if _fp8(keys):
+        fault = '"e4m3" does not go with pack_gqa = true: each head of Q has a descale of its own'
+        yield "dtype", fault
+    for key, only, why in (
+        ("producer", "warp", "which copies several heads in a box"),
+        ("num_splits", 1, "splits are of a head each"),
+        ("cluster", 1, "of so few tiles none are neighbours"),
+    ):
+        if keys[key] != only:
+            yield key, f"must be {_toml(only)} with pack_gqa = true: {why}; leave it out"
 
 
 def _rules_of_16_bits(keys: Values) -> Broken:

@@ -132,7 +132,8 @@ def lays_q_anew(values: Values) -> bool:
     Beside what a consumer keeps of its tiles there are no registers for them.
     """
     wide = DTYPES[values["dtype"]].filled_up(values["head_dim"]) > 128
-    return skips_idle_warpgroups(values) and values["q_stages"] == 1 and wide
+    keeps_more = skips_idle_warpgroups(values) or values["pack_gqa"]
+    return bool(keeps_more and values["q_stages"] == 1 and wide)
 
 
 # what parts depend on beside keys themselves

@@ -56,5 +56,5 @@ struct Consuming {
   void prefetch_columns(const Tile& tile) const, scale_columns(const Tile& tile, Output& o) const;
   void descale(const Tile& tile, Output& o, OfRows inverse, WhichRows empty) const, store(const Tile& tile, Output& o, Softmax& softmax);
   void write(const Tile& tile, const Output& o, OfRows inverse, WhichRows empty);
-  int64_t lse_begin(const Tile& tile) const;
+  int64_t lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int row) const;
 };

@@ -7,7 +7,8 @@ struct Finder {
   Sequence sequence;
   int begin, end;  // its tiles of a head in this class
 
-  int tiles_of_head() const;
+  int tiles_of_head() const, first_row_of(int m_block) const, warpgroups_from(int first_row) const;
+  Blocks blocks_of_tile(const Sequence& lengths, int m_block) const;
   static int highest_class(uint32_t of);
 
   // keys: the first tile of a head that sees so many blocks

@@ -6,11 +6,15 @@ struct Loader {
 
   // boxes of one swizzle span each, which an mbarrier waits for, in a tile's sequence: its number, or where it lies
   struct Rows {
+    int seqlen, end;
     operator int() const;
   };
   static Rows of_q(const Tile& tile), of_k(const Tile& tile);
   template <int columns, int rows, int slab>
   void copy(const CUtensorMap& map, TransactionBarrier& full, Element* tile, int row, int head, Rows sequence, cute::TMA::CacheHintSm90 hint);
+
+  // packed, from a query on
+  void copy_q(TransactionBarrier& full, Element* rows, int query, int head, Rows sequence);
 
   // loads: the next buffer of a ring, once it is empty
   void load_q(const Tile& tile);

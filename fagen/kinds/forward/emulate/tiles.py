@@ -11,6 +11,7 @@ from fagen.arch import SM90
 from fagen.combining import combined_partials, fp32
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.attention import scale_log2
+from fagen.kinds.forward.emulate.rows import heads_of_a_tile, tiles_of
 from fagen.kinds.forward.plan import Plan
 
 LN2 = math.log(2)
@@ -40,13 +41,15 @@ def emulate(
     group = heads // kv_heads  # query heads that share one head of K and V
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
     values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
-    rows_of = torch.arange(seqlen_q, device=q.device)
+    together = heads_of_a_tile(plan, group, seqlen_q)
+    heads_by = kv_heads, group // together, together
+    q_by, out_by = (x.unflatten(2, heads_by) for x in (q, out))
+    lse_by = lse.unflatten(1, heads_by)
 
-    for top in range(0, seqlen_q, plan.block_m):
-        bottom = min(top + plan.block_m, seqlen_q)
-        queries = q[:, top:bottom].permute(0, 2, 1, 3).float()  # (B, H, rows, D)
-        queries = queries.reshape(batch, kv_heads, group * (bottom - top), -1)
-        row = rows_of[top:bottom].repeat(group)[:, None]
+    for rows in tiles_of(plan, together, seqlen_q, q.device):
+        top, bottom, count = rows.top, rows.bottom, len(rows.query)
+        queries = rows.of(q_by).float().flatten(2, 3)  # (B, Hk, heads of a group and rows, D)
+        row = rows.query.repeat(group // together)[:, None]
 
         step = plan.split_keys(seqlen_k)
         splits = []
@@ -55,7 +58,7 @@ def emulate(
             hidden_keys = (
                 (block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks
             )
-            softmax = _OnlineSoftmax(queries, scale, plan, bottom - top)
+            softmax = _OnlineSoftmax(queries, scale, plan, count)
             total = _weighted(softmax, queries, keys, values, hidden_keys, hopper_sums)
             splits.append((total, softmax))
         if plan.num_splits > 1:
@@ -69,9 +72,10 @@ def emulate(
             output = torch.where(output.isfinite(), limited, output)
         # a row that sees no key, even beside a V that is not finite
         output = output.masked_fill(log_sum[..., None] == -math.inf, 0.0)
-        tile = output.to(q.dtype).view(batch, heads, bottom - top, -1)
-        out[:, top:bottom] = tile.permute(0, 2, 1, 3)
-        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+        of_heads = group // together, count
+        rows.put(out_by, output.to(q.dtype).unflatten(2, of_heads))
+        log_sums = log_sum.unflatten(2, of_heads)[..., rows.real]
+        lse_by[..., rows.head[rows.real], rows.query[rows.real]] = log_sums
     return out, lse
 
 

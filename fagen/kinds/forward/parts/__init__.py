@@ -116,6 +116,7 @@ _ABOUT = {
     ("producer", "none"): "forward/steps/about_alone.cuh.j2",
     ("producer", "warp"): "forward/steps/about_producer.cuh.j2",
     ("inter_warpgroup", True): "forward/steps/ping_pong/about.cuh",
+    ("pack_gqa", True): "forward/tiles/about_packed.cuh",
     ("lengths", "varlen"): "forward/tiles/varlen/about.cuh",
     ("v_layout", "columns"): "forward/values/about_columns.cuh.j2",
     ("v_layout", "rows"): "forward/values/about_rows.cuh.j2",

@@ -2,15 +2,43 @@
 
 from collections.abc import Iterator
 
-from fagen.part import Part
+from fagen.part import Constant, Part
 from fagen.schedule import Values
 from fagen.vocab import MASKS, ORDERS
 
 
 def launcher(values: Values) -> Iterator[Part]:
     """What the host works out of tiles and their order."""
-    names = _texts(values)
+    yield _PACKS[values["lengths"], values["pack_gqa"]]
+    names = (_COUNTING[values["pack_gqa"]].get(name, name) for name in _texts(values))
     yield Part(host=tuple(f"forward/launcher/{name}.cuh" for name in names))
+
+
+# by lengths, and whether heads share tiles: which do, and how many heads there are then
+_PACKS = {
+    ("equal", False): Part(),
+    ("varlen", False): Part(),
+    ("equal", True): Part(
+        host=(
+            *("forward/launcher/pack.cuh", "forward/launcher/packs.cuh"),
+            "forward/launcher/packed_heads.cuh",
+        ),
+    ),
+    ("varlen", True): Part(
+        constants=(
+            Constant("tile.most_unused", "rows of a warpgroup, which has whole queries of a group"),
+        ),
+        host=(
+            *("forward/launcher/varlen_pack.cuh", "forward/launcher/packs.cuh"),
+            "forward/launcher/varlen_packed_heads.cuh",
+        ),
+    ),
+}
+# by that the texts that count tiles
+_COUNTING: dict[bool, dict[str, str]] = {
+    False: {},
+    True: {name: f"packed_{name}" for name in ("in_order", "tiles", "empty_tiles", "l2_share")},
+}
 
 
 def _texts(values: Values) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Loads: how Q, K and V come into shared memory."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from fagen.part import (
     ELEMENT,
@@ -47,10 +48,12 @@ def loads(values: Values) -> Iterator[Part]:
             Barrier("v_empty", (_STAGES,), readers),
         ),
         maps=(
-            TensorMap("q", (columns, amount("warpgroup_rows")), "tile.qk_swizzle"),
+            map_of_rows(values, "q", "qk_slab", "tile.qk_swizzle"),
             TensorMap("k", (columns, rows_of_box(values)), "tile.qk_swizzle", stand_in="q"),
         ),
     )
+    if values["pack_gqa"]:
+        yield Part(kernel=("forward/loads/packed_zeros.cuh",))
     if values["output"] == "reuse_v":
         yield Part(loader=_waits(values))
     if by_block:
@@ -62,6 +65,20 @@ def loads(values: Values) -> Iterator[Part]:
         yield Part(producer=("forward/loads/scale_warp.cuh",))
 
 
+# By whether they are of several heads, whole queries: a box of rows, perhaps by variables of the
+# launcher, and the dimensions that it is of.
+_BOXES: dict[bool, tuple[tuple[Amount | str, ...], tuple[str, ...]]] = {
+    False: ((amount("warpgroup_rows"),), ("seq", "head", "batch")),
+    True: (("pack", "queries"), ("head", "seq", "batch")),
+}
+
+
+def map_of_rows(values: Values, name: str, slab: str, swizzle: str, **more: Any) -> TensorMap:
+    """Return the map of a tensor of queries: a box has a warpgroup's rows of a slab's columns."""
+    box, dims = _BOXES[values["pack_gqa"]]
+    return TensorMap(name, (amount(slab), *box), swizzle, dims=dims, **more)
+
+
 def rows_of_box(values: Values) -> Amount:
     """Return how many rows of K, or of V, a thread block copies at a time."""
     return amount("block_n", per="cluster" if values["cluster"] > 1 else None)
@@ -69,16 +86,28 @@ def rows_of_box(values: Values) -> Amount:
 
 def _copies(values: Values) -> tuple[str, ...]:
     """Return what Loader has."""
-    copy = _COPY[values["lengths"]]
-    q = _Q[values["skips_idle_warpgroups"]]
+    copies = _COPIES[values["lengths"], values["pack_gqa"]]
+    q = _Q[values["skips_idle_warpgroups"], values["pack_gqa"]]
     if values["cluster"] > 1:
-        return copy, q, "forward/loads/multicast.cuh"
-    return copy, q, "forward/loads/k.cuh", _V[values["v_layout"]]
+        return *copies, q, "forward/loads/multicast.cuh"
+    return *copies, q, "forward/loads/k.cuh", _V[values["v_layout"]]
 
 
 _DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/kv_descales.cuh"}
-_COPY = {"equal": "forward/loads/copy.cuh", "varlen": "forward/loads/varlen_copy.cuh"}
-_Q = {False: "forward/loads/q.cuh", True: "forward/loads/q_in_turns.cuh"}
+# by lengths, and whether a tile's rows are of several heads
+_COPIES: dict[tuple[str, bool], tuple[str, ...]] = {
+    ("equal", False): ("forward/loads/copy.cuh",),
+    ("varlen", False): ("forward/loads/varlen_copy.cuh",),
+    ("equal", True): ("forward/loads/copy.cuh", "forward/loads/packed_copy.cuh"),
+    ("varlen", True): ("forward/loads/varlen_copy.cuh", "forward/loads/varlen_packed_copy.cuh"),
+}
+# by whether warpgroups take rows in turns, and whether these are of several heads
+_Q = {
+    (False, False): "forward/loads/q.cuh",
+    (True, False): "forward/loads/q_in_turns.cuh",
+    (False, True): "forward/loads/packed_q.cuh",
+    (True, True): "forward/loads/packed_q_in_turns.cuh",
+}
 _V = {
     "": "forward/loads/v.cuh",
     "rows": "forward/loads/v_rows.cuh",

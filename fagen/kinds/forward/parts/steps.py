@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fagen.kinds.combining import EVERY_SPLIT, SEEN_SPLITS, combining
+from fagen.kinds.forward.parts.loads import map_of_rows
 from fagen.part import (
     ELEMENT,
     FLOAT,
@@ -15,7 +16,6 @@ from fagen.part import (
     Constant,
     Field,
     Part,
-    TensorMap,
     Union,
     amount,
     pointer_to,
@@ -36,9 +36,18 @@ def consumer(values: Values) -> Iterator[Part]:
             *(("forward/steps/loader.cuh",) if alone else ()),
             "forward/steps/rings.cuh",
             "forward/steps/release_in_cluster.cuh" if clustered else "forward/steps/release.cuh",
-            "forward/steps/rows_in_turns.cuh" if in_turns else "forward/steps/rows.cuh",
+            _ROWS[in_turns, values["pack_gqa"]],
         ),
     )
+
+
+# by whether warpgroups take rows in turns, and whether these are of several heads
+_ROWS = {
+    (False, False): "forward/steps/rows.cuh",
+    (True, False): "forward/steps/rows_in_turns.cuh",
+    (False, True): "forward/steps/packed_rows.cuh",
+    (True, True): "forward/steps/packed_rows_in_turns.cuh",
+}
 
 
 def steps(values: Values) -> Iterator[Part]:
@@ -75,12 +84,15 @@ _RUN = {
 }
 
 
-# by whether K and V are loaded for pairs of tiles, and whether tiles are of splits, or varlen
+# by whether K and V are loaded for pairs of tiles, whether tiles are of splits, or varlen, and
+# whether rows are of several heads
 _OWN_BLOCKS = {
-    (False, False, False): "forward/steps/skip/own_blocks.cuh",
-    (False, False, True): "forward/steps/skip/varlen_own_blocks.cuh",
-    (False, True, False): "forward/steps/skip/own_blocks_of_split.cuh",
-    (True, False, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
+    (False, False, False, False): "forward/steps/skip/own_blocks.cuh",
+    (False, False, True, False): "forward/steps/skip/varlen_own_blocks.cuh",
+    (False, True, False, False): "forward/steps/skip/own_blocks_of_split.cuh",
+    (True, False, False, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
+    (False, False, False, True): "forward/steps/skip/packed_own_blocks.cuh",
+    (False, False, True, True): "forward/steps/skip/varlen_packed_own_blocks.cuh",
 }
 
 
@@ -101,7 +113,7 @@ def _overlapped(values: Values) -> Iterator[str]:
     """Yield the texts of steps with S of a block and PV of the block before in flight."""
     if values["skips_masked_blocks"]:
         splits, varlen = values["num_splits"] > 1, values["lengths"] == "varlen"
-        yield _OWN_BLOCKS[values["cluster"] > 1, splits, varlen]
+        yield _OWN_BLOCKS[values["cluster"] > 1, splits, varlen, values["pack_gqa"]]
         yield "forward/steps/skip/blocks.cuh.j2"
     if values["skips_steps"]:
         yield "forward/steps/skip/step.cuh.j2"
@@ -148,6 +160,15 @@ _OUTPUTS = {
 }
 
 
+# where O and LSE go, by lengths, and whether a tile's rows are of several heads
+_PLACES = {
+    ("equal", False): "forward/output/dense.cuh",
+    ("varlen", False): "forward/output/varlen.cuh",
+    ("equal", True): "forward/output/packed.cuh",
+    ("varlen", True): "forward/output/varlen_packed.cuh",
+}
+
+
 def output(values: Values) -> Iterator[Part]:
     """How O leaves."""
     way = "split" if values["num_splits"] > 1 else values["output"]
@@ -184,11 +205,11 @@ def output(values: Values) -> Iterator[Part]:
             f"forward/output/store_{OUT_DTYPES[values['out_dtype']].bytes}_bytes.cuh.j2",
         ),
         consumer=(
-            "forward/output/varlen.cuh" if varlen else "forward/output/dense.cuh",
+            _PLACES[values["lengths"], values["pack_gqa"]],
             *(("forward/output/column_scales.cuh",) if values["v_scales"] == "column" else ()),
             "forward/output/descaled.cuh.j2" if dtype.fp8 else "forward/output/averages.cuh.j2",
             *_OUTPUTS[way],
-            "forward/output/store.cuh.j2",
+            f"forward/output/{'packed_' * values['pack_gqa']}store.cuh.j2",
         ),
     )
     if way == "reuse_v":
@@ -215,12 +236,13 @@ def output(values: Values) -> Iterator[Part]:
             else (v_array, o_array)
         ),
         maps=(
-            TensorMap(
+            map_of_rows(
+                values,
                 "out",
-                (amount("o_slab"), amount("warpgroup_rows")),
+                "o_slab",
                 "tile.o_swizzle",
-                "head_dim_v",
-                ("OutElement", "out_dtype"),
+                columns="head_dim_v",
+                elements=("OutElement", "out_dtype"),
             ),
         ),
     )

@@ -90,6 +90,7 @@ def _varlen(values: Values) -> Iterator[Part]:
             "forward/tiles/varlen/ring.cuh.j2",
         ),
         finder=(
+            *_rows_of_finder(values),
             _FIRST_TILES[MASKS[values["mask"]].last_by_row],
             _HEADS[values["head_major"]],
         ),
@@ -97,8 +98,7 @@ def _varlen(values: Values) -> Iterator[Part]:
             CU_SEQLENS_Q,
             *VARLEN_KEYS,
             Field("batch", INT),
-            Field("heads", INT, Argument("heads")),
-            Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
+            *_heads(values, INT, Argument("heads")),
         ),
     )
     if values["head_major"]:
@@ -124,6 +124,28 @@ def _varlen(values: Values) -> Iterator[Part]:
                 "forward/tiles/varlen/produce_drawn.cuh.j2",
             )
         )
+
+
+def _rows_of_finder(values: Values) -> Iterator[str]:
+    """Yield the texts that say how many tiles a head has, and where they begin."""
+    packed = "packed_" * values["pack_gqa"]
+    yield f"forward/tiles/varlen/{packed}rows.cuh"
+    if values["skips_idle_warpgroups"]:
+        yield f"forward/tiles/varlen/{packed}warpgroups.cuh"
+
+
+def _heads(values: Values, of: Type, heads: Argument | Divisor) -> tuple[Field, ...]:
+    """How many heads there are; where several share a tile's rows they count as one."""
+    group = Divisor(Ratio("heads", "kv_heads"))
+    if not values["pack_gqa"]:
+        return Field("heads", of, heads), Field("heads_per_kv_head", DIVISOR, group)
+    return (
+        Field("heads", of, note="each of those that share a tile's rows"),
+        Field("heads_per_kv_head", DIVISOR),
+        Field("pack", DIVISOR, note="heads that share a tile's rows"),
+        Field("queries", DIVISOR, note="that a warpgroup has rows of"),
+        Field("tile_queries", DIVISOR, note="and a tile"),
+    )
 
 
 def _split() -> Part:
@@ -170,16 +192,19 @@ _NUMBERED = {
 }
 
 
+# by whether a tile's rows are of several heads
+_OF_HEADS = {False: "forward/tiles/of_head.cuh", True: "forward/tiles/of_packed_head.cuh"}
+
+
 def _equal(values: Values) -> Iterator[Part]:
     """Tiles of equally long sequences, in an order that the host works out."""
     order = ORDERS[values["order"]]
     rows, numbered = _NUMBERED[order.longest_first, values["cluster"] > 1]
     yield Part(
         head=("forward/tiles/tile.cuh.j2",),
-        device=("forward/tiles/of_head.cuh", numbered),
+        device=(_OF_HEADS[values["pack_gqa"]], numbered),
         params=(
-            Field("heads", DIVISOR, Divisor(Argument("heads"))),
-            Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
+            *_heads(values, DIVISOR, Divisor(Argument("heads"))),
             Field("seqlen_q", INT, Argument("seqlen_q")),
             Field("seqlen_k", INT, Argument("seqlen_k")),
             rows,
@@ -240,17 +265,28 @@ _SEEN = {False: "seen_end.cuh", True: "seen_rows.cuh.j2"}
 _OF_TILES = {1: "forward/keys/of_tile.cuh", 2: "forward/keys/of_pair.cuh"}  # by cluster
 
 
+def _of_tiles(values: Values) -> tuple[str, ...]:
+    """The text that gives a tile's blocks by its number, unless the finder has its own."""
+    if not values["pack_gqa"]:
+        return (_OF_TILES[values["cluster"]],)
+    return ("forward/keys/of_packed_tile.cuh",) if values["lengths"] == "equal" else ()
+
+
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
     by_row, which = MASKS[values["mask"]].by_row, _PREFIX[values["lengths"]]
+    packed = "packed_" * (by_row and values["pack_gqa"])
     yield Part(
         head=("forward/keys/blocks.cuh.j2",),
         device=(
             f"forward/keys/{which}lengths.cuh",
             *_BLOCKS[by_row],
-            _OF_TILES[values["cluster"]],
+            *_of_tiles(values),
         ),
-        consumer=(f"forward/keys/{which}{_LENGTHS[by_row]}", f"forward/keys/{_MASKS[by_row]}"),
+        consumer=(
+            f"forward/keys/{which}{packed}{_LENGTHS[by_row]}",
+            f"forward/keys/{_MASKS[by_row]}",
+        ),
     )
     if values["finds_spread"]:
         yield Part(consumer=(f"forward/keys/{_SEEN[by_row]}",))

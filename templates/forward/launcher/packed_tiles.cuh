@@ -1,0 +1,4 @@
+  const int m_blocks = int(ceil_div(a.seqlen_q, params.tile_queries.value));
+  params.m_blocks = m_blocks;
+  const int tiles = m_blocks * packs * a.batch;
+  const int grid = std::min(tiles, multiprocessors);

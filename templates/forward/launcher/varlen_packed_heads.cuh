@@ -1,0 +1,1 @@
+  params.heads = packs;

@@ -1,0 +1,9 @@
+  // Of a tile only some warpgroups have rows: how many others have some before this one's.
+  __device__ __forceinline__ int place(const Tile& tile) {
+    return (warpgroup + kConsumers - tile.first_warpgroup) % kConsumers;
+  }
+  __device__ __forceinline__ bool has_rows(const Tile& tile) { return place(tile) < tile.warpgroups; }
+  // A warpgroup's first query.
+  __device__ __forceinline__ int first_row(const Tile& tile) {
+    return tile.first_row + place(tile) * params.queries.value;
+  }

@@ -1,0 +1,10 @@
+  // Of the heads that share tiles, as if they were one.
+  __device__ __forceinline__ int tiles_of_head() const {
+    return params.tile_queries.divide(sequence.seqlen_q + params.tile_queries.value - 1);
+  }
+
+  __device__ __forceinline__ int first_row_of(int m_block) const { return m_block * params.tile_queries.value; }
+
+  __device__ __forceinline__ Blocks blocks_of_tile(const Sequence& lengths, int m_block) const {
+    return blocks_of(lengths, first_row_of(m_block), first_row_of(m_block + 1) - 1);
+  }
