@@ -200,10 +200,38 @@ def test_under_a_mask_by_row_clocks_are_of_all_tiles_or_of_the_longest(folders):
     for (heads, queries, keys), (first, second) in both.items():
         sizes, best = Sizes(1, heads, heads, queries, keys), tall if first <= second else square
         assert [
-            clocks(row.tiles, heads, queries, keys) for row in rows_for(problem)
+            clocks(row.tiles, heads, heads, queries, keys) for row in rows_for(problem)
         ] == [first, second], sizes  # fmt: skip
         assert served(problem, sizes).slug == best
         assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
+
+
+def test_of_heads_that_share_tiles_clocks_are_those_of_one_of_more_queries(folders):
+    """Counted by hand, of 521 queries and keys, in tiles of 128 rows and steps of 128 keys."""
+    both = {  # heads and KV heads: clocks of tiles of a head, and of tiles that heads share
+        "full": {
+            (544, 136): (21 * 1_100, 18 * 1_100),  # 2,720 tiles of 5 steps, and 2,312
+            (128, 32): (5 * 1_100, 5 * 1_100),  # 640 and 544: as many rounds
+            (264, 264): (10 * 1_100, 10 * 1_100),
+        },
+        "causal": {
+            # tiles of 1 to 5 steps; four of each but for one of five
+            (544, 136): (3_500 * 544 // 132 + 3_500 // 30, 10_700 * 136 // 132 + 10_700 // 102),
+            (264, 264): (2 * 3_500 + 3_500 // 30,) * 2,
+        },
+    }
+    for mask, cases in both.items():
+        plain, shared = (f"fwd_fp16_d128_{mask}_m128n128{end}" for end in ("", "_packgqa"))
+        step = dict(step_clocks=200, tile_clocks=100)
+        update(folders[0], [Row(CARD, plain, **step), Row(CARD, shared, **step)])
+        problem = replace(PROBLEM, mask=mask)
+        for (heads, kv_heads), (first, second) in cases.items():
+            assert [
+                clocks(row.tiles, heads, kv_heads, 521, 521) for row in rows_for(problem)
+            ] == [first, second]  # fmt: skip
+            sizes, best = Sizes(1, heads, kv_heads, 521, 521), plain if first <= second else shared
+            assert served(problem, sizes).slug == best
+            assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
 
 
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):

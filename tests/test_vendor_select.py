@@ -262,7 +262,8 @@ class Attending:
         key = (*key, problem.v_layout or "", problem.scale_rows or 0)
         if len(next(iter(module.ROWS))) == 5:  # a table of 16 bits alone has no more
             key = key[:5]
-        slug = module._picked(key, sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
+        heads = sizes.heads, sizes.kv_heads
+        slug = module._picked(key, sizes.batch, *heads, sizes.seqlen_q, sizes.seqlen_k)
         return str(slug)
 
 
@@ -424,7 +425,7 @@ D16 = torch.float16, 128, 128, "causal"
     [
         (
             (PLAIN, SPLIT_4, SPLIT_16),
-            lambda ours, q, k: ours["_attention"]._picked((*D16, D16[0]), q[0], 4, q[1], k[1]),
+            lambda ours, q, k: ours["_attention"]._picked((*D16, D16[0]), q[0], 4, 4, q[1], k[1]),
             (
                 (4, 500, (), SPLIT_16),
                 (4, 500, (0,), SPLIT_16),  # which is for any number of tiles

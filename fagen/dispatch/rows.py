@@ -52,12 +52,13 @@ BOUNDS = (
 )
 MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
-# What a kernel's tiles cost: whether a row sees keys as far as its place says, rows of a tile, how
-# many tiles run at once, keys of a step, clocks of a step and of a tile beside its steps; () where
-# no row says.
+# What a kernel's tiles cost: whether a row sees keys as far as its place says, whether heads of a
+# group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
+# and of a tile beside its steps; () where no row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 6
+MOST_SHARED = 65_536  # queries, up to which tiles that heads share are counted as such
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class Row:
         values = from_slug(self.slug).values()
         # thread blocks of a cluster have neighbouring tiles, and end together
         rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
-        by_row = int(MASKS[values["mask"]].by_row)
-        return by_row, rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
+        ways = int(MASKS[values["mask"]].by_row), int(values["pack_gqa"])
+        return *ways, rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -159,11 +160,21 @@ Choice = TypeVar("Choice")
 
 
 def measures(batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any) -> tuple[Any, ...]:
-    """Return what rows bound, in the order of MEASURES, and the heads, of a call of such sizes."""
+    """Return what rows bound, in the order of MEASURES, then heads and KV heads, of a call."""
     group = queries * (heads // kv_heads) if (kv_heads == 0) is False else 0
     group_tiles = batch * kv_heads * ((group + GROUP_TILE - 1) // GROUP_TILE)
     tiles, query_rows = batch * heads * ((queries + TILE - 1) // TILE), batch * heads * queries
-    return queries, group, kv_heads, group_tiles, tiles, query_rows, keys, batch * heads
+    return (
+        queries,
+        group,
+        kv_heads,
+        group_tiles,
+        tiles,
+        query_rows,
+        keys,
+        batch * heads,
+        batch * kv_heads,
+    )
 
 
 def measures_of(sizes: Sizes) -> tuple[Any, ...]:
@@ -172,20 +183,27 @@ def measures_of(sizes: Sizes) -> tuple[Any, ...]:
     return measures(s.batch, s.heads, s.kv_heads, s.seqlen_q, s.seqlen_k)
 
 
-def clocks(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
-    """Return what a call costs in such tiles, of so many heads in all.
+def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> int:
+    """Return what a call costs in such tiles, of so many heads and KV heads in all.
 
     Tiles that see all keys take as long, and every round as the first. Under a mask by row they
-    are drawn, longest first, so that SMs end together but for the last.
+    are drawn, longest first, so that SMs end together but for the last. Heads that share tiles are
+    as one of more queries.
     """
-    by_row, rows, at_once, step_keys, step, tile = tiles
+    by_row, shared, rows, at_once, step_keys, step, tile = tiles
+    # many queries have few empty rows, and no more heads share tiles
+    shared = shared and 0 < kv_heads <= heads and queries <= MOST_SHARED
+    group = min(heads // kv_heads, GROUP_TILE) if shared else 1
+    heads //= group
     longest = -(-keys // step_keys) * step + tile
     if not by_row:
-        return -(-heads * -(-queries // rows) // at_once) * longest
+        return -(-heads * -(-queries * group // rows) // at_once) * longest
     seeing = min(queries, keys)
-    count = max(1, -(-seeing // rows))
+    count = max(1, -(-seeing * group // rows))
     steps = (count - 1) * -(-(keys - seeing) // step_keys)  # that all of them have
-    steps += -(-rows * (count * (count - 1) // 2) // step_keys) + -(-keys // step_keys)
+    span = step_keys * group  # rows that see a step more than those before them
+    steps += -(-rows * (count * (count - 1) // 2) // span) + -(-keys // step_keys)
+    steps += (count - 1) * max(0, span - rows) // (2 * span)  # where a step ends within a tile
     of_head = steps * step + count * tile
     return max(longest, heads * of_head // at_once + of_head // (DRAWN_LAST * count))
 
@@ -204,7 +222,7 @@ def first_fit(
     """
     cheapest: Choice | None = None
     least: int | None = None
-    of_tiles = [of_call[place] for place in (_HEADS, _QUERIES, _KEYS)]
+    of_tiles = [of_call[place] for place in (_HEADS, _HEADS + 1, _QUERIES, _KEYS)]
     known = all(type(size) is int for size in of_tiles)
     for choice, limits, tiles in rows:
         for place, at_least, limit in limits:

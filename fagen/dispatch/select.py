@@ -80,7 +80,7 @@ def first_slug(
             for most, slug, several_tiles in many:
                 if keys <= most:
                     if several_tiles:
-                        return _cheapest(several_tiles, batch * heads, queries, keys)
+                        return _cheapest(several_tiles, batch, heads, kv_heads, queries, keys)
                     return slug
         if few is None:
             for slug, _, _, rows_to, least, most, _, tiles in others:
@@ -189,16 +189,21 @@ def _ranges(
 
 
 def _cheapest(
-    several: tuple[tuple[str | None, Tiles], ...], heads: int, queries: int, keys: int
+    several: tuple[tuple[str | None, Tiles], ...],
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
 ) -> str | None:
     """The slug whose tiles take the fewest clocks, the first of those that take as many."""
     cheapest, fewest = several[0][0], MOST
     for slug, tiles in several:
-        by_row, rows, at_once, step_keys, step, tile = tiles
-        if by_row:
-            needed = clocks(tiles, heads, queries, keys)
+        by_row, shared, rows, at_once, step_keys, step, tile = tiles
+        if by_row or shared:
+            needed = clocks(tiles, batch * heads, batch * kv_heads, queries, keys)
         else:  # the same, sooner
-            rounds = -(-heads * -(-queries // rows) // at_once)
+            rounds = -(-batch * heads * -(-queries // rows) // at_once)
             needed = rounds * (-(-keys // step_keys) * step + tile)
         if needed < fewest:
             cheapest, fewest = slug, needed
