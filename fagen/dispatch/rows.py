@@ -58,7 +58,7 @@ Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is t
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 6
-MOST_SHARED = 65_536  # queries, up to which tiles that heads share are counted as such
+MOST_SHARED = 100_000  # queries, up to which tiles that heads share are counted as such
 
 
 @dataclass(frozen=True)
