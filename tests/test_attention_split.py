@@ -10,9 +10,11 @@ import fagen
 from fagen import registry
 from fagen.dispatch import tables as dispatch_table
 from fagen.dispatch.rows import Row
+from fagen.dispatch.select import serve
 from fagen.errors import ScheduleError
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.forward.oracle import reference
+from fagen.problem import Problem, Sizes
 from fagen.runtime import call as calls
 from fagen.runtime import op
 from fagen.vocab import MASKS
@@ -141,8 +143,8 @@ def test_it_is_right_by_fagens_own_table(kernels, queries, causal):
         q, k, v = qkv(queries, keys, 2, 1)
         out, lse = fagen.attention(q, k, v, causal=causal, return_lse=True)
         right(out, lse, q, k, v, "causal" if causal else "full")
-        call = dict(seqlen=queries, seqlen_k=max(1, keys), heads=2, kv_heads=1)
-        picked.add(fagen.pick(dtype="fp16", head_dim=64, causal=causal, **call).slug)
+        problem = Problem("fp16", 64, 64, "causal" if causal else "full", "fp16", "", 0)
+        picked.add(serve(problem, Sizes(1, 2, 1, queries, keys), "").schedule.slug)
     assert set(kernels) == picked and len(picked) > 1
 
 

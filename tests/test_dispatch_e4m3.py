@@ -19,7 +19,7 @@ from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import rms
 from fagen.problem import Problem
 from fagen.vocab import SCALE_ROWS_DEFAULT
-from tests.attention_helpers import computed_fp8, picked, quantised
+from tests.attention_helpers import computed_fp8, quantised
 from tests.tensors import normal
 
 pytestmark = pytest.mark.usefixtures("nothing_is_ready")
@@ -149,15 +149,17 @@ def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule
     sizes = {"head_dim": keys.head_dim, "head_dim_v": keys.head_dim_v}
     tensors, how = quantised(fp8.scale_rows, fp8.v_layout, **sizes)
     causal = keys.mask == "causal"
-    slug = picked(
+    slug = fagen.pick(
         dtype="e4m3",
         **sizes,
         causal=causal,
-        seqlen=200,
-        rows=tensors[0].shape[:3].numel(),
+        batch=len(tensors[0]),
+        heads=tensors[0].shape[2],
+        kv_heads=tensors[1].shape[2],
+        seqlen=tensors[0].shape[1],
+        seqlen_k=tensors[1].shape[1],
         v_layout=fp8.v_layout,
         scale_rows=fp8.scale_rows,
-        device="cpu",
     ).slug
     assert Problem.of(Schedule.from_slug(slug)) == Problem.of(schedule.but(out_dtype="bf16"))
     assert torch.equal(

@@ -190,11 +190,11 @@ def test_under_a_mask_by_row_clocks_are_of_all_tiles_or_of_the_longest(folders):
     problem = replace(PROBLEM, mask="causal")
     both = {  # heads, queries, keys: clocks of either
         # 3 tiles of 3, 6 and 9 steps are 1,950; 5 of 1 to 5 are 1,750
-        (132, 521, 521): (1_950 + 1_950 // 18, 1_750 + 1_750 // 30),
+        (132, 521, 521): (1_950 + 1_950 // 36, 1_750 + 1_750 // 60),
         (1, 521, 521): (950, 550),  # the longest alone
-        (132, 192, 192): (350 + 350 // 6, 400 + 400 // 12),
-        (132, 192, 256): (450 + 450 // 6, 500 + 500 // 12),  # two steps each
-        (132, 999, 192): (350 + 350 // 6, 400 + 400 // 12),  # most see nothing
+        (132, 192, 192): (350 + 350 // 12, 400 + 400 // 24),
+        (132, 192, 256): (450 + 450 // 12, 500 + 500 // 24),  # two steps each
+        (132, 999, 192): (350 + 350 // 12, 400 + 400 // 24),  # most see nothing
         (1, 1, 0): (50, 50),
     }
     for (heads, queries, keys), (first, second) in both.items():
@@ -216,8 +216,8 @@ def test_of_heads_that_share_tiles_clocks_are_those_of_one_of_more_queries(folde
         },
         "causal": {
             # tiles of 1 to 5 steps; four of each but for one of five
-            (544, 136): (3_500 * 544 // 132 + 3_500 // 30, 10_700 * 136 // 132 + 10_700 // 102),
-            (264, 264): (2 * 3_500 + 3_500 // 30,) * 2,
+            (544, 136): (3_500 * 544 // 132 + 3_500 // 60, 10_700 * 136 // 132 + 10_700 // 204),
+            (264, 264): (2 * 3_500 + 3_500 // 60,) * 2,
         },
     }
     for mask, cases in both.items():

@@ -57,7 +57,7 @@ Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is t
 # and of a tile beside its steps; () where no row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
-DRAWN_LAST = 6
+DRAWN_LAST = 12
 MOST_SHARED = 100_000  # queries, up to which tiles that heads share are counted as such
 
 

@@ -1,10 +1,10 @@
 """Which kernel for how many keys: by these runs, and by fagen's own dispatch table beside them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fagen.dispatch.rows import MOST, Row
+from fagen.dispatch.rows import MOST, Row, first_fit, measures_of
 from fagen.dispatch.tables import NAME, table_at
 from fagen.paths import locate
 from fagen.search.report.words import Name, name
@@ -56,11 +56,12 @@ def served(result: Result) -> Iterator[Served]:
         if row.card == result.card and row.problem == problem and not row.for_few_tiles
     ]
     for row in sorted(rows, key=lambda row: (not row.for_few_rows, row.rows_to, row.keys_from)):
-        same, words, than = _beside(result, row)
+        same, words, than = _beside(result, row, rows)
+        sizes = _keys(row.keys_from, math.inf if row.keys_to == MOST else row.keys_to)
+        if row.for_few_rows:
+            sizes = f"at most {row.rows_to:,} query rows"
         yield Served(
-            sizes=f"at most {row.rows_to:,} query rows"
-            if row.for_few_rows
-            else _keys(row.keys_from, math.inf if row.keys_to == MOST else row.keys_to),
+            sizes=f"{sizes}, where its tiles take the fewest clocks" if row.tiles else sizes,
             name=name(row.slug),
             same=same,
             words=words,
@@ -75,8 +76,11 @@ def _keys(least: int, most: float) -> str:
     return f"{least:,} … {most:,.0f} keys" if least else f"to {most:,.0f} keys"
 
 
-def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
-    """Whether these runs take a row's kernel too, the same in words, and which else they take."""
+def _beside(result: Result, row: Row, rows: Sequence[Row]) -> tuple[bool | None, str, str]:
+    """Whether these runs take a row's kernel too, the same in words, and which else they take.
+
+    Of several rows for the same keys one serves each size.
+    """
     lead = result.lead
     if lead is None:
         return None, "nothing was timed here", ""
@@ -86,6 +90,9 @@ def _beside(result: Result, row: Row) -> tuple[bool | None, str, str]:
         others = dict.fromkeys(result.sizes, lead.slug)
     else:
         sizes = [s for s in result.sizes if s.square and row.keys_from <= s.seqlen_k <= row.keys_to]
+        if row.tiles:
+            several = [(own, own.limits, own.tiles) for own in rows if own.tiles]
+            sizes = [size for size in sizes if first_fit(several, measures_of(size)) == row]
         others = {size: result.best_at(size, lead.slug) for size in sizes}
     if not others:
         return None, "no such length was searched", ""
