@@ -51,6 +51,7 @@ MORE = (
     "fwd_e4m3_d64_causal_m128n128_sblock_vsblock",
     "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
     "fwd_bf16_d128_full_m64n128_varlen",
+    "bwd_bf16_d256_full_m64n64_varlen_det",
     "quant_fp16_d256_center_sr128",
     "fwd_bf16_d128_causal_m128n128_c2",
     "fwd_e4m3_d128_full_m128n128_t4_sblock",

@@ -228,7 +228,8 @@ def test_the_scales_of_a_block_are_read_before_k_is_released_and_written_after(s
 
 
 @pytest.mark.parametrize(
-    "slug", ["bwd_fp16_d256_causal_m64n64_dss1_intra_c2", "bwd_bf16_d256_full_m64n64_varlen"]
+    "slug",
+    ["bwd_fp16_d256_causal_m64n64_dss1_intra_c2", "bwd_bf16_d256_full_m64n64_varlen_dss1_intra_c2"],
 )
 def test_p_is_written_and_read_between_its_barriers(slug):
     text = text_of(slug)

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from fagen import registry, simulator
-from fagen.errors import ScheduleError
-from fagen.kinds.backward import Schedule
 from fagen.kinds.backward.verify import VARLEN_RULE
 from fagen.measure.sequences import UNTOUCHED, Case
 from fagen.measure.verification import check
@@ -27,10 +25,11 @@ SMALL = "bwd_fp16_d16_causal_m64n64_varlen"
 # ---- on the simulated GPU -----------------------------------------------------------------------
 
 
+PAIR = "bwd_fp16_d256_causal_m64n64_varlen_dss1_intra_c2"
 NARROW = ("bwd_fp16_d72_causal_m64n128_varlen", "bwd_bf16_d80_full_m64n128_varlen")
 
 
-@pytest.mark.parametrize("slug", some((*VARLEN_GRADIENTS, *NARROW), VARLEN_GRADIENTS[:1]))
+@pytest.mark.parametrize("slug", some((*VARLEN_GRADIENTS, *NARROW, PAIR), VARLEN_GRADIENTS[:1]))
 def test_they_are_right_for_large_groups_and_any_rows_to_keys(slug: str) -> None:
     plan = registry.plan_of(slug)
     library = simulator.build(in_parts(render(plan).kernel))  # as of very many heads
@@ -93,6 +92,70 @@ def test_sums_in_order_have_the_same_bits_whatever_happens_when() -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
+# sequences of which some are long; a group is shared out where tiles of one take too long
+LONG = Case(((200, 205), (5, 5), (128, 128), (0, 9), (70, 20)), 4, 1, gap=3, used=True)
+
+
+def shared_out(kernel: str) -> str:
+    """The text of a kernel to which sums of parts of dK and dV cost nothing."""
+    text, count = re.subn(
+        r"kSumming = \d+,\s*kSummedBytes = \d+;", "kSumming = 0, kSummedBytes = 1e9f;", kernel
+    )
+    assert count == 1
+    return text
+
+
+def telling(kernel: str) -> str:
+    """The text of a kernel that says which tiles it lists."""
+    place = "params.listed[place] = {"
+    assert kernel.count(place) == 1
+    what = "int(place), sequence_index, first_key, first_head, left"
+    return kernel.replace(
+        place, f'std::printf("%d %d %d %d %d\\n", {what}), std::fflush(stdout), {place}'
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["whole", "shared out"])
+def test_tiles_are_listed_once_each_and_a_sequences_own_in_the_order_of_its_keys(
+    shared: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = registry.plan_of(SMALL)
+    kernel = render(plan).kernel
+    library = simulator.build(telling(shared_out(kernel) if shared else kernel))
+    VARLEN_RULE.error(plan, partial(simulator.call, plan, library), LONG, 0, "cpu")
+    listed = sorted(tuple(map(int, line.split())) for line in capfd.readouterr().out.splitlines())
+    assert [place for place, *_ in listed] == list(range(len(listed)))
+    heads: dict[tuple[int, int], int] = {}
+    for _, sequence, first_key, first_head, count in listed:
+        tile = sequence, first_key
+        assert heads.setdefault(tile, 0) == first_head  # one share after another, and no head twice
+        heads[tile] += count
+        assert first_key == 0 or (sequence, first_key - plan.block_n) in heads
+    assert set(heads.values()) == {LONG.heads}
+    blocks = [-(-keys // plan.block_n) for keys in (205 + 3, 5 + 3, 128 + 3, 9 + 3, 20 + 3)]
+    assert len(heads) == sum(blocks) + 2  # and of what lies before and behind them all
+    assert listed[0][1] == (2 if shared else 1) and (len(listed) > len(heads)) == shared
+
+
+@pytest.mark.parametrize(
+    "slug", some((SMALL, "bwd_fp16_d72v136_full_m64n64_varlen_dss1", PAIR), (SMALL,))
+)
+def test_groups_of_long_sequences_are_shared_out(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    kernel = shared_out(render(plan).kernel)
+    check(
+        plan,
+        VARLEN_RULE,
+        partial(simulator.call, plan, simulator.build(kernel)),
+        cases=(LONG,),
+        device="cpu",
+    )
+    without = kernel.replace("if (listed.kept < 0 ||", "if (true ||")
+    assert without != kernel
+    library = simulator.build(without)
+    assert not VARLEN_RULE.error(plan, partial(simulator.call, plan, library), LONG, 0, "cpu").ok
+
+
 @pytest.mark.parametrize("slug", [*VARLEN_GRADIENTS, *NARROW])
 def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
     slug: str,
@@ -110,12 +173,6 @@ def test_the_committed_ones_are_of_three_head_dims_two_dtypes_and_both_masks() -
     combinations = {(problem.dtype, problem.head_dim, problem.mask) for problem in problems}
     assert len(combinations) == len(problems) == 12
     assert {problem.head_dim for problem in problems} == {64, 128, 256}
-
-
-def test_pairs_of_thread_blocks_do_not_go_with_varlen() -> None:
-    message = '= 2 does not go with lengths = "varlen"; use 1'
-    with pytest.raises(ScheduleError, match=re.escape(message)):
-        Schedule.from_slug("bwd_fp16_d256_full_m64n64_varlen_c2")
 
 
 def test_there_is_a_record_for_each_block_of_rows_wherever_sequences_begin() -> None:

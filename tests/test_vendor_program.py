@@ -341,7 +341,7 @@ def kernel(slug: str) -> str:
         "quant_bf16_d64_pairs_rot",
         "bwd_fp16_d64_full_m128n128",
         "bwd_bf16_d64_causal_m128n128",
-        "bwd_bf16_d64_causal_m128n128_varlen",
+        "bwd_bf16_d64_causal_m128n128_varlen_underdp",
         "dec_fp16_d64_causal_r8n128",
         "dec_bf16_d128v64_full_r16n64",
     ],

@@ -332,7 +332,7 @@ class Packed:
     )
     gradients = (
         "bwd_fp16_d64_causal_m64n64_varlen",
-        "bwd_fp16_d64_causal_m128n128_varlen",
+        "bwd_fp16_d64_causal_m128n128_varlen_underdp",
         "bwd_bf16_d96v64_full_m64n64_varlen_det",
     )
     tabled = others[:2]

@@ -74,7 +74,8 @@ class Layout:
         There each offset may begin one, since the rows around all sequences are some too.
         """
         if self.varlen:
-            return Extent(self._rows(side), per=rows, more="offsets"), Extent(heads)
+            blocks = Extent(self._rows(side), per=rows * cluster, more="offsets")
+            return blocks, Extent(heads), *((Extent(number=cluster),) if cluster > 1 else ())
         blocks = Extent(self._rows(side), per=rows * cluster, times=cluster)
         return blocks, Extent(heads), Extent("batch")
 

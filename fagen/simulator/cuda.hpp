@@ -55,6 +55,11 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t more) {
   *to = before + more;
   return before;
 }
+inline uint32_t atomicMax(uint32_t* at, uint32_t least) {
+  const uint32_t before = *at;
+  *at = before < least ? least : before;
+  return before;
+}
 
 inline size_t __cvta_generic_to_shared(const void* pointer) { return sim::shared_address(pointer); }
 inline void __syncthreads() { sim::bar_sync(0, sim::self().block->living); }
@@ -165,13 +170,21 @@ struct SM90_TMA_LOAD_5D {
     sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d, e}, sim::self().block);
   }
 };
+inline void load_multicast(const CUtensorMap& map, uint64_t* full, uint16_t mask, void* to, const std::array<int, 5>& at) {
+  for (sim::Block* block : sim::self().block->cluster) {
+    if (mask >> block->rank & 1) {
+      sim::load(map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), at, block);
+    }
+  }
+}
 struct SM90_TMA_LOAD_MULTICAST_4D {
   static void copy(const CUtensorMap* map, uint64_t* full, uint16_t mask, uint64_t, void* to, int a, int b, int c, int d) {
-    for (sim::Block* block : sim::self().block->cluster) {
-      if (mask >> block->rank & 1) {
-        sim::load(*map, *reinterpret_cast<sim::MBarrier*>(full), static_cast<char*>(to), {a, b, c, d}, block);
-      }
-    }
+    load_multicast(*map, full, mask, to, {a, b, c, d});
+  }
+};
+struct SM90_TMA_LOAD_MULTICAST_5D {
+  static void copy(const CUtensorMap* map, uint64_t* full, uint16_t mask, uint64_t, void* to, int a, int b, int c, int d, int e) {
+    load_multicast(*map, full, mask, to, {a, b, c, d, e});
   }
 };
 inline void cluster_sync() { sim::cluster_sync(); }

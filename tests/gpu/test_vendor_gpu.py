@@ -35,7 +35,7 @@ SLUGS = [
     "dec_fp16_d96v40_full_r24n64_c3",
     "fwd_fp16_d64_causal_m64n64_varlen",
     "fwd_e4m3_d64_causal_m64n64_varlen",
-    "bwd_bf16_d64_causal_m128n128_varlen",
+    "bwd_bf16_d64_causal_m128n128_varlen_underdp",
 ]
 
 

@@ -183,7 +183,7 @@ def grid(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
 
 
 def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, float]:
-    """Return the same of varlen sequences, which come in their order: the longest may come last."""
+    """Return the same of varlen sequences, the longest first; what one tile has is not parted."""
     group = sizes.heads // sizes.kv_heads
 
     def steps_of(own: Sizes) -> list[int]:
@@ -194,7 +194,7 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
 
     tiles, steps, longest = varlen_tiles(sizes, steps_of, group)
     per_sm = tiles * sizes.kv_heads / SM90.sm_count
-    return max(steps * sizes.kv_heads / SM90.sm_count + longest / 2, longest, 1), max(per_sm, 1)
+    return max(steps * sizes.kv_heads / SM90.sm_count, longest, 1), max(per_sm, 1)
 
 
 def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:

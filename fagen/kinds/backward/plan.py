@@ -238,13 +238,15 @@ class Plan(Budgeted):
         """The same, with room for the blocks of each sequence."""
         rows, keys = row_blocks_of(self), key_blocks_of(self)
         row_grid = Grid(Product(rows[:1]), Product(rows[1:]))
+        prepared = replace(row_grid, x=Product((replace(rows[0], plus=1),)))  # one lists tiles
         return Launches(
             (
-                Launch("prepare_rows", row_grid, self.row_threads),
+                Launch("prepare_rows", prepared, self.row_threads),
                 Launch("attention_backward", Grid(Product(keys)), self.threads, self.shared_bytes),
                 Launch("round_dq", row_grid, self.row_threads),
             ),
             workspace=Product((*rows, Extent(number=self.record_bytes))),
+            shares=True,
             empty=("heads",),
         )
 

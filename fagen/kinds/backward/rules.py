@@ -197,10 +197,11 @@ def defers_dq(keys: Values) -> bool:
     """Whether the last slice of dQ is handed on in the next step, under other work.
 
     By gradients, where its buffer is a slice: until the slice before has been read, it waits.
-    Of varlen sequences there are no registers for it.
+    Of varlen sequences one thread block alone has no registers for it.
     """
     by_gradients = keys["partition"] == "gradients"
-    return by_gradients and slices_dq(keys) and keys["lengths"] != "varlen"
+    has_room = keys["lengths"] != "varlen" or keys["cluster"] > 1
+    return by_gradients and slices_dq(keys) and has_room
 
 
 def both_make_dq(keys: Values) -> bool:
@@ -271,8 +272,6 @@ def _persistent_rules(keys: Values) -> Broken:
 
 def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
-    if keys["lengths"] == "varlen" and keys["cluster"] > 1:
-        yield "cluster", '= 2 does not go with lengths = "varlen"; use 1'
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     block_m, block_n, dq_by = keys["block_m"], keys["block_n"], keys["dq_by"]
     if keys["partition"] == "gradients":

@@ -7,7 +7,6 @@ void find_last(Tile& tile, const Lengths& lengths, int first_key, const int& m_b
 void find_blocks(Tile& tile, const Lengths& lengths, int first_key, const int& m_blocks);
 
 // Varlen: blocks of all sequences by their slots, and where a sequence lies.
-template <int block>
 struct Slots {
   const int32_t* offsets;
   int count;
@@ -15,6 +14,8 @@ struct Slots {
   int owner(int slot) const;
 };
 
+void list_tiles(const Params& params);
+void sum_shares(const Params& params, int place, int head);
 struct Sequence sequence_of(const Params& params, int index);
 
 // Rows before and after: what a thread block has of them, and sums of its dQ, which begin at none.

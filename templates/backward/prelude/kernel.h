@@ -26,5 +26,5 @@ struct Consumer {
 
 extern const Params params;
 extern SharedStorage shared;
-extern const Tile tile;
+extern const Tile tile, found;  // as found at the entry, of varlen sequences
 extern const int warpgroup;  // the first is the producer

@@ -21,10 +21,11 @@ struct BlockOfRows {
   __device__ __forceinline__ float number(const Numbers& numbers, int query) const { return numbers.of(head)[begin + query]; }
 };
 
-// The one that a thread block before or after has.
+// The one that a thread block before or after has; the first of those before, which lists tiles, has none.
 __device__ __forceinline__ BlockOfRows own_block_of_rows(const Params& params) {
-  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.offsets};
-  const int slot = blockIdx.x, head = params.first_head + blockIdx.y, index = slots.owner(slot), m_block = slot - slots.first_of(index);
+  const Slots slots = {params.cu_seqlens_q, params.offsets};
+  const int slot = int(blockIdx.x) + params.m_slots - int(gridDim.x);
+  const int head = params.first_head + blockIdx.y, index = slots.owner(slot), m_block = slot - slots.first_of(index);
   const Sequence sequence = sequence_of(params, index);
   return {slot, head, m_block, sequence, sequence.end_q - sequence.seqlen_q};
 }

@@ -1,7 +1,6 @@
-// Blocks of all sequences have numbers without anyone counting them: sequence i, which begins at offsets[i - 1], does so at slot
-// offsets[i - 1] / block + i, which leaves room for the blocks of those before it, and now and then for one more. The rows before
-// all sequences are number 0, those behind them the last.
-template <int block>
+// Blocks of rows of all sequences have numbers without anyone counting them: sequence i, which begins at offsets[i - 1], does so at
+// slot offsets[i - 1] / kBlockM + i, which leaves room for the blocks of those before it, and now and then for one more. The rows
+// before all sequences are number 0, those behind them the last.
 struct Slots {
   const int32_t* offsets;
   int count;
@@ -9,18 +8,17 @@ struct Slots {
   __device__ __forceinline__ int first_of(int sequence) const { return sequence > 0 ? first_behind(sequence) : 0; }
 
   // The same of any but number 0.
-  __device__ __forceinline__ int first_behind(int sequence) const { return max(0, __ldg(offsets + sequence - 1)) / block + sequence; }
+  __device__ __forceinline__ int first_behind(int sequence) const { return max(0, __ldg(offsets + sequence - 1)) / kBlockM + sequence; }
 
-  // Which sequence a slot is of.
+  // Which sequence a slot is of. All lanes of a warp look for the same, at 32 sequences at a time.
   __device__ __forceinline__ int owner(int slot) const {
     int low = 0, high = count + 1;
     while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first_behind(middle) <= slot) {
-        low = middle;
-      } else {
-        high = middle;
-      }
+      const int step = ceil_div(high - low, 33), at = low + (lane() + 1) * step;
+      const uint32_t begun = __ballot_sync(0xffffffff, at < high && first_behind(min(at, count)) <= slot);
+      const int passed = __ffs(~begun) - 1;  // 32 where all have
+      low += (begun == 0xffffffff ? 32 : passed) * step;
+      high = min(high, low + step);
     }
     return low;
   }
@@ -41,6 +39,6 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int index)
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index - 1)));
   }
   sequence.end_k = first_key + sequence.seqlen_k;
-  sequence.first_slot = Slots<kBlockM>{params.cu_seqlens_q, params.offsets}.first_of(index);
+  sequence.first_slot = Slots{params.cu_seqlens_q, params.offsets}.first_of(index);
   return sequence;
 }

@@ -1,5 +1,9 @@
-  Sequence sequence;
-  const Tile tile = tile_of(params, sequence);
-  if (tile.first_key >= sequence.held_k) {
+  const TileList list = *params.list;
+  if (int(blockIdx.x) / kCluster >= list.tiles * params.kv_heads) {
     return;
+  }
+  Sequence sequence;
+  const Tile found = tile_of(params, list, sequence);
+  if (threadIdx.x == 0) {
+    shared.sequence = sequence;
   }

@@ -62,7 +62,7 @@ _SHARED = (
     *("k", "v", "q", "dout", "ds", "p", "k_peer", "ds_peer", "dq", "pieces", "statistics", "ones"),
     *("k_full", "v_full", "q_full", "dout_full", "q_empty", "dout_empty"),
     *("p_full", "p_empty", "ds_peer_full", "ds_full", "ds_empty", "dq_full", "dq_empty"),
-    *("sequence", "dk_full", "dv_full", "dv_empty", "piece_full", "no_more_tiles"),
+    *("sequence", "tile", "dk_full", "dv_full", "dv_empty", "piece_full", "no_more_tiles"),
     *("tile_full", "tile_empty", "tiles"),
 )
 # operands that have a row more than once are shorter than memcheck takes them to be, and must not
@@ -72,10 +72,11 @@ _PARAMS = (
     *("out_rows", "dout_rows", "dq_rows", "dk_rows", "dv_rows", "lse", "dlse"),
     *("row_blocks", "key_blocks", "cu_seqlens_q", "cu_seqlens_k", "seqused_k"),
     *("offsets", "total_q", "total_k", "heads", "kv_heads", "group", "shares", "share_heads"),
-    *("seqlen_q", "seqlen_k", "m_blocks", "n_blocks", "m_slots", "n_slots", "tiles"),
+    *("seqlen_q", "seqlen_k", "m_blocks", "n_blocks", "m_slots", "tiles"),
     *("row_blocks_count", "early_blocks", "m_blocks_divisor", "heads_divisor", "section_blocks"),
     *("sections", "section_tiles", "section_heads", "last_section_heads"),
     *("batch_shares", "shares_divisor", "scale", "scale_log2", "first_head", "first_batch"),
+    *("list", "listed", "most_tiles", "most_kept"),
 )
 _INITIALISED = (
     *("k_full", "v_full", "q_full", "q_empty", "dout_full", "dout_empty"),

@@ -10,7 +10,11 @@ def launcher(values: Values) -> Iterator[Part]:
     """Yield what the host works out of tiles and their order, and what it launches."""
     if values["lengths"] == "varlen":
         launched = "launch_prepare_varlen", "launch", "launch_round_varlen"
-        yield Part(host=_texts("scale", "varlen"), launches=_texts(*launched))
+        yield Part(
+            workspace=("backward/launcher/list.cuh.j2",),
+            host=_texts("scale", "varlen"),
+            launches=_texts(*launched),
+        )
         return
     meanwhile = values["postprocess"]
     round_dq = "backward/launcher/launch_round_rest.cuh.j2"

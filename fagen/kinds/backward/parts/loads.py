@@ -87,8 +87,7 @@ def loads(values: Values) -> Iterator[Part]:
 def _loader(values: Values) -> Iterator[str]:
     multicast, varlen = values["cluster"] > 1, values["lengths"] == "varlen"
     yield "varlen" if varlen else "dense"
-    if not varlen:
-        yield "multicast" if multicast else "rows"
+    yield f"{'multicast' if multicast else 'rows'}{'_varlen' * varlen}"
     if not (multicast or values["persistent"]):
         yield "k"
     yield "steps"

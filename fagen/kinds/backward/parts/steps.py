@@ -140,9 +140,14 @@ def runs(values: Values) -> Iterator[Part]:
     own = _by_keys(values) if partition == "keys" else _by_gradients(values)
     *members, run = texts(f"steps/{partition}", *own)
     yield Part(
-        consumer=(*members, f"backward/steps/{rounds(values)}.cuh.j2", run),
+        consumer=(*members, f"backward/steps/{_steps(values)}.cuh.j2", run),
         consumer_role=texts("roles", f"{_role(values)}.cuh"),
     )
+
+
+def _steps(values: Values) -> str:
+    together = values["lengths"] == "varlen" and rounds(values) == "block_by_block"
+    return "block_by_block_varlen" if together else rounds(values)
 
 
 def _role(values: Values) -> str:

@@ -189,15 +189,17 @@ def outputs(values: Values) -> Iterator[Part]:
                 Barrier("dv_empty", (), _ONE),
             ),
         )
-    if values["lengths"] == "equal":
-        sum_shares = ("backward/outputs/sum_shares.cuh",)
-        yield Part(head=("backward/outputs/key_block.cuh",), device=sum_shares)
+    varlen = "_varlen" if values["lengths"] == "varlen" else ""
+    yield Part(
+        head=("backward/outputs/key_block.cuh",),
+        device=(f"backward/outputs/sum_shares{varlen}.cuh",),
+    )
 
 
 def _left(values: Values) -> Part:
     """How consumers leave dK and dV, and who stores them."""
     varlen, by_keys = values["lengths"] == "varlen", values["partition"] == "keys"
-    first = ("round_rows.cuh",) if varlen else ("keep.cuh", "round_rows.cuh")
+    first = f"keep{'_varlen' if varlen else ''}.cuh", "round_rows.cuh"
     if values["persistent"]:
         return Part(
             producer=texts("outputs", "store_gradients.cuh"),

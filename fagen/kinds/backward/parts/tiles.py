@@ -24,6 +24,13 @@ from fagen.schedule import Values
 
 _ROWS_TO_WRITE = Type("Rows<Element>")
 _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
+_VARLEN_TEXTS = "slots.cuh", "list_tiles.cuh", "varlen.cuh.j2"
+_L2_SHARE = Constant(
+    "l2_share_bytes",
+    "bytes of the L2 cache for Q, dO and dQ",
+    name="l2_share",
+    type=INT64,
+)
 _OF_A_LAUNCH = "of a launch of a kernel before or after, whose grid may not hold all of them"
 
 
@@ -48,8 +55,7 @@ def keys(values: Values) -> Iterator[Part]:
     )
     search = ("backward/keys/search.cuh",) if mask.by_row else ()
     seen = "attention/keys/by_row.cuh.j2" if mask.by_row else "attention/keys/every.cuh"
-    texts = seen, *search, last, first, "backward/keys/blocks.cuh"
-    yield Part(device=texts)
+    yield Part(device=(seen, *search, last, first, "backward/keys/blocks.cuh"))
 
 
 def tiles(values: Values) -> Iterator[Part]:
@@ -62,9 +68,18 @@ def tiles(values: Values) -> Iterator[Part]:
         )
     else:
         yield Part(kernel=("sm90/sync.cuh",))
-    yield _varlen() if values["lengths"] == "varlen" else _dense(values["persistent"])
+    varlen = values["lengths"] == "varlen"
+    yield _varlen() if varlen else _dense(values["persistent"])
     tile = _tile(values)
     yield Part(structs=(tile,))
+    if varlen and values["partition"] == "gradients":
+        yield Part(
+            entry=("backward/tiles/share_tile.cuh",),
+            kernel=("backward/tiles/shared_tile.cuh",),
+            shared=(Array("tile", tile.type, aligned=False),),
+        )
+    elif varlen:
+        yield Part(entry=("backward/tiles/found_tile.cuh",))
     if values["persistent"]:
         yield _persistent(tile)
     if rounds(values) == "head_by_head":
@@ -99,10 +114,10 @@ def _ints(*names: str) -> tuple[Field, ...]:
 
 _SEQUENCE = Struct(
     "Sequence",
-    _ints("seqlen_q", "seqlen_k", "end_q", "end_k", "held_k", "first_slot"),
+    _ints("seqlen_q", "seqlen_k", "end_q", "end_k", "held_k", "first_slot", "kept"),
     "One of the sequences that lie one after another: how many rows it has and keys it sees, "
-    "behind which of all these it ends, how many keys it holds, seen or not, and the first slot of "
-    "its blocks of rows.",
+    "behind which of all these it ends, how many keys it holds, seen or not, the first slot of "
+    "its blocks of rows, and where a tile's part of dK and dV is kept if others have parts too.",
 )
 
 
@@ -117,14 +132,7 @@ def _dense(persistent: bool) -> Part:
         methods=("backward/tiles/records.cuh",),
         device=("backward/tiles/dense.cuh.j2",),
         kernel=() if persistent else ("backward/tiles/own_tile.cuh",),
-        constants=(
-            Constant(
-                "l2_share_bytes",
-                "bytes of the L2 cache for Q, dO and dQ",
-                name="l2_share",
-                type=INT64,
-            ),
-        ),
+        constants=(_L2_SHARE,),
         params=(
             Field("dk_rows", _ROWS_TO_WRITE, Strided("dk", "Element")),
             Field("dv_rows", _ROWS_TO_WRITE, Strided("dv", "Element")),
@@ -149,17 +157,30 @@ def _varlen() -> Part:
     """Varlen sequences: the GPU reads where they lie."""
     return Part(
         structs=(_SEQUENCE,),
-        head=("backward/tiles/varlen_tensors.cuh",),
+        head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_list.cuh"),
         methods=("backward/tiles/varlen_records.cuh",),
-        device=("backward/tiles/slots.cuh", "backward/tiles/varlen.cuh"),
+        device=tuple(f"backward/tiles/{text}" for text in _VARLEN_TEXTS),
         entry=("backward/tiles/varlen_entry.cuh",),
         shared=(Array("sequence", _SEQUENCE.type, aligned=False),),
+        constants=(
+            _L2_SHARE,
+            Constant("sms", "of the largest Hopper GPU", name="multiprocessors"),
+            Constant("step_clocks", "of a step, roughly"),
+        ),
         params=(
             replace(CU_SEQLENS_Q, value=Argument("cu_seqlens_q")),
             *VARLEN_KEYS,
             Field("offsets", INT, Argument("offsets"), "one more than there are sequences"),
+            Field("kv_heads", INT, Argument("kv_heads")),
             Field("m_slots", INT, note="for blocks of rows of all sequences; see Slots"),
-            Field("n_slots", INT, note="and for those of keys"),
+            Field("dk_rows", _ROWS_TO_WRITE, Strided("dk", "Element")),
+            Field("dv_rows", _ROWS_TO_WRITE, Strided("dv", "Element")),
+            Field("key_blocks", pointer_to(Type("KeyBlock")), note="parts of groups"),
+            Field("most_tiles", INT, note="of a KV head"),
+            Field("most_kept", INT, note="parts of dK and dV of a KV head; 0: no group is shared"),
+            Field("section_heads", INT, note="KV heads whose Q, dO and dQ share the L2 cache"),
+            Field("list", pointer_to(Type("TileList"))),
+            Field("listed", pointer_to(Type("ListedTile"))),
             Field("first_head", INT, note=_OF_A_LAUNCH),
         ),
     )

@@ -1,0 +1,3 @@
+  if (threadIdx.x == 0) {
+    shared.tile = found;
+  }

@@ -1,0 +1,1 @@
+  const Tile& tile = shared.tile;  // registers are scarce
