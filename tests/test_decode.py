@@ -9,6 +9,7 @@ from fagen.arch import SM90
 from fagen.errors import VerificationError
 from fagen.kinds.decode.emulate import compute
 from fagen.kinds.decode.oracle import attend, spans
+from fagen.kinds.decode.rules import least_blocks
 from fagen.kinds.decode.verify import RULE, Case, inputs, outputs, verification_cases
 from fagen.measure.verification import check
 from fagen.problem import Sizes
@@ -55,20 +56,32 @@ def test_keys_outside_of_a_sequence_are_no_numbers_in_these_cases():
         assert not x[0, :40].isnan().any() and not x[1, 3:].isnan().any()
 
 
+@pytest.mark.parametrize("group", [1, 15, 16, 128])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1_023, 1_024, 1_025, 8_192, 8_193, 131_072])
-def test_a_chunk_is_whole_blocks_and_there_are_no_more_than_asked_for(length):
+def test_a_split_is_whole_blocks_and_there_are_no_more_than_asked_for(length, group):
     for plan in map(planned, SPREAD):
-        keys = plan.split_keys(length)
+        keys = plan.split_keys(length, group)
         assert keys % plan.block_n == 0 and keys > 0
         assert -(-length // keys) <= plan.num_splits
-        # one block less to a chunk would make too many
+        # one block less to a split would make too many, or too short ones
         fewer = keys - plan.block_n
-        assert not fewer or -(-length // fewer) > plan.num_splits
+        assert (
+            not fewer
+            or -(-length // fewer) > plan.num_splits
+            or fewer < least_blocks(group) * plan.block_n
+            or length <= keys
+        )
 
 
-def test_from_a_thousand_keys_on_there_are_sixteen_chunks_of_a_power_of_two():
+def test_a_short_sequence_is_one_split_and_more_heads_have_longer_ones():
+    for group, least in ((1, 1), (7, 1), (8, 2), (15, 3), (16, 4), (64, 4)):
+        assert FIRST.split_keys(320, group) == 320
+        assert FIRST.split_keys(321, group) == FIRST.split_keys(1_024, group) == 64 * least
+
+
+def test_from_a_thousand_keys_on_there_are_sixteen_splits_of_a_power_of_two():
     for length in (1_024, 2_048, 8_192, 131_072):
-        assert FIRST.split_keys(length) == length // 16
+        assert FIRST.split_keys(length, 4) == length // 16
 
 
 def busiest(plan, kv_heads, lengths, per_sm=2):
@@ -77,9 +90,9 @@ def busiest(plan, kv_heads, lengths, per_sm=2):
     Blocks take units in turns, and neighbours in number are on different SMs.
     """
     units = [
-        min(plan.split_keys(length), length - first)
+        min(plan.split_keys(length, 4), length - first)
         for length in lengths
-        for first in range(0, length, plan.split_keys(length) or 1)
+        for first in range(0, length, plan.split_keys(length, 4) or 1)
         for _ in range(kv_heads)
     ]
     loads = [0] * SM90.sm_count

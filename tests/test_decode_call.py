@@ -81,7 +81,7 @@ def test_of_nothing_there_is_nothing_or_zeros(shape):
     assert torch.equal(lse, torch.full((batch, heads, queries), -math.inf))
 
 
-def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
+def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_on_whether_a_cache_has_few_keys():
     def slugs(**sizes):
         call.reset()
         fagen.attention_decode(*tensors(**sizes))
@@ -95,11 +95,13 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_not_on_lengths():
         assert (
             slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "round_robin")
         )
-        assert slugs(batch=49, keys=7) == ("causal", 8, 16, "round_robin")
-        assert slugs(batch=50, keys=7) == ("causal", 8, 16, "stream_k")
+        assert slugs(batch=23, keys=641) == ("causal", 8, 16, "round_robin")
+        assert slugs(batch=24, keys=641) == ("causal", 8, 16, "stream_k")
+        assert slugs(batch=24, keys=640) == ("causal", 8, 16, "round_robin")
         assert slugs(queries=2, heads=40) == ("causal", 16, 16, "round_robin")
         assert slugs(queries=4, heads=64) == ("causal", 32, 16, "round_robin")
-        assert slugs(queries=16, heads=64) == ("causal", 64, 16, "round_robin")
+        assert slugs(queries=16, heads=64) == ("causal", 32, 16, "round_robin")
+        assert slugs(queries=16, heads=64, keys=700) == ("causal", 64, 16, "round_robin")
         assert slugs(heads=8, kv_heads=4) == ("causal", 8, 32, "round_robin")
         assert slugs(heads=8, kv_heads=1) == ("causal", 8, 64, "round_robin")
 

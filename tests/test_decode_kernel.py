@@ -58,7 +58,7 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
         FIRST,
         f"{FIRST}_streamk",
         "dec_fp16_d128_causal_r16n64_nospec",
-        "dec_fp16_d128_causal_r24n64_streamk_q1_b1",
+        "dec_fp16_d128_causal_r24n64_streamk_b1",
     ):
         plan = planned(slug)
         library = built(plan)
@@ -66,6 +66,33 @@ def test_bits_are_the_same_whatever_happens_when_and_in_tiles_of_any_rows():
             results = ran(plan, library, case, seed)
             first = first or results
             assert all(torch.equal(results[name], first[name]) for name in first), (slug, seed)
+
+
+def test_tiles_of_many_rows_have_these_bits_too():
+    """Of 40 rows, some splits of two blocks: combined in registers, in shared memory, or later."""
+    case = Case(Sizes(3, 40, 2, 2, 64 * 11), (64 * 11, 200, 0), sigma=6.0)
+    wide = "dec_fp16_d128_causal_r64n64"
+    slugs = (f"{FIRST}_streamk", wide, "dec_fp16_d128_causal_r32n64_streamk")
+    first, *others = (ran(plan, built(plan), case, 3) for plan in map(planned, slugs))
+    for slug, results in zip(slugs[1:], others, strict=True):
+        assert all(torch.equal(results[name], first[name]) for name in first), slug
+
+
+@pytest.mark.parametrize("slug", [FIRST, "dec_fp16_d128_causal_r64n64"])
+def test_in_a_cache_of_few_keys_sequences_have_the_bits_that_they_have_among_long_ones(slug):
+    """Where no sequence has two splits nothing is combined; one that has no key is written too."""
+    plan = planned(slug)
+    library, case = built(plan), Case(Sizes(5, 4, 2, 2, 192), (192, 0, 65, 1, 130), sigma=6.0)
+    named = inputs(plan, case, 0, "cpu")
+    short = outputs(named)
+    simulator.call(plan, library, **named, **short)
+    for name in "kv":
+        more = torch.full_like(named[name], torch.nan).repeat(1, 5, 1, 1)
+        named[name] = torch.cat([named[name], more], 1)
+    long = outputs(named)
+    simulator.call(plan, library, **named, **long)
+    assert all(torch.equal(short[name], long[name]) for name in short)
+    assert not short["out"][1].any() and short["lse"][1].isneginf().all()
 
 
 def assert_dealt_alike(case: Case, chunks: str = "") -> None:

@@ -20,7 +20,7 @@ from fagen.dispatch import tables
 from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, first_fit, measures_of
 from fagen.dispatch.select import flattened, serve, sized
 from fagen.dispatch.tables import table_at
-from fagen.kinds.decode import deal_for, derived, num_splits_for
+from fagen.kinds.decode import derived, tile_for
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.process import run
@@ -623,8 +623,10 @@ def test_steps_are_what_calls_without_a_table_derive() -> None:
         named = {key: schedule.values()[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
         for sizes in (Decoding.sizes(dice) for _ in range(40)):
             rows, kv_heads = sizes.seqlen_q * sizes.heads // sizes.kv_heads, sizes.kv_heads
-            deal = deal_for(named["head_dim"], rows, kv_heads, sizes.batch)
-            first, *_ = derived(**named, rows=rows, num_splits=num_splits_for(kv_heads), by=deal)
+            tile = tile_for(
+                named["head_dim"], rows, kv_heads, sizes.batch, alike=False, alone=False
+            )
+            first, *_ = derived(**named, **tile._asdict())
             assert sized(schedule.slug, sizes) == first, sizes
 
 

@@ -6,6 +6,7 @@ for these: never on the lengths themselves, so that a call can be captured and r
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, Never
 
 import torch
@@ -15,7 +16,7 @@ from torch.compiler import is_compiling
 from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.select import first_slug
 from fagen.errors import ScheduleError
-from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
+from fagen.kinds.decode import MANY_KEYS, Tile, derived, has_one_split, tile_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.problem import Problem
 from fagen.registry import given as schedule_given
@@ -48,7 +49,7 @@ def _key(
     head_dim_v: int,
     mask: str,
     one_query: bool,
-    tile: tuple[int, int, str],
+    tile: Tile,
     lazy: bool,
     schedule: Choice = None,
 ) -> CallKey:
@@ -61,8 +62,7 @@ def _key(
     )
     problem = Problem(word, head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE)
     if schedule is None:
-        rows, num_splits, by = tile
-        serving = derived(**fields, rows=rows, num_splits=num_splits, by=by)
+        serving = derived(**fields, **tile._asdict())
         # tables have no kernels with a reference
         return CallKey(device, problem, None, serving, tabled=lazy)
     chosen = schedule_given(schedule)
@@ -150,13 +150,17 @@ def attention_decode(
         if compiling:
             refuse_rank(q=q, k=k, v=v)
             # sizes that are open would be guarded by how well tiles share out
-            tile = _tile(q_shape, k_shape[2], alike=False)
+            tile = _tile(q_shape, k_shape[2], MANY_KEYS, alike=False)
             choice = None if schedule is None else slug_of(schedule)
             parts = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
             how = *_mask(q_shape[1], causal=causal), tile, lazy, choice
             named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *parts, *how)
         else:
-            call = q.device, q.dtype, q_shape, k_shape[2], v_shape[3], causal, lazy, alike, schedule
+            # as far as it matters: a cache that grows has another kernel at most once
+            keys = k_shape[1]
+            keys = -(-keys // 64) * 64 if type(keys) is int and keys < MANY_KEYS else MANY_KEYS
+            what = q.device, q.dtype, q_shape, k_shape[2], v_shape[3]
+            call = *what, causal, lazy, alike, keys, schedule
             try:
                 kernel = DECODING.known.get(call)
             except TypeError:  # sizes that are left open are no keys
@@ -194,11 +198,12 @@ def of_call(
     causal: bool,
     lazy: bool,
     alike: bool,
+    keys: int,
     schedule: Choice,
 ) -> tuple[Any, ...]:
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
-    tile, mask = _tile(q, settled(kv_heads), alike=alike), _mask(q[1], causal=causal)
+    tile, mask = _tile(q, settled(kv_heads), keys, alike=alike), _mask(q[1], causal=causal)
     return device, dtype, q[3], settled(width), *mask, tile, lazy, schedule
 
 
@@ -213,7 +218,7 @@ def _mask(queries: int, *, causal: bool) -> tuple[str, bool]:
     return "causal" if causal else "full", False
 
 
-def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, str]:
+def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool) -> Tile:
     """Rows of a tile, splits of a sequence and how these are dealt, where no table has a kernel.
 
     Raises ValueError where heads form no groups.
@@ -225,9 +230,8 @@ def _tile(q: Sequence[int], kv_heads: int, *, alike: bool) -> tuple[int, int, st
             "seqlen, heads, head_dim)"
         )
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
-    rows = queries * (heads // kv_heads)
-    by = deal_for(head_dim, rows, kv_heads, batch, alike=alike)
-    return rows_for(rows), num_splits_for(kv_heads), by
+    rows, alone = queries * (heads // kv_heads), has_one_split(head_dim, keys)
+    return tile_for(head_dim, rows, kv_heads, batch, alike=alike, alone=alone)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
@@ -296,8 +300,8 @@ def prepare_decode(
         head_dim if head_dim_v is None else head_dim_v,
     )
     kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
-    for alike in (True, False):
-        tile = _tile((batch, queries, heads, head_dim), kv_heads, alike=alike)
+    for alike, keys in product((True, False), (64, MANY_KEYS)):
+        tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
         key = _key(*parts, *mask, tile, not unified, schedule)
         rows = DECODING.rows(key)
         slug = key.schedule

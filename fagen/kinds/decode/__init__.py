@@ -1,12 +1,32 @@
 """Decoding: attention of a few queries over many keys, whose splits thread blocks share."""
 
 from fagen.kind import Kind
-from fagen.kinds.decode.defaults import deal_for, derived, num_splits_for, rows_for, steps
+from fagen.kinds.decode.defaults import (
+    MANY_KEYS,
+    Tile,
+    deal_for,
+    derived,
+    has_one_split,
+    num_splits_for,
+    rows_for,
+    steps,
+    tile_for,
+)
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.records import DecodeError, DecodeSpeed
 
-__all__ = ["KIND", "num_splits_for", "deal_for", "derived", "rows_for"]
+__all__ = [
+    "KIND",
+    "MANY_KEYS",
+    "Tile",
+    "deal_for",
+    "derived",
+    "has_one_split",
+    "num_splits_for",
+    "rows_for",
+    "tile_for",
+]
 
 KIND = Kind(
     name="decode",

@@ -13,9 +13,8 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.combining import split_blocks
 from fagen.kinds.cost import norm
-from fagen.kinds.decode.rules import padded, straddles
+from fagen.kinds.decode.rules import padded, split_blocks, straddles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
@@ -85,14 +84,14 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
     outputs = sizes.batch * sizes.kv_heads * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
-    split = split_blocks(sizes.seqlen_k, block_n, num_splits)
+    split = split_blocks(sizes.seqlen_k, block_n, num_splits, group)
     splits = ceil(n_blocks / split)
     most = SM90.sm_count * blocks
     slots = min(outputs * splits, most)
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "stream_k":
-        if whole := whole_tiles(outputs // sizes.batch, sizes.batch, slots):
+        if whole := whole_tiles(outputs // sizes.batch, sizes.batch, most):
             return Dealt(tiles, resident, whole * splits, whole * n_blocks, 0, whole)
         even = outputs * n_blocks / slots
         if even + outputs * splits / slots >= 2 * (split + 1):  # a run has two splits, or more
@@ -109,13 +108,18 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
 
 
 def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
-    """Return how many tiles a thread block has where none is cut, as the launcher decides, or 0."""
+    """Return how many tiles a thread block has where none is cut, as the launcher decides, or 0.
+
+    Only as many thread blocks are launched as have so many; few may be left out.
+    """
     abreast = next(
         n for n in range(max(1, min(8, of_sequence, slots)), 0, -1) if of_sequence % n == 0
     )
-    groups, runs = of_sequence // abreast * batch, slots // abreast
-    whole = ceil(groups / runs)
-    return whole if whole * runs <= groups + groups // 16 else 0
+    groups = of_sequence // abreast * batch
+    whole = ceil(groups / (slots // abreast))
+    runs = ceil(groups / whole) if whole else 0
+    most_have_one = runs * 10 >= slots // abreast * 7 and runs * abreast * 10 >= SM90.sm_count * 9
+    return whole if most_have_one else 0
 
 
 def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from fagen.arch import SM90
 from fagen.errors import OverBudget
@@ -11,7 +11,7 @@ from fagen.kind import Step
 from fagen.kinds.decode.cost import whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
-from fagen.kinds.decode.rules import straddles
+from fagen.kinds.decode.rules import MOST_BLOCKS, straddles
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
@@ -22,11 +22,20 @@ _TIMED_IN_RUNS = 64, 96, 128, 192, 256  # head dims: others are dealt in turns
 # output tiles of a thread block from which on runs were faster (benchmarks/notes/log.md)
 _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
-_MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other
+_MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other,
+_MOST_IN_SHARED = 32  # and where splits are combined in shared memory
+_TIMED_IN_SHARED = 64, 128  # head dims of which that is so
 # Columns beyond which 32 rows in runs spill some bytes, once a split, and so many were timed.
 _WIDEST, _SPILL = 192, 56
-# Buffers of 8 rows in runs where heads share lines of L2, which stay there for as long.
+# Buffers of 8 rows where heads share lines of L2, which stay there for as long, and thread blocks
+# have several units of work, or runs.
 _SHARED_LINES_STAGES = 3
+# Rows where no sequence has two splits: two thread blocks share an SM, and one begins where the
+# other ends.
+_MOST_ALONE = 32
+MANY_KEYS = (
+    128 * MOST_BLOCKS + 1
+)  # of a cache, from which on some sequence may have two splits in any kernel
 _WIDE = 128  # columns beyond which an SM has one thread block, at most two else
 
 
@@ -40,13 +49,50 @@ def num_splits_for(kv_heads: int) -> int:
     return next(num_splits for least, num_splits in _CUTS if kv_heads >= least)
 
 
-def deal_for(head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool = False) -> str:
-    """Return how splits are dealt, by rows of queries to a KV head: bits are the same.
+def has_one_split(head_dim: int, keys: int) -> bool:
+    """Whether no sequence of up to so many keys has two splits."""
+    return -(-keys // _block_n(head_dim)) <= MOST_BLOCKS
+
+
+class Tile(NamedTuple):
+    """What serves calls of some sizes: bits are the same with any but for `num_splits`.
+
+    `several`: a thread block has several units of work.
+    """
+
+    rows: int
+    num_splits: int
+    by: str
+    several: bool
+
+
+def tile_for(
+    head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool, alone: bool
+) -> Tile:
+    """Return the rows of a call's kernel, into how many splits keys are cut, and who has which.
+
+    Sequences that have one split each, `alone`, are units of work, whose outputs nobody combines.
+    """
+    num_splits, tile = num_splits_for(kv_heads), rows_for(rows)
+    if alone:
+        return Tile(min(tile, _MOST_ALONE), num_splits, "round_robin", several=False)
+    for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if alike else tile)):
+        by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike)
+        if by == "stream_k":
+            return Tile(fewer, num_splits, by, several=True)
+    units = -(-rows // tile) * kv_heads * batch * num_splits
+    return Tile(tile, num_splits, "round_robin", several=units > _slots(head_dim))
+
+
+def deal_for(
+    head_dim: int, rows: int, kv_heads: int, batch: int, *, tile: int = 0, alike: bool = False
+) -> str:
+    """Return how splits are dealt, by rows of queries to a KV head, in tiles of so many rows.
 
     `alike` are the sequences of a call without lengths: their tiles stay whole in runs, if they
-    share out well.
+    share out well. Bits are the same either way.
     """
-    tile = rows_for(rows)
+    tile = tile or rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
     if (
         alike
@@ -63,7 +109,8 @@ def _in_registers(head_dim: int, tile: int) -> bool:
 
     Not where sums take the registers of a second thread block, nor where nobody measured it.
     """
-    return head_dim in _TIMED_IN_RUNS and (head_dim > _WIDEST or tile <= _MOST_IN_RUNS)
+    most = _MOST_IN_SHARED if head_dim in _TIMED_IN_SHARED else _MOST_IN_RUNS
+    return head_dim in _TIMED_IN_RUNS and (head_dim > _WIDEST or tile <= most)
 
 
 def _runs_from(head_dim: int, tile: int) -> int:
@@ -76,6 +123,10 @@ def _runs_from(head_dim: int, tile: int) -> int:
         return 0
     per_slot = _IN_RUNS_OF_16 if tile == 16 and head_dim > _NARROW else _IN_RUNS
     return math.ceil(per_slot * _slots(head_dim))
+
+
+def _block_n(columns: int) -> int:
+    return 128 if columns <= _NARROW else 64
 
 
 def _slots(head_dim: int) -> int:
@@ -92,13 +143,14 @@ def derived(
     rows: int,
     num_splits: int,
     by: str = "round_robin",
+    several: bool = False,
     maximum: str = "lazy",
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
 
     All fit an SM. Where splits cannot be dealt `by` runs, for want of registers or with
-    a unified maximum, they are dealt in turns. Raises ScheduleError where no kernel computes such a
-    problem.
+    a unified maximum, they are dealt in turns, `several` to a thread block. Raises ScheduleError
+    where no kernel computes such a problem.
     """
     most = rows_for(rows)
     keys = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
@@ -106,7 +158,7 @@ def derived(
         keys |= {"maximum": maximum, "speculate": True}
         by = "round_robin"
     columns = max(head_dim, head_dim_v)
-    block_n, widest = 128 if columns <= _NARROW else 64, columns > _WIDEST
+    block_n, widest = _block_n(columns), columns > _WIDEST
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
     return tuple(
         _fitting(
@@ -116,7 +168,7 @@ def derived(
                 block_n=block_n,
                 num_splits=num_splits,
                 by=deal,
-                **(shallow if tile == ROWS[0] and deal == "stream_k" else {}),
+                **(shallow if tile == ROWS[0] and (several or deal == "stream_k") else {}),
                 max_spill_bytes=_SPILL if widest and tile == 32 and deal == "stream_k" else 0,
             )
             for tile in reversed([tile for tile in ROWS if tile <= most])
@@ -129,12 +181,19 @@ def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that serve the problem of one, by what calls they serve."""
     values = schedule.values()
     fields = {key: values[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+    head_dim = fields["head_dim"]
+    shared_lines = straddles(fields["dtype"], head_dim, fields["head_dim_v"])
     for rows in ROWS:
-        runs_from = _runs_from(fields["head_dim"], rows)
-        dealt = {"stream_k": runs_from, "round_robin": 0} if runs_from else {"round_robin": 0}
         for kv_heads, num_splits in _CUTS:
-            for by, tiles in dealt.items():
-                first = partial(_first, **fields, rows=rows, num_splits=num_splits, by=by)
+            dealt = {}
+            if runs_from := _runs_from(head_dim, rows):
+                dealt[runs_from] = Tile(rows, num_splits, "stream_k", several=True)
+            if shared_lines and rows == ROWS[0]:
+                several_from = _slots(head_dim) // num_splits + 1
+                dealt[several_from] = Tile(rows, num_splits, "round_robin", several=True)
+            dealt[0] = Tile(rows, num_splits, "round_robin", several=False)
+            for tiles, tile in dealt.items():
+                first = partial(_first, **fields, **tile._asdict())
                 yield Step(rows, kv_heads, tiles, num_splits, first)
 
 

@@ -34,18 +34,15 @@ def compute(
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-    scale = fp32(scale)
+    scale, group = fp32(scale), heads // max(1, k.shape[2])
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         queries = q[number].transpose(0, 1).float()
         keys, values = (
-            x[number, first:last]
-            .transpose(0, 1)
-            .float()
-            .repeat_interleave(heads // max(1, k.shape[2]), 0)
+            x[number, first:last].transpose(0, 1).float().repeat_interleave(group, 0)
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        splits = _splits(plan, queries, keys, values, scale, reference)
+        splits = _splits(plan, group, queries, keys, values, scale, reference)
         output, own = combined_partials(splits, like, scale)
         out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
@@ -53,6 +50,7 @@ def compute(
 
 def _splits(
     plan: Plan,
+    group: int,
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -61,7 +59,7 @@ def _splits(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each split's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
-    step = plan.split_keys(length)
+    step = plan.split_keys(length, group)
     log2 = scale_log2(scale)
     for first in range(0, length, step or 1):
         last = min(first + step, length)

@@ -17,7 +17,7 @@ from fagen.kinds.budget import (
     shared_memory,
 )
 from fagen.kinds.decode.parts import parts
-from fagen.kinds.decode.rules import padded, share
+from fagen.kinds.decode.rules import combines_in_shared, padded, share
 from fagen.ledger import Margin, symbols
 from fagen.part import Memory
 from fagen.schedule import Schedule, Values
@@ -62,14 +62,14 @@ def shared_formulae(memory: Memory) -> Mapping[str, Any]:
 
 
 @cache
-def register_formulae(speculates: bool, stream_k: bool) -> Mapping[str, Any]:
+def register_formulae(speculates: bool, stream_k: bool, in_shared: bool) -> Mapping[str, Any]:
     """Return the registers of one thread that computes, by what they hold."""
     import sympy
 
     m, n, _, d_v, *_ = symbols(SYMBOLS).values()
     # a warpgroup's 64 × rows fp32 accumulator lies in 128 threads
     per_thread = m / sympy.Integer(SM90.warpgroup_threads)
-    combined = {"combined": d_v * per_thread + m / 2} if stream_k else {}
+    combined = {"combined": d_v * per_thread + m / 2} if stream_k and not in_shared else {}
     return {
         "s": n * per_thread,
         "o": d_v * per_thread,
@@ -95,7 +95,7 @@ def _accounts(values: Values) -> Iterator[Account]:
         else f"{SM90.source('smem_per_sm')}, for {blocks} blocks"
     )
     yield shared_memory(shared_formulae, (parts(values).memory,), "stages", room, source)
-    forms = values["speculate"], values["by"] == "stream_k"
+    forms = values["speculate"], values["by"] == "stream_k", combines_in_shared(values)
     source = (
         f"{blocks * THREADS // SM90.warp_threads} warps on {SM90.issued_warps} schedulers, "
         f"{SM90.source('registers_per_sm')}"

@@ -68,7 +68,9 @@ class Pipeline(Section):
         ge=3,
         le=24,
     )
-    q_stages: int = derived("buffers of Q; 2 by default, 1 above 32 rows", ge=1, le=2)
+    q_stages: int = derived(
+        "buffers of Q; 2 by default, 1 above 32 rows and in stream-K above 16", ge=1, le=2
+    )
 
 
 class Softmax(Section):
@@ -89,8 +91,8 @@ class Grid(Section):
     """How thread blocks share an SM."""
 
     blocks: int = derived(
-        "thread blocks per SM; by default 2, and 1 above 32 rows, above 24 in runs, "
-        "or where they would have fewer than 4 buffers each",
+        "thread blocks per SM; by default 2, and 1 above 32 rows, above 24 in stream-K of wide "
+        "heads, or where they would have fewer than 4 buffers each",
         ge=1,
         le=4,
     )

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fagen.kinds.combining import EVERY_SPLIT, combining
-from fagen.kinds.decode.rules import k_is_wider, prefetches
+from fagen.kinds.decode.rules import combines_in_shared, k_is_wider, prefetches
 from fagen.part import (
     BOOL,
     DESCRIPTOR,
@@ -40,10 +40,13 @@ from fagen.vocab import DTYPES, MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
 CHOSEN = ("dtype", "mask", "by", "maximum", "speculate")
-RULES: tuple[Callable[[Values], Any], ...] = (k_is_wider, prefetches)
+RULES: tuple[Callable[[Values], Any], ...] = (k_is_wider, prefetches, combines_in_shared)
 
 # the order of members of SharedStorage and of Params, by name: machine code holds their offsets
-_SHARED = ("ring", "q", "p", "maxima", "sums", "full", "empty", "q_full", "q_empty")
+_SHARED = (
+    *("ring", "q", "p", "maxima", "sums", "combined"),
+    *("full", "empty", "q_full", "q_empty"),
+)
 _PARAMS = (
     *("seqused_k", "leftpad_k", "partials", "reference", "shares", "combined", "out", "lse"),
     *("out_stride_batch", "out_stride_seq", "out_stride_head"),
@@ -53,6 +56,7 @@ _PARAMS = (
     *("abreast", "tile_groups", "level", "whole", "prefetched_keys"),
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
+    *("least_blocks", "alone"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -92,6 +96,9 @@ def tile(values: Values) -> Iterator[Part]:
             Constant("rows", "of queries that a unit of work has at most"),
             Constant("block_n", "keys of a step"),
             Constant("blocks", "that share an SM"),
+            Constant("most_blocks", "of keys, up to which a sequence is one split"),
+            Constant("heads_of_block", "of a KV head: a split has a block for so many at least,"),
+            Constant("longest_least", "up to so many blocks"),
             Constant("threads", "a warpgroup that computes, a warp that loads"),
             Constant("launch_registers"),
             Constant("dtype.wgmma_k", "the K of every wgmma", name="step_k"),
@@ -132,11 +139,13 @@ def deals(values: Values) -> Iterator[Part]:
             Field("kv_heads_divisor", DIVISOR, Divisor(Argument("kv_heads"))),
             Field("row_tiles", DIVISOR),
             Field("head_tiles", DIVISOR),
-            *(_STREAM_K if way == "stream_k" else ()),
+            Field("least_blocks", INT, note="of keys, that a split has"),
+            *(_STREAM_K if way == "stream_k" else (_ALONE,)),
         ),
     )
 
 
+_ALONE = Field("alone", BOOL, note="no sequence has two splits: nothing is left to combine")
 _STREAM_K = (
     Field("abreast", DIVISOR, note="blocks that go through a run together, a tile of output each"),
     Field("tile_groups", DIVISOR, note="of so many tiles, that a sequence has"),
@@ -257,23 +266,43 @@ def steps(_: Values) -> Iterator[Part]:
 def combine(values: Values) -> Iterator[Part]:
     """Where outputs of splits go, and how they become one."""
     in_registers = values["by"] == "stream_k"
-    way = "registers" if in_registers else values["maximum"]
-    start = "decode/combine/rest.cuh.j2" if in_registers else EVERY_SPLIT
-    yield combining(start, in_registers=in_registers)
+    way = (
+        ("registers", "shared")[values["combines_in_shared"]] if in_registers else values["maximum"]
+    )
+    start, by_blocks = _COMBINE[way]
+    yield combining(start, in_registers=by_blocks)
     yield Part(
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),
         host=("decode/combine/launch.cuh",) if in_registers else (),
         consumer=("decode/combine/rows.cuh.j2", *_FINISH[way]),
-        shared=(Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),),
+        shared=(
+            Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),
+            *((_COMBINED_NUMBERS,) if values["combines_in_shared"] else ()),
+        ),
         params=(_COMBINED,) if in_registers else (),
     )
 
 
+# where a row's splits begin, and whether thread blocks give outputs too
+_COMBINE = {
+    "lazy": ("decode/combine/several.cuh.j2", True),
+    "fixed": (EVERY_SPLIT, False),
+    "registers": ("decode/combine/rest.cuh.j2", True),
+    "shared": ("decode/combine/rest.cuh.j2", True),
+}
+# of each column of a thread's part of an accumulator, its numbers, score and sum, for all threads
+_COMBINED_NUMBERS = Array(
+    "combined",
+    FLOAT,
+    (amount("rows", per=4), amount("head_dim_v_padded", per=32, plus=2), amount(128)),
+    aligned=False,
+)
 _COMBINED = Field("combined", pointer_to(Type("Combined")), note="(batch, seqlen_q, heads)")
-_SHARE = "decode/combine/share.cuh"
+_SHARE, _STORED = "decode/combine/share.cuh", "decode/combine/stored.cuh.j2"
 _FINISH = {
-    "lazy": (_SHARE, "decode/combine/partials.cuh"),
+    "lazy": (_SHARE, "decode/combine/output.cuh.j2", "decode/combine/partials.cuh"),
     "fixed": ("decode/scores/fixed/finish.cuh",),
-    "registers": (_SHARE, "decode/combine/registers.cuh.j2"),
+    "registers": (_SHARE, "decode/combine/registers.cuh", _STORED),
+    "shared": (_SHARE, "decode/combine/shared.cuh", _STORED),
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fagen.combining import Combination, Combining, split_blocks
+from fagen.combining import Combination, Combining
 from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, Gemm, carried
 from fagen.kinds.budget import FP32_BYTES, Budget, Ledgers
@@ -17,7 +17,14 @@ from fagen.kinds.decode.formulae import (
 )
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.parts import parts
-from fagen.kinds.decode.rules import SWIZZLE, straddles
+from fagen.kinds.decode.rules import (
+    HEADS_OF_BLOCK,
+    LONGEST_LEAST,
+    MOST_BLOCKS,
+    SWIZZLE,
+    split_blocks,
+    straddles,
+)
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
 from fagen.part import Parts
@@ -47,6 +54,9 @@ class Plan(Budgeted, Combining):
     roles: ClassVar[tuple[Role, ...]] = ()  # no warp sets its registers
     # of a row that a thread block has combined splits of: their number, its maximum and sum
     combined_bytes: ClassVar[int] = 3 * FP32_BYTES
+    most_blocks: ClassVar[int] = MOST_BLOCKS
+    heads_of_block: ClassVar[int] = HEADS_OF_BLOCK
+    longest_least: ClassVar[int] = LONGEST_LEAST
 
     schedule: Schedule
     slug: str
@@ -113,9 +123,9 @@ class Plan(Budgeted, Combining):
             Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, number, a_along_m=True),
         )
 
-    def split_keys(self, length: int) -> int:
-        """Return how many keys a split of a sequence of so many has."""
-        return split_blocks(length, self.block_n, self.num_splits) * self.block_n
+    def split_keys(self, length: int, group: int) -> int:
+        """Return how many keys a split of a sequence of so many has, by heads of a KV head."""
+        return split_blocks(length, self.block_n, self.num_splits, group) * self.block_n
 
     @property
     def ledger(self) -> str:
@@ -139,8 +149,9 @@ class Plan(Budgeted, Combining):
         decode = Launch(
             "decode", grid, self.threads, self.shared_bytes, overlaps=True, threads_as="threads"
         )
-        whole = "whole" if self.stream_k else ""  # where thread blocks have combined all splits
-        kernels = decode, replace(self.combination.launch, needless=whole)
+        # where thread blocks have combined all splits, or no sequence has two
+        complete = "" if self.fixed else "whole" if self.stream_k else "alone"
+        kernels = decode, replace(self.combination.launch, needless=complete)
         workspace = self.combination.workspace(self.combined_bytes if self.stream_k else 0)
         return Launches(kernels, workspace=workspace, empty=("batch", "heads", "seqlen_q"))
 
@@ -175,6 +186,9 @@ def plan(schedule: Schedule) -> Plan:
 def _combination(values: Values) -> Combination:
     """Combine 8 splits at a time: faster where a row fills warps; nvcc spills elsewhere."""
     resumes = values["by"] == "stream_k"
-    combination = Combination(values["num_splits"], values["head_dim_v"], 8, resumes)
+    several = not resumes and values["maximum"] == "lazy"
+    combination = Combination(
+        values["num_splits"], values["head_dim_v"], 8, resumes=resumes, several=several
+    )
     whole = combination.lanes % 32 == 0 and not combination.ragged
     return combination if whole else replace(combination, window=16)

@@ -2,7 +2,7 @@
 
 from fagen.arch import SM90
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
-from fagen.vocab import DTYPES, SWIZZLES
+from fagen.vocab import DTYPES, FP32, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 
@@ -10,9 +10,15 @@ SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 # thread block what the accumulators need
 _WIDE_ROWS = 32
 _COMBINED_ROWS = 24  # nor a second thread block of more, where what is combined takes as many again
+_NARROW = 128  # columns, up to which such a second thread block has place for it in shared memory
+_MOST_COMBINED = 16  # rows whose splits are combined in registers beside a second thread block
 _LEAST_STAGES = 4  # K and V of a step, and of the one after it
 _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
+
+MOST_BLOCKS = 5  # of keys, up to which a sequence is one split
+HEADS_OF_BLOCK = 4  # a split has a block of keys for so many heads of a KV head at least,
+LONGEST_LEAST = 4  # and so many blocks are enough
 
 # how splits are dealt to thread blocks, in a slug
 DEALT = {"round_robin": "roundrobin", "stream_k": "streamk"}
@@ -46,6 +52,20 @@ _SLUG = SlugForm(
 )
 
 
+def least_blocks(group: int) -> int:
+    """Return how many blocks of keys a split has at least, by how many heads share a KV head.
+
+    Those of many heads have larger partial outputs beside the same keys.
+    """
+    return max(1, min(group // HEADS_OF_BLOCK, LONGEST_LEAST))
+
+
+def split_blocks(length: int, block_n: int, num_splits: int, group: int) -> int:
+    """Return how many blocks of keys a split of a sequence of so many keys has."""
+    blocks = -(-length // block_n)
+    return blocks if blocks <= MOST_BLOCKS else max(-(-blocks // num_splits), least_blocks(group))
+
+
 def padded(head_dim: int, dtype: str) -> int:
     """Return how many columns of shared memory a head takes: whole slabs, which M is made of."""
     slab = SWIZZLE.bytes // DTYPES[dtype].bytes
@@ -56,6 +76,13 @@ def k_is_wider(values: Values) -> bool:
     """Whether a buffer of the ring is as wide as K, else as V."""
     d, d_v = (padded(values[key], values["dtype"]) for key in ("head_dim", "head_dim_v"))
     return d >= d_v
+
+
+def combines_in_shared(values: Values) -> bool:
+    """Whether what is combined lies in shared memory: of many rows registers have no place."""
+    many = _MOST_COMBINED < values["rows"] <= _WIDE_ROWS
+    narrow = padded(values["head_dim_v"], values["dtype"]) <= _NARROW
+    return values["by"] == "stream_k" and many and narrow
 
 
 def prefetches(values: Values) -> bool:
@@ -81,6 +108,7 @@ def _stages(keys: Values, blocks: int) -> int:
     d, d_v = (padded(keys[key], keys["dtype"]) for key in ("head_dim", "head_dim_v"))
     buffer = keys["block_n"] * max(d, d_v) * element
     rest = keys["rows"] * (keys["q_stages"] * d + 2 * keys["block_n"]) * element + _BESIDE
+    rest += keys["rows"] * (d_v + 64) * FP32.bytes if combines_in_shared(keys) else 0
     return min(_MOST_STAGES, int((share(blocks) - rest) // buffer))
 
 
@@ -97,14 +125,19 @@ _DERIVED: Derived = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
     # the next unit's queries are there before this one ends, where they are few (rows)
-    "q_stages": lambda keys: 1 if keys["rows"] > _WIDE_ROWS else 2,
+    "q_stages": lambda keys: 1 if keys["rows"] > _WIDE_ROWS or combines_in_shared(keys) else 2,
     # where registers are left for it (rows)
     "speculate": lambda keys: keys["rows"] <= _WIDE_ROWS,
     # two, so that one loads where the other begins or ends, if there are registers and buffers for
     # them (head dims, rows, by, block_n, q_stages)
     "blocks": lambda keys: (
         2
-        if keys["rows"] <= (_COMBINED_ROWS if keys["by"] == "stream_k" else _WIDE_ROWS)
+        if keys["rows"]
+        <= (
+            _COMBINED_ROWS
+            if keys["by"] == "stream_k" and not combines_in_shared(keys)
+            else _WIDE_ROWS
+        )
         and _stages(keys, 2) >= _LEAST_STAGES
         else 1
     ),

@@ -13,16 +13,20 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
   return {first, max(0, end - first)};  // neither is negative: the difference is an int
 }
 
-// How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length alone.
-__device__ __forceinline__ int split_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
+// How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length alone, and of the
+// heads of a KV head. Few blocks are one split, which nothing has to be combined with.
+__device__ __forceinline__ int split_keys(const Params& params, int length) {
+  const int blocks = blocks_of(length, kBlockN);
+  return (blocks <= kMostBlocks ? blocks : max(blocks_of(blocks, kNumSplits), params.least_blocks)) * kBlockN;
 }
 
-__device__ __forceinline__ int splits_of(int length) { return length > 0 ? blocks_of(length, split_keys(length)) : 0; }
+__device__ __forceinline__ int splits_of(const Params& params, int length) {
+  return length > 0 ? blocks_of(length, split_keys(params, length)) : 0;
+}
 
 // Every row of a sequence has its splits.
 __device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
-  return splits_of(sequence_of(params, batch).length);
+  return splits_of(params, sequence_of(params, batch).length);
 }
 
 // Keys of one KV head, a split's or those of several from this one on, for some queries of its group of heads: rows with

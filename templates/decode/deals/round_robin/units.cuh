@@ -10,12 +10,13 @@ struct Units {
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
   __device__ __forceinline__ int units_of(const Sequence& sequence) const {
-    return splits_of(sequence.length) * params.split_units;
+    const int splits = params.alone ? sequence.length >= 0 : splits_of(params, sequence.length);
+    return splits * params.split_units;
   }
 
   __device__ __forceinline__ void count() {
     const int batch = window + lane();
-    own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, 0};
+    own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, -1};
     ends = units_of(own);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -44,7 +45,7 @@ struct Units {
     unit.kv_head = rank - rest * params.kv_heads;
     unit.split = params.row_tiles.divide(rest);
     const int row_tile = rest - unit.split * params.row_tiles.value;
-    const int keys = split_keys(unit.sequence.length);
+    const int keys = split_keys(params, unit.sequence.length);
     unit.first_key = unit.split * keys;
     unit.last_key = min(unit.first_key + keys, unit.sequence.length);
     unit.take_rows(params, row_tile);

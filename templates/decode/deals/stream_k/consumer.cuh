@@ -5,7 +5,7 @@
     begin_combining();
     begin(unit);
     shared.q_full[q.stage].wait(q.phase);
-    const int split = split_keys(unit.sequence.length);
+    const int split = split_keys(params, unit.sequence.length);
     Scores s;
     first_scores(s);
     int key = unit.first_key;

@@ -5,7 +5,7 @@ __device__ __forceinline__ Unit first_of_whole(const Params& params) {
   Unit unit{};
   unit.batch = params.tile_groups.divide(group);
   const int tile = tile_of(params, group - unit.batch * params.tile_groups.value);
-  unit.kv_head = tile - params.kv_heads_divisor.divide(tile) * params.kv_heads;
+  unit.kv_head = params.row_tiles.divide(tile);
   unit.last_key = params.seqlen_k;
   return unit;
 }

@@ -12,7 +12,7 @@ __device__ __forceinline__ int tile_of(const Params& params, int group) {
 // Splits in the order of sequences, of an output tile each (a KV head and a tile of rows), and of keys. All of it is cut
 // into runs of the same number of steps, and what a run has of a tile is a unit. A thread block that begins with a tile's
 // first split combines what follows in registers, so most outputs are written once, and wholly. Neighbouring blocks go
-// through a run abreast, each in a tile of its own: they read neighbouring heads of the same keys at a time.
+// through a run abreast, each in a tile of its own: they read the same keys, of neighbouring heads, at a time.
 //
 // Where a run's share is less than two of the longest splits, cutting would give some runs two of them, and some one. Then
 // runs take splits in turns, long ones and short ones.
@@ -33,7 +33,7 @@ struct Units {
       const Sequence sequence = sequence_of(params, batch);
       const int steps = tile_steps(sequence);
       total += steps;
-      splits += splits_of(sequence.length);
+      splits += splits_of(params, sequence.length);
       longest = max(longest, split_steps(sequence));
       alike &= steps == each;
     }
@@ -57,15 +57,15 @@ struct Units {
 
   // Each split takes a step more than it has blocks of keys: to be begun and combined.
   __device__ __forceinline__ int tile_steps(const Sequence& sequence) const {
-    return blocks_of(sequence.length, kBlockN) + splits_of(sequence.length);
+    return blocks_of(sequence.length, kBlockN) + splits_of(params, sequence.length);
   }
 
   __device__ __forceinline__ int split_steps(const Sequence& sequence) const {
-    return split_keys(sequence.length) / kBlockN + 1;
+    return split_keys(params, sequence.length) / kBlockN + 1;
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? splits_of(sequence.length) : tile_steps(sequence)) * params.tile_groups.value;
+    return (in_turns ? splits_of(params, sequence.length) : tile_steps(sequence)) * params.tile_groups.value;
   }
 
   // Of the sequences of a window, behind so many parts.
@@ -98,7 +98,7 @@ struct Units {
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
       const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
-      const int keys = split_keys(unit.sequence.length);
+      const int keys = split_keys(params, unit.sequence.length);
       int group;
       if (in_turns) {
         unit.split = params.tile_groups.divide(rank);
