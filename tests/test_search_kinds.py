@@ -242,11 +242,11 @@ def test_a_row_of_fagens_table_is_judged_by_the_leader_of_all_lengths(every):
     (result,) = every["varlen"].best.values()
     lead, second = result.lead.slug, str(result.lead.second)
     row_of = partial(Row, result.card)
-    assert _beside(result, row_of(lead)) == (True, "the same", "")
-    same, comparison, than = _beside(result, row_of(second))
+    assert _beside(result, row_of(lead), ()) == (True, "the same", "")
+    same, comparison, than = _beside(result, row_of(second), ())
     assert same is False and than == lead
     assert re.fullmatch(r"at .+ it takes -?[\d.]+% longer than", comparison)
-    untimed = _beside(result, row_of("fwd_fp16_d64_causal_m64n16_varlen"))
+    untimed = _beside(result, row_of("fwd_fp16_d64_causal_m64n16_varlen"), ())
     assert untimed == (False, "not timed here; instead", lead)
 
 

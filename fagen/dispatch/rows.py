@@ -75,7 +75,7 @@ class Row:
     Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
     `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest
     clocks, which the ends of tiles and of the last round decide. Sizes that a trace leaves open
-    are served by the first.
+    are served by the last.
 
     `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
     table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
@@ -217,13 +217,13 @@ def first_fit(
 
     Where that one says what its tiles cost, it is the cheapest of those that say so. A comparison
     of a size that is traced is neither true nor false; `surely` tells whether it always holds. A
-    size that may be either counts as many, keys as OPEN_KEYS; and nothing tells then what is
-    cheaper than the first.
+    size that may be either counts as many, keys as OPEN_KEYS; and nothing tells then what is the
+    cheapest: the last of them is taken, as for the most.
     """
     cheapest: Choice | None = None
     least: int | None = None
     of_tiles = [of_call[place] for place in (_HEADS, _HEADS + 1, _QUERIES, _KEYS)]
-    known = all(type(size) is int for size in of_tiles)
+    known = all((size <= MOST) is True for size in of_tiles)  # of open ones it is not even False
     for choice, limits, tiles in rows:
         for place, at_least, limit in limits:
             size = of_call[place]
@@ -236,7 +236,7 @@ def first_fit(
             if not tiles:
                 return choice if least is None else cheapest
             cost = clocks(tiles, *of_tiles) if known else 0
-            if least is None or cost < least:
+            if least is None or not known or cost < least:
                 cheapest, least = choice, cost
     return cheapest
 
