@@ -194,6 +194,8 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     # many queries have few empty rows, and no more heads share tiles
     shared = shared and 0 < kv_heads <= heads and queries <= MOST_SHARED
     group = min(heads // kv_heads, GROUP_TILE) if shared else 1
+    if -(-queries * group // rows) >= group * -(-queries // rows):  # no tile is spared
+        group = 1
     heads //= group
     longest = -(-keys // step_keys) * step + tile
     if not by_row:
