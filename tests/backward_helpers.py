@@ -15,7 +15,8 @@ planned = registry.plan_of
 # padded, and one for V alone; rings of one buffer; dQ by one warpgroup; S ahead; wide heads, parted
 # by gradients, with dQ's columns in unequal parts, or in one; additions in order; pairs of
 # blocks; dQ transposed, by columns of its own or rows of its own; K in registers, and V;
-# exponentials under dP
+# exponentials under dP; 64 columns of dQ more for the last warpgroup than for the other; pairs with
+# narrow slabs
 SPREAD = (
     "bwd_fp16_d128_causal_m64n128",
     "bwd_bf16_d128_full_m64n128",
@@ -39,6 +40,8 @@ SPREAD = (
     "bwd_fp16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d128_full_m64n128_det_persist",
     "bwd_bf16_d48_causal_m64n128_persist",
+    "bwd_fp16_d192v128_causal_m48n128_underdp",
+    "bwd_bf16_d192v128_causal_m64n64_intra_c2",
 )
 
 # head dims that are not whole slabs, beside those of V's own and all forms above

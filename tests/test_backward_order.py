@@ -69,9 +69,10 @@ SLUGS = (
     "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
 )
 SHAPES = 600  # of each schedule
-# Of 2,000 shapes of each that were tried once 95 % were within 3.1 %, 99 % within 6.4 %; the worst,
-# 14 % longer, was of groups of seven heads, whose shares are unequal.
-MOST, WORST = 1.035, 1.15
+# Of 2,000 shapes of each that were tried once 95 % were within 5.1 %, 99 % within 9.7 %; the worst,
+# 21 % longer, was of groups of seven heads, whose shares are unequal. Without what keeps tiles that
+# read the same together it would be less, and the L2 cache would hold less of what they read.
+MOST, WORST = 1.055, 1.22
 
 
 def program(plan: Plan, folder: Path) -> Path:
@@ -102,7 +103,7 @@ def program(plan: Plan, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("slug", SLUGS)
-def test_most_causal_tiles_end_nearly_as_soon_as_longest_first_and_all_within_a_seventh(
+def test_most_causal_tiles_end_nearly_as_soon_as_longest_first_and_all_within_a_quarter(
     slug: str, tmp_path: Path
 ) -> None:
     """A tile takes its steps, of all heads of its share, and what it takes to begin and end one."""

@@ -46,7 +46,7 @@ class Tile(Section):
     """What one thread block holds: its keys for good, query rows a step at a time."""
 
     block_m: int = Field(
-        ge=SM90.wgmma_m,
+        ge=SM90.wgmma_m * 3 // 4,
         le=2 * SM90.wgmma_m,
         multiple_of=SM90.wgmma_k_bytes // BYTES,
         description="query rows per step; dQ is computed transposed where this is no multiple "

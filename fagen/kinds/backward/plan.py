@@ -114,6 +114,11 @@ class Plan(Budgeted):
         return rules.counts_steps(self.schedule.values())
 
     @property
+    def consumers_differ(self) -> bool:
+        """Whether the last of those that are else alike computes dQ, or more of it."""
+        return self.dq_by == "one" or rules.last_makes_more(self.schedule.values())
+
+    @property
     def defers_dq(self) -> bool:
         """Whether the last slice of dQ is handed on in the next step."""
         return rules.defers_dq(self.schedule.values())
@@ -261,7 +266,7 @@ def plan(schedule: Schedule) -> Plan:
     # columns of dS that one product reads
     together = columns[0] if transposed else values["block_m"]
     qk_swizzle, v_swizzle, ds_swizzle = (
-        swizzle_of(width * dtype.bytes) for width in (d, d_v, together)
+        swizzle_of(width * dtype.bytes) for width in (rules.whole_columns(values), d_v, together)
     )
     loads = -(-values["head_dim_v"] * dtype.bytes // _LOAD_BYTES)  # of a row
     in_block = threads(values)

@@ -150,9 +150,9 @@ def dq_columns(keys: Values) -> tuple[int, ...]:
     own, or they share those of the same 64 columns.
     """
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
-    slab = _slab(columns)
     if keys["partition"] == "gradients":
-        columns //= keys["cluster"]
+        columns = whole_columns(keys)
+        slab = _slab(columns)
         slabs = -(-columns // slab)
         first = -(-slabs // 2) * slab
         return tuple(part for part in (first, columns - first) if part)
@@ -167,12 +167,22 @@ def dq_columns(keys: Values) -> tuple[int, ...]:
     return (own,) * count if own else ()
 
 
+def whole_columns(keys: Values) -> int:
+    """Columns of Q and K that parts of whole slabs make up: all, or those of a pair's dQ each."""
+    return DTYPES[keys["dtype"]].filled_up(keys["head_dim"]) // int(keys["cluster"])
+
+
 def shares_rows(keys: Values) -> bool:
     """Whether warpgroups compute different columns of the same rows of dQ."""
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     if dq_transposed(keys):
         return columns > SM90.wgmma_m
     return dq_columns(keys)[0] < columns
+
+
+def last_makes_more(keys: Values) -> bool:
+    """Whether, by keys, the last consumer computes one part of dQ more than the others."""
+    return keys["partition"] == "keys" and len(dq_columns(keys)) > consumers(keys)
 
 
 def leaves_rest(keys: Values) -> bool:
@@ -215,10 +225,19 @@ def passes(keys: Values) -> bool:
     return narrow and MASKS[keys["mask"]].last_by_row
 
 
+def rounds_fit(keys: Values) -> bool:
+    """Whether consumers have registers for rounds of all heads: see `rounds` of parts.
+
+    Beside 128 rows, where exponentials stand under dP, or where the tile lies in shared memory.
+    """
+    narrow = keys["block_m"] < 2 * SM90.wgmma_m or keys["lengths"] == "varlen"
+    return bool(narrow or keys["under_dp"] or keys["persistent"])
+
+
 def _transposed(rows: int, columns: int, warpgroups: int) -> tuple[int, ...]:
     """The rows of dQ that each warpgroup has, where its columns lie along M; () where none part."""
-    if columns == SM90.wgmma_m * warpgroups:
-        return (rows,) * warpgroups
+    if columns % SM90.wgmma_m == 0 and warpgroups <= columns // SM90.wgmma_m <= warpgroups + 1:
+        return (rows,) * (columns // SM90.wgmma_m)
     own = rows // warpgroups
     whole = own * warpgroups == rows and own * BYTES % SWIZZLES[-1].bytes == 0
     return (own,) * warpgroups if columns == SM90.wgmma_m and whole else ()
@@ -240,10 +259,10 @@ def _slab(columns: int) -> int:
 
 
 def _cluster_rules(keys: Values) -> Broken:
-    """Halves are loaded by whole slabs, and dQ's quarters have some."""
+    """Each loads every other slab for both."""
     d, d_v = padded_head_dims(keys)
-    if d % (4 * _slab(d)) or d_v % (2 * _slab(d_v)):
-        yield "cluster", "= 2: only with whole slabs in a quarter of dQ's columns; use 1"
+    if d % (2 * SWIZZLES[-1].bytes // BYTES) or d_v % (2 * _slab(d_v)):
+        yield "cluster", "= 2: only with an even number of slabs of Q and of dO; use 1"
 
 
 def _persistent_rules(keys: Values) -> Broken:

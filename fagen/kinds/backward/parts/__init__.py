@@ -19,9 +19,11 @@ from fagen.kinds.backward.rules import (
     counts_steps,
     defers_dq,
     dq_transposed,
+    last_makes_more,
     leaves_rest,
     ones_in_shared_memory,
     passes,
+    rounds_fit,
     shares_rows,
     slices_dq,
 )
@@ -53,7 +55,7 @@ SIZES = frozenset(
 )
 RULES: tuple[Callable[[Values], Any], ...] = (
     *(ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest, both_make_dq),
-    *(counts_steps, slices_dq, defers_dq, passes),
+    *(counts_steps, slices_dq, defers_dq, passes, last_makes_more, rounds_fit),
 )
 
 # The order of members of SharedStorage, of Params behind the tensor maps, and in which barriers are

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fagen.kinds.backward.parts.tiles import rounds
+from fagen.kinds.backward.parts.tiles import rounds, works_out_anew
 from fagen.part import (
     ELEMENT,
     UINT32,
@@ -153,6 +153,8 @@ def _steps(values: Values) -> str:
 def _role(values: Values) -> str:
     if values["partition"] == "gradients":
         return "by_gradients"
+    if values["last_makes_more"]:
+        return "last_makes_more"
     way = "one_makes_dq" if values["dq_by"] == "one" else "by_keys"
     return f"{way}_persistent" if values["persistent"] else way
 
@@ -160,13 +162,17 @@ def _role(values: Values) -> str:
 def _by_keys(values: Values) -> Iterator[str]:
     """Yield members of consumers that each have 64 keys of their own."""
     ones, by = values["ones_in_shared_memory"], f"dq_by_{values['dq_by']}.cuh.j2"
+    by = "dq_by_all_last_more.cuh" if values["last_makes_more"] else by
     yield "scores_and_dp.cuh" if ones else "statistics_scores_and_dp.cuh"
     yield by
     yield "step.cuh.j2"
     if values["passes"]:
         yield f"pass_{by}"
         yield "pass.cuh.j2"
-    yield "run_persistent.cuh.j2" if values["persistent"] else "run.cuh.j2"
+    if values["persistent"]:
+        yield "run_persistent.cuh.j2"
+    else:
+        yield "run_anew.cuh.j2" if works_out_anew(values) else "run.cuh.j2"
 
 
 def _by_gradients(values: Values) -> Iterator[str]:

@@ -42,8 +42,15 @@ def rounds(values: Values) -> str:
     dQ first.
     """
     mask = values["mask"]
-    together = mask.last_by_row and not mask.first_by_row
+    together = mask.last_by_row and not mask.first_by_row and values["rounds_fit"]
     return "block_by_block" if together else "head_by_head"
+
+
+def works_out_anew(values: Values) -> bool:
+    """Whether consumers work their tile out once more to store its gradients: for registers."""
+    dense = values["lengths"] == "equal" and not values["persistent"]
+    by_blocks = rounds(values) == "block_by_block"
+    return dense and by_blocks and values["partition"] == "keys"
 
 
 def keys(values: Values) -> Iterator[Part]:
@@ -82,6 +89,8 @@ def tiles(values: Values) -> Iterator[Part]:
         yield Part(entry=("backward/tiles/found_tile.cuh",))
     if values["persistent"]:
         yield _persistent(tile)
+    if works_out_anew(values):
+        yield Part(device=("backward/tiles/own_tile_anew.cuh",))
     if rounds(values) == "head_by_head":
         yield Part(device=("backward/tiles/order.cuh",))
 
