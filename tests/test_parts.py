@@ -48,6 +48,7 @@ MORE = (
     "fwd_fp16_d128_causal_m128n128_lpt",
     "fwd_bf16_d256_causal_m128n64_reusev",
     "fwd_e4m3_d128_full_m128n128_lazymax",
+    "fwd_e4m3_d128_full_m128n128_lazymax_pm1_pc64",
     "fwd_e4m3_d64_causal_m128n128_sblock_vsblock",
     "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
     "fwd_bf16_d128_full_m64n128_varlen",

@@ -103,6 +103,7 @@ PLANS = (
     "fwd_e4m3_d128_causal_m128n128_varlen_nointer_pm1_pc64",
     "fwd_e4m3_d64_causal_m192n96_varlen_s3_nointer_pm1",
     "fwd_e4m3_d128_full_m128n128_lazymax",
+    "fwd_e4m3_d128_full_m128n128_lazymax_pm1_pc64",
     "fwd_e4m3_d128_full_m128n128_split3_nointer_vrows_pm1_pc64",
     "fwd_bf16_d256_full_m128n64_varlen_half",
     "fwd_bf16_d256_causal_m128n64_split16",

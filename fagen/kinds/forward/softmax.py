@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fagen.arch import SM90
-from fagen.kinds.forward.structure import finds_spread
+from fagen.kinds.forward.structure import finds_spread, fuses_rescaling
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, OUT_DTYPES
 
@@ -51,6 +51,7 @@ class Softmax:
     spread_blocks: int  # after a tile's first that find their row max before P, in case
     rescale_threshold: float
     skips_rescaling: bool  # a warp votes whether any row max has changed enough
+    fuses_rescaling: bool  # O is rescaled in any case, where a part of PV is added to it
     p_offset: float  # log2 units
 
     promote: int  # blocks after which sums move to a second accumulator; 0: never
@@ -81,6 +82,7 @@ def softmax(values: Values) -> Softmax:
     if dtype.fp8:
         far_scale = 2.0 ** math.floor(math.log2(far / (SM90.e4m3_max**2 * values["head_dim"])))
     threshold, part_columns = values["rescale_threshold"], values["promote_columns"]
+    fuses = fuses_rescaling(values)
     return Softmax(
         any_score=not dtype.fp8 and not dtype.narrow,
         far=far,
@@ -90,7 +92,8 @@ def softmax(values: Values) -> Softmax:
         max_partial_sum=dtype.max_partial_sum,
         spread_blocks=-(-_SPREAD_KEYS // values["block_n"]) if finds_spread(values) else 0,
         rescale_threshold=threshold,
-        skips_rescaling=values["maximum"] != "online" or dtype.fp8 or threshold > 0,
+        skips_rescaling=(values["maximum"] != "online" or dtype.fp8 or threshold > 0) and not fuses,
+        fuses_rescaling=fuses,
         p_offset=values["p_offset"],
         promote=0 if part_columns else values["promote"],
         part_columns=part_columns,

@@ -50,6 +50,15 @@ def finds_spread(values: Values) -> bool:
     return bool(lazy and overlaps and DTYPES[values["dtype"]].narrow)
 
 
+def fuses_rescaling(values: Values) -> bool:
+    """Whether O is rescaled where parts of PV are added to it, with no vote whether it needs that.
+
+    Not where a row max is kept as a rule: then it seldom does.
+    """
+    raises = values["maximum"] == "online" and not values["rescale_threshold"]
+    return bool(values["promote_columns"] and raises)
+
+
 def scheduler_warp(values: Values) -> bool:
     """Whether a warp of its own draws tiles, whose number the GPU alone knows.
 
@@ -138,6 +147,13 @@ def lays_q_anew(values: Values) -> bool:
 
 # what parts depend on beside keys themselves
 RULES: tuple[Callable[[Values], Any], ...] = (
-    *(scheduler_warp, head_major, tile_stages, skips_idle_warpgroups, skips_masked_blocks),
+    *(
+        fuses_rescaling,
+        scheduler_warp,
+        head_major,
+        tile_stages,
+        skips_idle_warpgroups,
+        skips_masked_blocks,
+    ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
 )

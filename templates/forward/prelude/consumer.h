@@ -29,12 +29,12 @@ struct Consuming {
   void prefetch_tile(const Tile& tile), prefetch(const Tile& tile, int block);
 
   // values: P, in registers; O += PV, whole or in parts, with something done meanwhile; sums that move to a total
-  void pack_p(Probabilities& p, const Scores& s) const, add_pv(Output& o, Probabilities& p), last_pv(Probabilities& p, Output& o);
+  void pack_p(Probabilities& p, const Scores& s) const, add_pv(Output& o, Probabilities& p), add_pv(Output& o, Probabilities& p, const Softmax& softmax), last_pv(Probabilities& p, Output& o), last_pv(Probabilities& p, Output& o, const Softmax& softmax);
   Descriptor v_begin(int column = 0) const;
   uint32_t v_offset(int n) const;
-  void issue_pv(Output& o, Probabilities& p), issue_pv(Part& part, Probabilities& p, int column), add(Output& o, Part& part, int column);
+  void issue_pv(Output& o, Probabilities& p), issue_pv(Part& part, Probabilities& p, int column), add(Output& o, Part& part, int column, OfRows rescale);
   template <int later = 0> void finish_pv(Output& o);
-  template <class Meanwhile = int> void finish_pv(Output& o, Part& part, Probabilities& p, Meanwhile meanwhile = {}) {}
+  template <class Meanwhile = int> void finish_pv(Output& o, Part& part, Probabilities& p, OfRows rescale, Meanwhile meanwhile = {}) {}
   bool in_range(const Probabilities& p) const, promotes(Output& o, Softmax& softmax);
   void promote(Output& o, Softmax& softmax), collect(Output& o, const Softmax& softmax), rescale_output(Output& o, Softmax& softmax);
 

@@ -12,10 +12,11 @@
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void add(Output& o, Part& part, int column) {
+  // Adds a part to O, which is made relative to the row maxima of the part's P.
+  __device__ __forceinline__ void add(Output& o, Part& part, int column, const float (&rescale)[2]) {
     fence_operand(part);
 #pragma unroll
     for (int i = 0; i < kPartColumns / 2; ++i) {
-      o[column / 2 + i] += part[i];
+      o[column / 2 + i] = fmaf(o[column / 2 + i], rescale[row_of(i)], part[i]);
     }
   }

@@ -1,5 +1,5 @@
   // O += PV, two parts of it under way: S is done, which leaves registers.
-  __device__ __forceinline__ void add_pv(Output& o, Probabilities& p) {
+  __device__ __forceinline__ void add_pv(Output& o, Probabilities& p, const Softmax& softmax) {
     Part parts[2];
     issue_pv(parts[0], p, 0);
 #pragma unroll
@@ -11,7 +11,7 @@
       } else {
         wgmma_wait<0>();
       }
-      add(o, parts[column / kPartColumns % 2], column);
+      add(o, parts[column / kPartColumns % 2], column, softmax.rescale);
     }
     fence_operand(p);  // whose registers are free only now
     release_v();

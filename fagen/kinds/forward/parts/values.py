@@ -98,5 +98,8 @@ def _consumer(values: Values) -> tuple[str, ...]:
     names += _PRODUCTS[parts, values["intra_warpgroup"]]
     if values["promote"] and not parts:
         names += [f"promote/{values['totals']}.cuh", "promote/count.cuh"]
-    names.append("rescale.cuh.j2")
+    if not parts:
+        names.append("rescale.cuh.j2")
+    elif not values["fuses_rescaling"]:
+        names.append("keep_parts.cuh")
     return tuple(f"forward/values/{name}" for name in names)
