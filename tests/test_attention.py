@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import fagen
+from fagen.dispatch.select import serve
 from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
 from fagen.paths import locate
-from fagen.problem import Problem
+from fagen.problem import Problem, Sizes
 from fagen.registry import read as read_schedule
 from fagen.runtime.arguments import dtype_of
 from tests.attention_helpers import QUERY_ROWS, picked, qkv, write_toml
@@ -48,7 +49,7 @@ def test_attention_is_attention(causal):
 def test_every_schedule_of_the_folder_serves_its_problem(schedule):
     problem = Problem.of(schedule)
     causal = problem.mask == "causal"
-    slug = fagen.prepare(
+    prepared = fagen.prepare(
         dtype=problem.dtype,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
@@ -57,7 +58,8 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule):
         rows=QUERY_ROWS,
         device="cpu",
     )
-    assert Problem.of(Schedule.from_slug(slug)) == problem
+    slug = serve(problem, Sizes(2, 4, 2, 70, 200), "").schedule.slug  # of several that it has
+    assert {Problem.of(Schedule.from_slug(name)) for name in (slug, prepared)} == {problem}
     q, k, v = qkv(dtype_of(problem.dtype), problem.head_dim, problem.head_dim_v)
     out, lse = fagen.attention(q, k, v, causal=causal, return_lse=True)
     expected = emulate(plan(Schedule.from_slug(slug)), q, k, v, problem.head_dim**-0.5)

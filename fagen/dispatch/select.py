@@ -188,6 +188,7 @@ def _ranges(
         yield most, first.slug or None, several
 
 
+@lru_cache(10_000)
 def _cheapest(
     several: tuple[tuple[str | None, Tiles], ...],
     batch: int,
@@ -199,12 +200,7 @@ def _cheapest(
     """The slug whose tiles take the fewest clocks, the first of those that take as many."""
     cheapest, fewest = several[0][0], MOST
     for slug, tiles in several:
-        by_row, shared, rows, at_once, step_keys, step, tile = tiles
-        if by_row or shared:
-            needed = clocks(tiles, batch * heads, batch * kv_heads, queries, keys)
-        else:  # the same, sooner
-            rounds = -(-batch * heads * -(-queries // rows) // at_once)
-            needed = rounds * (-(-keys // step_keys) * step + tile)
+        needed = clocks(tiles, batch * heads, batch * kv_heads, queries, keys)
         if needed < fewest:
             cheapest, fewest = slug, needed
     return cheapest
