@@ -43,7 +43,8 @@ def rounds(values: Values) -> str:
     """
     mask = values["mask"]
     together = mask.last_by_row and not mask.first_by_row and values["rounds_fit"]
-    return "block_by_block" if together else "head_by_head"
+    # beside 48 rows loops over heads take registers that there are not
+    return "block_by_block" if together or values["last_makes_more"] else "head_by_head"
 
 
 def works_out_anew(values: Values) -> bool:
