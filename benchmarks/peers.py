@@ -13,10 +13,11 @@ cuDNN 9.19 and FlashAttention-2. FlashAttention-3 does not come with torch, so a
 
     yardstick = (µs of TREE ÷ µs now) × (least µs of a peer ÷ µs of fagen, both of the csv)
 
-where TREE is 886a461, and without --before the second factor is of what torch brings, timed now. A
-call that is drawn has only that. Times are of CUDA graphs in bursts, medians of rounds in random
-order; one is behind where it is below 0.99 in every repeat. Outputs that lie further from a peer's
-than rounding explains are wrong, and not timed.
+where TREE is 886a461. Without it, or above --before-below, FlashAttention-3's time is that of the
+csv times how much slower cuDNN and FlashAttention-2 are now than there; the yardstick is the least
+time of a peer over fagen's. A call that is drawn has only what torch brings. Times are of CUDA
+graphs in bursts, medians of rounds in random order; one is behind where it is below 0.99 in every
+repeat. Outputs that lie further from a peer's than rounding explains are wrong, and not timed.
 """
 
 import csv
@@ -28,11 +29,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any
 
 from peer_calls import (
@@ -82,7 +84,6 @@ SHARES = {
 BEHIND = 0.99
 ROUND = Regime("burst", idle=0.010, warm=0.0, timed=0.006, rounds=3)
 READYING = 24  # processes that build kernels at a time
-Say = Callable[[str], None]
 
 
 # ---- the calls -----------------------------------------------------------------------------------
@@ -97,20 +98,29 @@ class Figure:
     us: dict[str, list[float]] = field(default_factory=dict)
 
     @property
+    def ahead(self) -> float | None:
+        """The least time of a peer over fagen's, of the csv."""
+        peers = [us for who, us in self.csv_us.items() if who != "fagen"]
+        return min(peers) / self.csv_us["fagen"] if peers else None
+
+    @property
     def values(self) -> list[float]:
-        """The yardstick, or the least time of a peer over fagen's, of each repeat."""
-        now = self.us.get("fagen", [])
-        if not now:
-            return []
-        if self.csv_us and "before" in self.us:
-            ahead = (
-                min(us for who, us in self.csv_us.items() if who != "fagen") / self.csv_us["fagen"]
-            )
-            return [
-                before / mine * ahead for before, mine in zip(self.us["before"], now, strict=True)
-            ]
-        peers = [us for who, us in self.us.items() if who not in ("fagen", "before")]
-        return [min(each) / mine for *each, mine in zip(*peers, now, strict=True)] if peers else []
+        """The yardstick of each repeat."""
+        repeats = [
+            dict(zip(self.us, each, strict=True)) for each in zip(*self.us.values(), strict=True)
+        ]
+        values = [self._value(us) for us in repeats if "fagen" in us]
+        return [value for value in values if value is not None]
+
+    def _value(self, us: Mapping[str, float]) -> float | None:
+        if self.ahead and "before" in us:
+            return us["before"] / us["fagen"] * self.ahead
+        peers = {who: us[who] for who in us if who not in ("fagen", "before")}
+        if alike := [peers[who] / self.csv_us[who] for who in peers if who in self.csv_us]:
+            slower = statistics.median(alike)
+            missing = self.csv_us.keys() - us.keys() - {"fagen"}
+            peers |= {who: slower * self.csv_us[who] for who in missing}
+        return min(peers.values()) / us["fagen"] if peers else None
 
     def row(self) -> dict[str, Any]:
         """What is written of it."""
@@ -266,13 +276,15 @@ def _visible(gpu: int) -> str:
     return visible.split(",")[gpu] if visible else str(gpu)
 
 
-def time_figure(figure: Figure, now: Teller, before: Teller | None, repeats: int, run: Run) -> None:
-    """Add the times of a call; what refuses it, or is wrong, is noted."""
+def time_figure(figure: Figure, tellers: Sequence[Teller], repeats: int, run: Run) -> None:
+    """Add the times of a call, of now and, if somebody tells, before; note refusals and errors."""
+    now, *others = tellers
     asked = {"call": vars(figure.call)}
     answer = now.ask(**asked, who=["fagen", "cudnn", "fa2"])
     who = {name: (now, name) for name in answer["ready"]}
-    if before and before.ask(**asked, who=["fagen"])["ready"]:
-        who["before"] = (before, "fagen")
+    for before in others:
+        if before.ask(**asked, who=["fagen"])["ready"]:
+            who["before"] = (before, "fagen")
     if reason := answer["refused"].get("fagen"):
         run.note("fagen refused", f"{figure.call.shape}: {reason}")
         return
@@ -292,12 +304,11 @@ def time_figure(figure: Figure, now: Teller, before: Teller | None, repeats: int
             figure.us.setdefault(name, []).append(statistics.median(several))
 
 
-def make_ready(calls: Sequence[Figure], trees: Sequence[Path], gpus: int) -> None:
+def make_ready(calls: Iterable[tuple[Path, PeerCall]], gpus: int) -> None:
     """Have the kernels of all calls built, many at a time."""
     waiting: SimpleQueue[tuple[Path, PeerCall]] = SimpleQueue()
-    for tree in trees:
-        for figure in calls:
-            waiting.put((tree, figure.call))
+    for item in calls:
+        waiting.put(item)
 
     def work(number: int) -> None:
         tellers: dict[Path, Teller] = {}
@@ -328,8 +339,14 @@ def work(run: Run, options: Options) -> None:
         "random": options.random,
         "seed": options.seed,
     }
+    below = math.inf if options.before_below is None else options.before_below
+
+    def trees_of(figure: Figure) -> list[Path]:
+        with_before = options.before and figure.ahead and figure.ahead < below
+        return trees if with_before else trees[:1]
+
     began = time.monotonic()
-    make_ready(chosen, trees, options.gpus)
+    make_ready(((t, figure.call) for figure in chosen for t in trees_of(figure)), options.gpus)
     run.about["seconds"] = round(time.monotonic() - began)
     say(f"ready after {run.about['seconds']} s")
     if options.ready:
@@ -337,6 +354,7 @@ def work(run: Run, options: Options) -> None:
     waiting: SimpleQueue[Figure] = SimpleQueue()
     for figure in chosen:
         waiting.put(figure)
+    saving = Lock()
 
     def one_gpu(gpu: int) -> None:
         tellers = [Teller(tree, gpu) for tree in trees]
@@ -346,26 +364,22 @@ def work(run: Run, options: Options) -> None:
                 if options.seconds and time.monotonic() - began > options.seconds:
                     run.note("not timed", figure.call.shape)
                     continue
+                asked = tellers[: len(trees_of(figure))]
                 try:
-                    time_figure(
-                        figure,
-                        tellers[0],
-                        tellers[1] if options.before else None,
-                        options.repeats,
-                        run,
-                    )
+                    time_figure(figure, asked, options.repeats, run)
                 except FagenError as error:
                     run.note_wrong(f"{figure.call.kind}, {figure.call.shape}: {error}")
                     tellers = [Teller(tree, gpu) for tree in trees]
+                with saving:
+                    run.about["seconds"] = round(time.monotonic() - began)
+                    run.rows = [figure.row() for figure in chosen if figure.us]
+                    run.save()
         except Empty:
             for teller in tellers:
                 teller.end()
 
     with ThreadPoolExecutor(options.gpus) as pool:
         list(pool.map(one_gpu, range(options.gpus)))
-    run.rows = [figure.row() for figure in chosen if figure.us]
-    run.about["seconds"] = round(time.monotonic() - began)
-    run.save()
     if not run.rows:
         raise FagenError(f"nothing could be timed:\n{run.remarks}")
 
@@ -375,10 +389,7 @@ def _is_asked_for(figure: Figure, options: Options) -> bool:
         return False
     if options.head_dim and figure.call.head_dim not in options.head_dim:
         return False
-    if options.behind is None or not figure.csv_us:
-        return options.behind is None
-    best = min(us for who, us in figure.csv_us.items() if who != "fagen")
-    return bool(best / figure.csv_us["fagen"] < options.behind)
+    return options.behind is None or bool(figure.ahead and figure.ahead < options.behind)
 
 
 # ---- what is said --------------------------------------------------------------------------------
@@ -461,6 +472,7 @@ main = Script(
     lists={"kind": (str, None), "head_dim": (int, None)},
     options={
         "--before": dict(type=lambda text: Path(text).resolve(), metavar="TREE"),
+        "--before-below": dict(type=float, metavar="RATIO", help="of the csv; default: all"),
         "--random": dict(type=int, default=0, metavar="N"),
         "--seed": dict(type=int, default=0),
         "--repeats": dict(type=int, default=3),

@@ -35,7 +35,8 @@ def test_drawn_calls_are_the_same_for_a_seed_and_of_all_kinds(peers):
     [
         # half the time of before, which was 0.8 of the best peer
         ({"fagen": 10.0, "fa3": 8.0, "cudnn": 9.0}, {"fagen": [5.0], "before": [10.0]}, 1.6),
-        ({"fagen": 10.0, "fa3": 8.0}, {"fagen": [5.0], "cudnn": [6.0], "fa2": [7.0]}, 1.2),
+        # FlashAttention-3 on a card that is half as fast as that of the csv
+        ({"fagen": 10.0, "fa3": 2.0, "cudnn": 3.0}, {"fagen": [5.0], "cudnn": [6.0]}, 0.8),
         ({}, {"fagen": [5.0], "before": [4.0], "cudnn": [6.0]}, 1.2),
     ],
 )
