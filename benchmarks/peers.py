@@ -246,9 +246,8 @@ class Teller:
     def __init__(self, tree: Path, gpu: int) -> None:
         self.tree = tree
         env = {**os.environ, "PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": _visible(gpu)}
-        env["FAGEN_CACHE"] = str(
-            cache_folder() / "peers" / ("now" if tree == HERE.parent else "before")
-        )
+        if tree != HERE.parent:  # its files are of another form
+            env["FAGEN_CACHE"] = str(cache_folder() / "peers")
         command = [sys.executable, str(HERE / "peer_calls.py")]
         pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.process = subprocess.Popen(command, env=env, cwd=tree, **pipes)
