@@ -345,7 +345,8 @@ def work(run: Run, options: Options) -> None:
         return trees if with_before else trees[:1]
 
     began = time.monotonic()
-    make_ready(((t, figure.call) for figure in chosen for t in trees_of(figure)), options.gpus)
+    if not options.built:
+        make_ready(((t, figure.call) for figure in chosen for t in trees_of(figure)), options.gpus)
     run.about["seconds"] = round(time.monotonic() - began)
     say(f"ready after {run.about['seconds']} s")
     if options.ready:
@@ -477,6 +478,7 @@ main = Script(
         "--repeats": dict(type=int, default=3),
         "--gpus": dict(type=int, default=1),
         "--ready": flag("have kernels built, and time nothing"),
+        "--built": flag("kernels are built: time at once"),
         "--behind": dict(type=float, metavar="RATIO"),
         "--seconds": dict(type=float, metavar="S", help="begin no call after so long"),
     },
