@@ -323,6 +323,14 @@ class Signature:
         return tuple(tensors for tensors in self.groups.values() if tensors[0].made)
 
     @property
+    def is_viewed(self) -> bool:
+        """Whether C++ can call the binding past torch's dispatcher."""
+        takes_scale = [scalar.type for scalar in self.numbers] == ["float"]
+        return takes_scale and all(
+            tensor.access == "out" and tensor.if_empty is None for tensor in self.outputs
+        )
+
+    @property
     def leader(self) -> Tensor:
         """The input whose device is that of all."""
         return self.inputs[0]

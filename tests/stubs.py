@@ -71,10 +71,27 @@ PROBE = """
 {% from "binding/names.j2" import names, parameters %}
 {% set signature = plan.signature %}
 #include "{{ plan.slug }}_torch.cpp"
+#include <cstring>
 #include <vector>
 namespace {
-void note({% for tensor in signature.outputs %}const {{ "MaybeTensor" if tensor.omittable or tensor.made else "Tensor" }}& {{ tensor.result }}, {% endfor %}{{ parameters(signature) }}) {
+{% if signature.is_viewed %}
+View view(const Tensor& tensor) {
+  return {{ "{{" }}const_cast<void*>(tensor.const_data_ptr()), tensor.sizes().data(), tensor.strides().data(), tensor.dim(), dtype(tensor), device_type(tensor), tensor.get_device_index(){{ "}}" }};
+}
+[[maybe_unused]] std::optional<View> view(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(view(*tensor)) : std::nullopt;
+}
+double view(double scale) { return scale; }
+{% endif %}
+void note({% for tensor in signature.outputs %}const {{ "std::optional<Tensor>" if tensor.omittable or tensor.made else "Tensor" }}& {{ tensor.result }}, {% endfor %}{{ parameters(signature) }}) {
   {{ signature.struct }} args = describe(check({{ names(signature) }}), {{ names(signature) }}{% for tensor in signature.outputs %}, {{ tensor.result }}{% endfor %});
+{% if signature.is_viewed %}
+{% set viewed %}{% for argument in signature.arguments %}view({{ argument.name }}){{ ", " if not loop.last }}{% endfor %}{% endset %}
+  const auto of_views = describe(check({{ viewed }}), {{ viewed }}{% for tensor in signature.outputs %}, view({{ tensor.result }}){% endfor %});
+  if (std::memcmp(&args, &of_views, sizeof(args)) != 0) {
+    fail<std::runtime_error>("views of tensors are taken for others");
+  }
+{% endif %}
   std::vector<std::max_align_t> workspace(fagen_{{ plan.slug }}_workspace(&args) / sizeof(std::max_align_t) + 1);
   args.workspace = workspace.data();
   args.workspace_bytes = fagen_{{ plan.slug }}_workspace(&args);

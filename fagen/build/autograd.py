@@ -3,6 +3,7 @@
 It is of no kernel, and needs more of torch than bindings do: headers beyond its stable ABI.
 """
 
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from fagen.build.digests import digests
 from fagen.build.gxx import key_of, torch_library, versions
 from fagen.build.records import Record
 from fagen.build.store import Slot, kernels_folder
-from fagen.paths import locate
-from fagen.toolchain import TORCH_LIBRARIES, find_toolchain, find_torch
+from fagen.render import environment
+from fagen.toolchain import TORCH_LIBRARIES, Torch, find_toolchain, find_torch
 
 _NAME = "fagen_autograd"
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1")
@@ -27,8 +28,11 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
     tools, torch = find_toolchain(), find_torch()
     if torch is None:
         return None
-    source = (locate("templates") / "binding" / "autograd.cpp").read_text(encoding="utf-8")
-    key = key_of(source, _FLAGS, _LINK_FLAGS, torch.version, versions(tools), digests(tools))
+    python = _python(torch)
+    source = environment().get_template("binding/autograd.cpp.j2").render()
+    key = key_of(
+        source, _FLAGS, _LINK_FLAGS, *python, torch.version, versions(tools), digests(tools)
+    )
     slot = Slot(kernels_folder() / f"autograd-{key}", f"{_NAME}.so")
     headers = torch.include, torch.include / "torch" / "csrc" / "api" / "include"
     compiled = torch_library(
@@ -36,8 +40,8 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
         source,
         tools,
         torch,
-        compile_flags=(*_FLAGS, "-isystem", headers[0], "-isystem", headers[1]),
-        link_flags=(f"-L{torch.library_dir}", *_LINK_FLAGS),
+        compile_flags=(*_FLAGS, "-isystem", headers[0], "-isystem", headers[1], *python[:-1]),
+        link_flags=(f"-L{torch.library_dir}", *_LINK_FLAGS, *python[-1:]),
     )
 
     def make(making: Path, kept: Path) -> Record:
@@ -47,3 +51,12 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
 
     slot.filled(make)
     return slot.path
+
+
+def _python(torch: Torch) -> tuple[str, ...]:
+    """Return the flags by which Python calls the node itself, the last a linker's; none of some."""
+    include = sysconfig.get_path("include")
+    has_headers = (Path(include) / "Python.h").exists()
+    if not (has_headers and (torch.library_dir / "libtorch_python.so").exists()):
+        return ()
+    return "-DFAGEN_PYTHON", "-isystem", include, "-ltorch_python"

@@ -10,8 +10,9 @@ sizes of q and k, and by whether the call wanted it deterministic, or torch does
 pass runs.
 """
 
+import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,16 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.argument_types import flag, refuse_tangents
-from fagen.runtime.call import CallKey, Door, Ready, Sizes, traced, untraced
+from fagen.runtime.call import (
+    MOST_KNOWN,
+    CallKey,
+    Door,
+    Ready,
+    Sizes,
+    known_calls,
+    traced,
+    untraced,
+)
 from fagen.runtime.op import Kernel, Named, Once
 from fagen.vocab import BACKWARD
 
@@ -217,6 +227,28 @@ _node: list[Any] = []
 _numbers: dict[tuple[str, str], int] = {}  # of a kernel and that of its gradients, to the node
 
 
+class Sooner:
+    """fagen.attention by the node's library alone, of sizes that gradients were computed of.
+
+    `attend` takes q, k, v, causal, scale, return_lse and deterministic, and returns None of a call
+    that it does not know, or that is out of the ordinary; `key_of` takes the first four. Without
+    the library they are None.
+    """
+
+    attend: Callable[..., Any] | None = None
+    key_of: Callable[..., bytes | None] | None = None
+
+    def remember(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+        """Have `attend` know of such calls that this is their kernel."""
+        if self.key_of and kernel.numbers and len(known_calls) < MOST_KNOWN:
+            key = self.key_of(q, k, v, causal)
+            if key is not None:
+                known_calls[key] = kernel.numbers, kernel.scale
+
+
+SOONER = Sooner()
+
+
 @contextmanager
 def _with_node(device: torch.device) -> Iterator[None]:
     """Load the node, built beside what is built meanwhile, before the first gradients on a GPU."""
@@ -242,14 +274,31 @@ def _load_node(library: Path | None) -> None:
     _ops.impl("kernels_anew", _numbered_anew, "CompositeExplicitAutograd")
     for name in ("attention_with_grad", "attention_varlen_with_grad"):
         op_of_node = getattr(torch.ops.fagen, name).default
-        _node.append(getattr(op_of_node, "_op", op_of_node))
+        _node.append(_in_cpp(library, "call_sooner", getattr(op_of_node, "_op", op_of_node)))
+    attend = _in_cpp(library, "attend_sooner", known_calls)
+    if attend is not known_calls:
+        SOONER.attend, SOONER.key_of = attend, _in_cpp(library, "key_of_call", known_calls)
+
+
+def _in_cpp(library: Path | None, name: str, of: Any) -> Any:
+    """Return a function of the node's library that is made of something; that where there is none.
+
+    There is none where Python's headers were missing.
+    """
+    try:
+        make = ctypes.PyDLL(str(library))[f"fagen_{name}"]
+    except AttributeError:
+        return of
+    make.argtypes, make.restype = (ctypes.py_object,), ctypes.py_object
+    return make(of)
 
 
 def _number(forward: str, gradients: str, device: torch.device) -> None:
     """Tell the node of a kernel and that of its gradients."""
     if device.type == "cuda" and _node and _node[0] and (forward, gradients) not in _numbers:
         names = f"fagen::{forward}_no_grad", f"fagen::{gradients}_no_grad", f"fagen::{gradients}"
-        _numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward)
+        viewed = op.viewed(forward), op.viewed(gradients)
+        _numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward, *viewed)
 
 
 def _numbered_anew(slug: str, deterministic: bool, q: Tensor, k: Tensor) -> int:

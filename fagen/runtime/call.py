@@ -204,10 +204,15 @@ class Door:
 
 DOORS: dict[str, Door] = {}
 
+# What the node of gradients knows of calls of fagen.attention, by their bytes: of their kernel the
+# numbers, and the scale that is meant.
+known_calls: dict[bytes, tuple[dict[bool, int], float]] = {}
+
 
 def reset() -> None:
     """Forget what is ready, as in a new process; ops stay registered with torch."""
     _ready.clear()
+    known_calls.clear()
     for door in DOORS.values():
         door.known.clear()
         door.alike.clear()

@@ -3,6 +3,7 @@
 What an op takes and gives is its Plan's signature; `<slug>_without_<output>` leaves an output out.
 """
 
+import ctypes
 import re
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -223,6 +224,15 @@ def _load(_: str, binary: Binary) -> tuple[Binary, Op]:
 
 
 _loaded: Once[str, tuple[Binary, Op]] = Once(_load, REGISTERING)  # by slugs, with their ops
+
+
+def viewed(slug: str) -> int:
+    """Return where the function is that computes as a loaded op does, of C++ alone; 0: nowhere."""
+    binary, _ = _loaded[slug]
+    if not (binary.binding and binary.plan.signature.is_viewed):
+        return 0
+    function = library_at(binary.binding)[f"fagen_{slug}_viewed"]
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def out_only(op: Op) -> Op:

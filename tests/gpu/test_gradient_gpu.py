@@ -11,6 +11,7 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.measure.inputs import cell_of, inputs
 from fagen.measure.verification import contender_of
 from fagen.problem import Sizes
+from fagen.runtime import backward
 from fagen.vocab import MASKS
 from tests.attention_helpers import torch_asks
 from tests.fresh import orders_of_gradients
@@ -236,3 +237,39 @@ def test_two_ranks_have_the_mean_of_both_parts_gradients(tmp_path):
             torch.testing.assert_close(
                 found, expected, rtol=0, atol=0.02 * float(expected.abs().max())
             )
+
+
+def test_calls_past_the_dispatcher_are_those_of_the_ops() -> None:
+    leaves = qkv(2, 300)
+    dout = torch.randn_like(leaves[0])
+
+    def both() -> list[Tensor]:
+        how = dict(causal=True, return_lse=True, deterministic=True)
+        out, lse = fagen.attention(*leaves, **how)  # type: ignore[arg-type, misc]
+        with torch.no_grad():
+            alone = fagen.attention(*leaves, causal=True)
+        return [out, lse, alone, *torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))]
+
+    first = both()  # by Python; from the second on all is known
+    both()
+    assert backward.SOONER.attend is not None
+    assert backward.SOONER.attend(*leaves, True, None, True, True) is not None
+    with torch.profiler.profile() as profile:
+        by_ops = both()
+    names = {event.name for event in profile.events()}
+    assert "fagen::attention_with_grad" in names and any("fagen::bwd" in name for name in names)
+    assert all(map(torch.equal, both(), by_ops)) and all(map(torch.equal, first, by_ops))
+    q, k, v = leaves
+    with pytest.raises(ValueError, match=r"k has shape .*; it must be \(batch = 2"):
+        fagen.attention(q, k[:1], v, causal=True)
+    with pytest.raises(ValueError, match="k is not bfloat16"):
+        fagen.attention(q, k.half(), v, causal=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(fagen.attention(q, k.float(), v, causal=True), first[0])
+    again = torch.autograd.grad(checkpoint(fagen.attention, *leaves, use_reentrant=False), q, dout)
+    out = fagen.attention(*leaves)
+    assert torch.equal(
+        torch.autograd.grad(out, v, dout)[0],
+        torch.autograd.grad(fagen.attention(*leaves), v, dout)[0],
+    )
+    assert again[0].isfinite().all()
