@@ -150,6 +150,18 @@ def test_a_wrong_argument_is_named(node: list[int]) -> None:
         dense(q, k[:1], v)
 
 
+def test_what_is_out_of_the_ordinary_is_left_to_python(library: None) -> None:
+    q, k, v = qkv()  # on no GPU
+    sooner = backward.SOONER
+    if sooner.attend is None or sooner.key_of is None:
+        pytest.skip("Python's headers are missing here")
+    other = torch.Tensor._make_subclass(type("Other", (Tensor,), {}), q)
+    for odd in (q, other, [q], None):
+        assert sooner.attend(odd, k, v, True, None, False, False) is None
+        assert sooner.key_of(odd, k, v, True) is None
+    assert sooner.attend(q, k, v, 1, None, False, False) is None
+
+
 def test_without_a_compiler_gradients_go_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward, "_node", [])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
