@@ -56,7 +56,7 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
 def _python(torch: Torch) -> tuple[str, ...]:
     """Return the flags by which Python calls the node itself, the last a linker's; none of some."""
     include = sysconfig.get_path("include")
-    has_headers = (Path(include) / "Python.h").exists()
-    if not (has_headers and (torch.library_dir / "libtorch_python.so").exists()):
-        return ()
+    needed = Path(include) / "Python.h", torch.library_dir / "libtorch_python.so"
+    if not all(path.exists() for path in needed) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return ()  # what it reads of a dictionary it does not hold
     return "-DFAGEN_PYTHON", "-isystem", include, "-ltorch_python"
