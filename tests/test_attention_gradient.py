@@ -252,7 +252,7 @@ def test_opcheck_of_dense_tensors():
 def test_opcheck_of_packed_sequences(used):
     door = sequences()
     door()
-    with_grad = torch.ops.fagen.fwd_fp16_d64_full_m192n128_varlen_q2_with_grad.default
+    with_grad = torch.ops.fagen.fwd_fp16_d64_full_m192n128_varlen_packgqa_q2_with_grad.default
     checked = torch.library.opcheck(with_grad, (*door.leaves, *door.offsets, SCALE, used))
     assert set(checked.values()) == {"SUCCESS"}
     tensors = [x.detach() for x in door.leaves]

@@ -12,7 +12,7 @@ from tests.same_sources import compared
 SLUG = "fwd_fp16_d128_full_m128n128"
 KERNELS = {  # of each kind one whose launcher says more than others'
     "forward": SLUG,
-    "varlen": "fwd_bf16_d128_causal_m128n128_varlen",
+    "varlen": "fwd_bf16_d128_causal_m128n128_varlen_packgqa",
     "split": "fwd_fp16_d128_causal_m128n128_split16",
     "backward": "bwd_bf16_d64_full_m128n128_det_underdp_persist_post",
     "decode": "dec_bf16_d128_causal_r8n64_streamk",

@@ -30,7 +30,7 @@ KINDS = (
     "fwd_fp16_d128_full_m128n128_c2",
     "fwd_e4m3_d128_full_m128n128_sblock",
     "fwd_fp16_d256_causal_m128n64_split4",
-    "fwd_fp16_d128_causal_m128n128_varlen",
+    "fwd_fp16_d128_causal_m128n128_varlen_packgqa",
     "fwd_e4m3_d64_causal_m64n64_varlen",
     "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
     "bwd_bf16_d128_full_m64n128_varlen",

@@ -101,7 +101,7 @@ def test_it_is_what_the_committed_schedule_computes_of_each_sequence_alone(make)
     ):
         sequence = q[None, rows], k[None, keys], v[None, keys], 128**-0.5
         if make is packed16:
-            by = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128_varlen"))
+            by = plan(Schedule.from_slug("fwd_fp16_d128_causal_m128n128_varlen_packgqa"))
             expected, expected_lse = emulate(by, *sequence)
         else:
             own = {name: x[i : i + 1] for name, x in case.named.items()}
@@ -338,7 +338,8 @@ def test_a_row_of_a_table_says_which_kernel_serves(table):
     assert torch.equal(out_of(case, causal=True), out_of(case, causal=True, schedule=OTHER))
     problem = {"dtype": "fp16", "head_dim": 64}
     assert fagen.prepare_varlen(**problem, causal=True, device="cpu") == OTHER
-    assert fagen.prepare_varlen(**problem, device="cpu") == "fwd_fp16_d64_full_m192n128_varlen_q2"
+    usual = "fwd_fp16_d64_full_m192n128_varlen_packgqa_q2"
+    assert fagen.prepare_varlen(**problem, device="cpu") == usual
     for out_dtype in ("bf16", "fp16"):  # one row is for both types of O
         slug = fagen.prepare_varlen(dtype="e4m3", head_dim=64, out_dtype=out_dtype, device="cpu")
         assert slug.startswith("fwd_e4m3_d64_full_m64n64_varlen")

@@ -155,7 +155,7 @@ def test_a_space_is_of_packed_sequences_or_of_such_of_one_length():
 
 # ---- the prediction -----------------------------------------------------------------------------
 
-CAUSAL = "fwd_fp16_d128_causal_m128n128_varlen"
+CAUSAL = "fwd_fp16_d128_causal_m128n128_varlen_packgqa"
 
 
 def test_equal_lengths_are_predicted_as_the_dense_kernel_with_the_same_order():

@@ -21,7 +21,7 @@ KERNELS = (
     "fwd_e4m3_d128_full_m128n128_sblock",
     "fwd_fp16_d128_causal_m128n128",
     "bwd_fp16_d128_causal_m64n128",
-    "fwd_fp16_d128_causal_m128n128_varlen",
+    "fwd_fp16_d128_causal_m128n128_varlen_packgqa",
     "bwd_fp16_d128_causal_m64n128_varlen",
     "fwd_e4m3_d128_causal_m192n96_varlen_s3_nointer",
     "dec_fp16_d128_causal_r8n64",

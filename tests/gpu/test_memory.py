@@ -117,7 +117,7 @@ SIZES = {
     "bwd_fp16_d64_causal_m128n128_det_underdp_persist_post": MANY,
     "bwd_fp16_d128_full_m64n128_persist_post": SECTIONS,
     "bwd_fp16_d128_causal_m64n128_varlen": PACKED,
-    "fwd_fp16_d128_causal_m128n128_varlen": PACKED,
+    "fwd_fp16_d128_causal_m128n128_varlen_packgqa": PACKED,
     "fwd_fp16_d128_causal_m128n128_split16": BACKWARD,
     "dec_fp16_d128_causal_r8n64": DECODE,
     "dec_fp16_d128_causal_r8n64_streamk": DECODE,

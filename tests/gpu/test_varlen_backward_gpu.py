@@ -206,6 +206,6 @@ def test_opcheck(pair_of):
     *qkv, at_q, at_k = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     tensors = leaves(*qkv)
     fagen.attention_varlen(*tensors, at_q, at_k, causal=True)
-    op = torch.ops.fagen.fwd_fp16_d128_causal_m128n128_varlen_with_grad.default
+    op = torch.ops.fagen.fwd_fp16_d128_causal_m128n128_varlen_packgqa_with_grad.default
     checked = torch.library.opcheck(op, (*tensors, at_q, at_k, 128**-0.5))
     assert set(checked.values()) == {"SUCCESS"}

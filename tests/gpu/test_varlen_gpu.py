@@ -192,7 +192,7 @@ def test_the_host_waits_for_nothing(pair_of):
 def test_it_is_near_its_emulation(pair_of):
     given = on_gpu([(70, 200), (0, 3), (300, 300)], head_dim=128)
     out = fagen.attention_varlen(*given, causal=True)
-    plan, _ = pair_of("fwd_fp16_d128_causal_m128n128_varlen")
+    plan, _ = pair_of("fwd_fp16_d128_causal_m128n128_varlen_packgqa")
     emulated, _ = emulate_varlen(plan, *(x.cpu() for x in given), 128**-0.5)
     torch.testing.assert_close(out.cpu(), emulated, rtol=2e-3, atol=2e-3)
 

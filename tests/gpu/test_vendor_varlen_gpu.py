@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 # by what chooses among them
 SLUGS = {
-    "varlen": ("fwd_fp16_d64_causal_m64n64_varlen", "fwd_bf16_d128_full_m128n128_varlen"),
+    "varlen": ("fwd_fp16_d64_causal_m64n64_varlen", "fwd_bf16_d128_full_m128n128_varlen_packgqa"),
     "varlen_fp8": ("fwd_e4m3_d64_causal_m64n64_varlen",),
     "backward_varlen": ("bwd_fp16_d64_causal_m64n64_varlen",),
 }

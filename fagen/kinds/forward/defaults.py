@@ -64,6 +64,7 @@ def _in_16_bits(problem: Problem) -> list[Schedule]:
     for m, n, stages, q_stages, output in product(BLOCK_M, BLOCK_N, STAGES, Q_STAGES, outputs):
         tile = {"block_m": m, "block_n": n}
         chosen = {**keys, **tile, "stages": stages, "q_stages": q_stages, "output": output}
+        chosen["pack_gqa"] = problem.varlen  # as the committed ones of varlen sequences
         values = base | chosen
         for key, derive in Schedule.keys.derived.items():
             if key not in chosen:

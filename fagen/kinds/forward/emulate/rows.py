@@ -10,6 +10,9 @@ from fagen.arch import SM90
 from fagen.kinds.forward.plan import Plan
 
 
+_SEVERAL = 3  # heads, with which sequences of a few tokens fill rows enough
+
+
 class Rows(NamedTuple):
     """A tile's rows: of each its query and which of the heads that share the tile it is of.
 
@@ -40,7 +43,11 @@ def heads_of_a_tile(plan: Plan, group: int, seqlen_q: int) -> int:
     if not plan.tile.pack_gqa:
         return 1
     if plan.varlen:
-        return max(heads for heads in possible if rows % heads <= plan.tile.most_unused)
+        full, most = (
+            max(heads for heads in possible if rows % heads <= unused)
+            for unused in (1, plan.tile.most_unused)
+        )
+        return full if full >= _SEVERAL else most
 
     def tiles(heads: int) -> int:
         return -(-seqlen_q // (plan.consumers * (rows // heads))) * (group // heads)
