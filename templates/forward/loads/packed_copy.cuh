@@ -1,6 +1,6 @@
   // The boxes of a warpgroup's rows of Q from a query on: of each query the heads that share a tile's rows, side by side.
   __device__ __forceinline__ void copy_q(TransactionBarrier& full, Element* rows, int query, int head, int batch) {
-    full.arrive_and_expect_tx(params.pack.value * params.queries.value * kHeadDimPadded * sizeof(Element));
+    full.arrive_and_expect_tx(params.pack.value * params.queries * kHeadDimPadded * sizeof(Element));
 #pragma unroll kUnrolledCopies
     for (int column = 0; column < kHeadDimPadded; column += kQkSlab) {
       cute::SM90_TMA_LOAD_4D::copy(&params.q, reinterpret_cast<uint64_t*>(&full),

@@ -7,7 +7,7 @@
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy_q(shared.q_full[stage][consumer], shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-             tile.first_row + consumer * params.queries.value, tile.head, of_q(tile));
+             tile.first_row + consumer * params.queries, tile.head, of_q(tile));
     }
     ++tiles;
   }

@@ -8,6 +8,6 @@
       const uint32_t stage = round % kQStages, phase = round / kQStages % 2;
       shared.q_empty[stage][consumer].wait(phase ^ 1);
       copy_q(shared.q_full[stage][consumer], shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-             tile.first_row + i * params.queries.value, tile.head, of_q(tile));
+             tile.first_row + i * params.queries, tile.head, of_q(tile));
     }
   }

@@ -1,6 +1,6 @@
-  // Where LSE of the head of one of the warpgroup's rows begins: the first row of its batch.
-  __device__ __forceinline__ int64_t lse_begin(const Tile& tile, int row) const {
-    const int head = tile.head * params.pack.value + row - params.pack.divide(row) * params.pack.value;
+  // Where LSE of one of the heads that share a tile begins: the first row of its batch.
+  __device__ __forceinline__ int64_t lse_begin(const Tile& tile, int number) const {
+    const int head = tile.head * params.pack.value + number;
     return tile.batch * params.lse_stride_batch + head * params.lse_stride_head;
   }
 

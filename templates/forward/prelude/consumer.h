@@ -18,7 +18,7 @@ struct Consuming {
   RingPosition<kStages> k, v;
   void wait_q(), wait_k(), wait_v(), release(Barrier& empty), release_q(bool final_block), release_k(), release_v();
   void begin_turn(const Tile& tile), end_turn(const Tile& tile), pass_on_turn(), reset(Output& o, Softmax& softmax);
-  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles);
+  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, query_of(int row) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles);
   Blocks own_blocks(const Tile& tile) const;
   Tile warpgroup_tile(Tile tile) const;
   void skip_k(const Tile& tile), skip_v(int blocks), skip_step(const Tile& tile, bool final_block);
@@ -56,5 +56,5 @@ struct Consuming {
   void prefetch_columns(const Tile& tile) const, scale_columns(const Tile& tile, Output& o) const;
   void descale(const Tile& tile, Output& o, OfRows inverse, WhichRows empty) const, store(const Tile& tile, Output& o, Softmax& softmax);
   void write(const Tile& tile, const Output& o, OfRows inverse, WhichRows empty);
-  int64_t lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int row) const;
+  int64_t lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int number) const;
 };

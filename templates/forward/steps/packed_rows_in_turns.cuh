@@ -5,5 +5,10 @@
   __device__ __forceinline__ bool has_rows(const Tile& tile) { return place(tile) < tile.warpgroups; }
   // A warpgroup's first query.
   __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + place(tile) * params.queries.value;
+    return tile.first_row + place(tile) * params.queries;
+  }
+  // Which of the warpgroup's queries a row is of. A branch here would cost all steps registers.
+  __device__ __forceinline__ int query_of(int row) const {
+    const int quotient = __umulhi(row, params.pack.multiplier) >> params.pack.shift;
+    return params.pack.value == 1 ? row : quotient;
   }

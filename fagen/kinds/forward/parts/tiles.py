@@ -143,7 +143,7 @@ def _heads(values: Values, of: Type, heads: Argument | Divisor) -> tuple[Field, 
         Field("heads", of, note="each of those that share a tile's rows"),
         Field("heads_per_kv_head", DIVISOR),
         Field("pack", DIVISOR, note="heads that share a tile's rows"),
-        Field("queries", DIVISOR, note="that a warpgroup has rows of"),
+        Field("queries", INT, note="that a warpgroup has rows of"),
         Field("tile_queries", DIVISOR, note="and a tile"),
     )
 

@@ -1,4 +1,4 @@
   // What this warpgroup's rows see.
   __device__ __forceinline__ Blocks own_blocks(const Tile& tile) {
-    return blocks_of(params, first_row(tile), first_row(tile) + params.queries.value - 1);
+    return blocks_of(params, first_row(tile), first_row(tile) + params.queries - 1);
   }

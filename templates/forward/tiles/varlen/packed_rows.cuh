@@ -6,5 +6,6 @@
   __device__ __forceinline__ int first_row_of(int m_block) const { return m_block * params.tile_queries.value; }
 
   __device__ __forceinline__ Blocks blocks_of_tile(const Sequence& lengths, int m_block) const {
-    return blocks_of(lengths, first_row_of(m_block), first_row_of(m_block + 1) - 1);
+    const int first_row = first_row_of(m_block);
+    return blocks_of(lengths, first_row, first_row + params.tile_queries.value - 1);
   }

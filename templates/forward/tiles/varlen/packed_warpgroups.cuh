@@ -1,4 +1,10 @@
-  // How many warpgroups have rows of a tile.
+  // How many warpgroups have rows of a tile: counted, since a division would be seen of very short tiles.
   __device__ __forceinline__ int warpgroups_from(int first_row) const {
-    return min(params.queries.divide(sequence.seqlen_q - first_row + params.queries.value - 1), kConsumers);
+    const int left = sequence.seqlen_q - first_row;
+    int warpgroups = 1;
+#pragma unroll
+    for (int i = 1; i < kConsumers; ++i) {
+      warpgroups += left > i * params.queries;
+    }
+    return warpgroups;
   }
