@@ -9,7 +9,6 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.kinds.forward.plan import Plan
 
-
 _SEVERAL = 3  # heads, with which sequences of a few tokens fill rows enough
 
 
