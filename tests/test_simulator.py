@@ -199,6 +199,26 @@ def test_dq_of_sections_that_are_done_is_rounded_meanwhile(slug):
         assert all(backward(plan, library, sizes, seed)[0] for sizes in many)
 
 
+# ways of a causal step: by keys with and without passing over blocks, dQ's last part by one, pairs
+IN_STEP = (
+    "bwd_fp16_d128_causal_m64n128_persist_post",
+    "bwd_bf16_d64_causal_m128n128_underdp",
+    "bwd_fp16_d192v128_causal_m48n128_underdp",
+    "bwd_fp16_d192v128_causal_m64n64_intra_c2",
+)
+
+
+@pytest.mark.parametrize("slug", some(IN_STEP, IN_STEP[1:3]))
+def test_a_tile_of_several_heads_goes_through_each_block_for_all_of_them(slug):
+    """Few tiles are shared out so that each has one head: here they are not."""
+    plan = registry.plan_of(slug)
+    text = render(plan).kernel
+    whole = text.replace("  return best;\n", "  return group;\n")
+    assert whole != text
+    sizes = Sizes(1, 4, 1, 3 * plan.block_m + 5, 2 * plan.block_n * plan.cluster + 3)
+    assert backward(plan, simulator.build(whole), sizes, 0)[0]
+
+
 def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():
     plan = planned(PERSISTENT)
     assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]

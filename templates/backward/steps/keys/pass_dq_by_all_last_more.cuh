@@ -4,7 +4,6 @@
     issue_own_dq(dq);
     wgmma_wait<0>();
     fence_operand(dq);
-    arrive(shared.dout_empty[dout().stage]);
     pass_dq_on(dq, warpgroup);
     if constexpr (computes_dq) {
       issue_dq_of(kConsumers, dq);
