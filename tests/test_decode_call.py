@@ -95,9 +95,9 @@ def test_which_kernel_it_is_depends_on_rows_and_kv_heads_and_on_whether_a_cache_
         assert (
             slugs(batch=1, keys=7) == slugs(batch=5, keys=200) == ("causal", 8, 16, "round_robin")
         )
-        assert slugs(batch=23, keys=641) == ("causal", 8, 16, "round_robin")
-        assert slugs(batch=24, keys=641) == ("causal", 8, 16, "stream_k")
-        assert slugs(batch=24, keys=640) == ("causal", 8, 16, "round_robin")
+        assert slugs(batch=30, keys=641) == ("causal", 8, 16, "round_robin")
+        assert slugs(batch=31, keys=641) == ("causal", 8, 16, "stream_k")
+        assert slugs(batch=31, keys=640) == ("causal", 8, 16, "round_robin")
         assert slugs(queries=2, heads=40) == ("causal", 16, 16, "round_robin")
         assert slugs(queries=4, heads=64) == ("causal", 32, 16, "round_robin")
         assert slugs(queries=16, heads=64) == ("causal", 32, 16, "round_robin")

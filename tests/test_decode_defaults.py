@@ -120,13 +120,15 @@ def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turn
 @pytest.mark.parametrize(
     ("head_dim", "rows", "turns", "runs"),
     [
-        (128, 4, (1, 23, 34, 46), (24, 32, 33, 47, 100)),
-        (256, 32, (14, 17), (15, 16, 30)),
-        (128, 32, (23, 34), (24, 32)),
+        (128, 4, (1, 13, 30), (31, 33, 34, 100)),
+        (256, 32, (15, 17), (16, 30)),
+        # fewer of more rows, whose partial outputs are larger
+        (128, 8, (24,), (25, 34)),
+        (128, 32, (15,), (16, 34)),
         # by evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys
-        (256, 1, (1, 14, 17, 25), (15, 16, 32)),
+        (256, 1, (1, 15), (16, 17, 32)),
         (256, 8, (), (32,)),
-        (96, 4, (12,), (25, 103)),
+        (96, 4, (12, 24), (25, 103)),
         *((dim, 4, (1, 16, 32, 1_000), ()) for dim in (80, 112, 160, 224)),
         (192, 32, (1, 16, 32, 1_000), ()),
     ],

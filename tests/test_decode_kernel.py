@@ -116,6 +116,12 @@ def test_alike_tiles_stay_whole(lengths):
     assert_dealt_alike(case)
 
 
+@pytest.mark.parametrize(("batch", "kv_heads"), [(9, 1), (5, 1), (10, 1), (7, 1), (13, 2)])
+def test_whole_tiles_come_first_and_splits_of_the_others_are_taken_in_turns(batch, kv_heads):
+    """Of 8 thread blocks on 4 multiprocessors."""
+    assert_dealt_alike(Case(Sizes(batch, 2 * kv_heads, kv_heads, 1, 64 * 17)))
+
+
 @pytest.mark.parametrize("lengths", [(1_024, 1_024, 70, 70), (70, 1_024, 0, 1_000)])
 def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""

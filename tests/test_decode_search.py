@@ -128,8 +128,8 @@ def test_runs_write_nothing_but_of_tiles_that_thread_blocks_begin_within():
     # 16 splits of 4,608 rows, 129 numbers each
     assert turns.combining == pytest.approx(16 * 4_608 * 129 * 4 / cost.PARTIAL_BYTES)
     assert runs.combining == 0 and runs.chain > turns.chain
-    # tiles stay whole where that leaves few thread blocks out
-    for batch, partials in ((128, False), (24, False), (23, True), (34, True), (1, True)):
+    # what is left of whole tiles, if few, is taken in turns
+    for batch, partials in ((128, False), (23, False), (17, True), (34, True), (1, True)):
         whole = Sizes(batch, 32, 8, 1, 2_048)
         runs = cost.parts(values("dec_fp16_d128_causal_r8n64_streamk"), whole)
         assert (runs.combining > 0) == partials

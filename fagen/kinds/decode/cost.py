@@ -93,6 +93,12 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     if by == "stream_k":
         if whole := whole_tiles(outputs // sizes.batch, sizes.batch, most):
             return Dealt(tiles, resident, whole * splits, whole * n_blocks, 0, whole)
+        if first := first_tiles(outputs // sizes.batch, sizes.batch, most):
+            cut = 1 - first / outputs
+            share = outputs / most
+            return Dealt(
+                *(tiles, resident, share * splits, share * n_blocks, of_rows * splits * cut, share)
+            )
         even = outputs * n_blocks / slots
         if even + outputs * splits / slots >= 2 * (split + 1):  # a run has two splits, or more
             # who has a split's first step has all of it: about half of one too many
@@ -104,22 +110,41 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     rounds = ceil(outputs * splits / slots)
     steps = max(split, rounds * n_blocks / splits)
     combined = rounds if by == "stream_k" else 0
-    return Dealt(tiles, resident, rounds, steps, of_rows * splits, combined)
+    partials = of_rows * splits if splits > 1 or by == "stream_k" else 0
+    return Dealt(tiles, resident, rounds, steps, partials, combined)
 
 
 def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
-    """Return how many tiles a thread block has where none is cut, as the launcher decides, or 0.
+    """Return how many tiles a thread block has at most where none is cut, or 0: as the launcher.
 
-    Only as many thread blocks are launched as have so many; few may be left out.
+    Some have one more than others if these are enough to read memory.
     """
-    abreast = next(
-        n for n in range(max(1, min(8, of_sequence, slots)), 0, -1) if of_sequence % n == 0
-    )
-    groups = of_sequence // abreast * batch
-    whole = ceil(groups / (slots // abreast))
-    runs = ceil(groups / whole) if whole else 0
-    most_have_one = runs * 10 >= slots // abreast * 7 and runs * abreast * 10 >= SM90.sm_count * 9
-    return whole if most_have_one else 0
+    abreast = _abreast(of_sequence, slots)
+    groups, runs, of_sm = of_sequence // abreast * batch, slots // abreast, SM90.sm_count // abreast
+    left = groups % runs
+    enough, shared = left == 0 or left * 10 >= of_sm * 7, left > of_sm and left * 4 <= of_sm * 5
+    return ceil(groups / runs) if enough and not (groups < runs and shared) else 0
+
+
+def first_tiles(of_sequence: int, batch: int, slots: int) -> int:
+    """Return how many tiles stay whole where splits of the others are taken in turns behind them.
+
+    There are none where multiprocessors would not have one each.
+    """
+    abreast = _abreast(of_sequence, slots)
+    of_groups = of_sequence // abreast
+    groups, of_sm = of_groups * batch, SM90.sm_count // abreast
+    if groups < of_sm:
+        return 0
+    runs = slots // abreast
+    whole = of_sm if groups < runs else groups - groups % runs
+    return (whole - whole % of_groups) * abreast
+
+
+def _abreast(of_sequence: int, slots: int) -> int:
+    """Return how many thread blocks go through a run together."""
+    most = max(1, min(8, of_sequence, slots))
+    return next(n for n in range(most, 0, -1) if of_sequence % n == 0)
 
 
 def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:

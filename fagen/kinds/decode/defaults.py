@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fagen.arch import SM90
 from fagen.errors import OverBudget
 from fagen.kind import Step
-from fagen.kinds.decode.cost import whole_tiles
+from fagen.kinds.decode.cost import first_tiles, whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.kinds.decode.rules import MOST_BLOCKS, straddles
@@ -24,6 +24,12 @@ _IN_RUNS = 1.5
 _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other,
 _MOST_IN_SHARED = 32  # and where splits are combined in shared memory
+# Rows from which on tiles stay whole if there are so many: for nearly each SM, three thread blocks
+# of four, nearly each.
+_MANY_WHOLE, _OF_SMS = 16, 0.96
+_SOME_WHOLE, _SOME_OF_SLOTS = 8, 0.75
+_MOST_OF_SLOTS = 0.93
+_LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = 64, 128  # head dims of which that is so
 # Columns beyond which 32 rows in runs spill some bytes, once a split, and so many were timed.
 _WIDEST, _SPILL = 192, 56
@@ -76,7 +82,8 @@ def tile_for(
     num_splits, tile = num_splits_for(kv_heads), rows_for(rows)
     if alone:
         return Tile(min(tile, _MOST_ALONE), num_splits, "round_robin", several=False)
-    for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if alike else tile)):
+    two = alike and rows > _LEAST_IN_TWO
+    for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
         by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike)
         if by == "stream_k":
             return Tile(fewer, num_splits, by, several=True)
@@ -94,14 +101,27 @@ def deal_for(
     """
     tile = tile or rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
-    if (
-        alike
-        and _in_registers(head_dim, tile)
-        and whole_tiles(of_sequence, batch, _slots(head_dim))
-    ):
-        return "stream_k"
+    if alike and _in_registers(head_dim, tile):
+        slots, tiles = _slots(head_dim), of_sequence * batch
+        # where registers spill nothing comes behind whole tiles
+        turns = head_dim <= _WIDEST or tile <= _MOST_IN_RUNS
+        whole = whole_tiles(of_sequence, batch, slots)
+        whole = whole or (turns and first_tiles(of_sequence, batch, slots))
+        if whole and tiles >= _whole_from(head_dim, rows, slots):
+            return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
+
+
+def _whole_from(head_dim: int, rows: int, slots: int) -> float:
+    """From how many tiles on they stay whole where sequences are alike.
+
+    Partial outputs of few rows cost less than thread blocks without a tile.
+    """
+    if rows >= _MANY_WHOLE:
+        return _OF_SMS * SM90.sm_count
+    some = rows >= _SOME_WHOLE or straddles("fp16", head_dim)
+    return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
 
 
 def _in_registers(head_dim: int, tile: int) -> bool:

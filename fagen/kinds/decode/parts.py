@@ -56,7 +56,7 @@ _PARAMS = (
     *("abreast", "tile_groups", "level", "whole", "prefetched_keys"),
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
-    *("least_blocks", "alone"),
+    *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -118,7 +118,15 @@ def deals(values: Values) -> Iterator[Part]:
     texts = f"decode/deals/{way}"
     prefetched = values["prefetches"]
     run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
-    whole = (f"{texts}/first_of_whole.cuh",) if prefetched and way == "stream_k" else ()
+    whole: tuple[str, ...] = ()
+    launch = ["launch"]
+    if way == "stream_k":
+        if prefetched:  # nor do registers that spill leave room for turns behind whole tiles
+            run, whole = f"{texts}/run_turns.cuh", (f"{texts}/first_of_whole.cuh",)
+            launch.append("launch_turns")
+        launch.append("grid")
+    if prefetched:
+        launch.append("launch_prefetching")
     yield Part(
         about=(f"{texts}/about.cuh",),
         device=("decode/deals/unit.cuh", f"{texts}/units.cuh", *whole),
@@ -126,8 +134,7 @@ def deals(values: Values) -> Iterator[Part]:
         consumer=(f"{texts}/consumer.cuh", run),
         host=(
             "decode/deals/launch.cuh",
-            f"{texts}/launch.cuh",
-            *((f"{texts}/launch_prefetching.cuh",) if prefetched else ()),
+            *(f"{texts}/{text}.cuh" for text in launch),
         ),
         params=(
             Field("seqused_k", _TO_INT32, Argument("seqused_k"), "(batch); may be null"),
@@ -149,6 +156,11 @@ _ALONE = Field("alone", BOOL, note="no sequence has two splits: nothing is left 
 _STREAM_K = (
     Field("abreast", DIVISOR, note="blocks that go through a run together, a tile of output each"),
     Field("tile_groups", DIVISOR, note="of so many tiles, that a sequence has"),
+    Field(
+        "whole_groups", INT, note="of tiles that are alike and stay whole; then splits go in turns"
+    ),
+    Field("of_run", INT, note="of them, for each run, and how many runs have one more"),
+    Field("longer_runs", INT),
     Field("level", BOOL, note="runs of whole groups: few have one less than others"),
     Field("whole", BOOL, note="no tile is cut: they are level, and for want of lengths alike"),
 )

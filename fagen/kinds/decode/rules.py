@@ -17,7 +17,7 @@ _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
 
 MOST_BLOCKS = 5  # of keys, up to which a sequence is one split
-HEADS_OF_BLOCK = 4  # a split has a block of keys for so many heads of a KV head at least,
+HEADS_OF_BLOCK = 3  # a split has a block of keys for so many heads of a KV head at least,
 LONGEST_LEAST = 4  # and so many blocks are enough
 
 # how splits are dealt to thread blocks, in a slug

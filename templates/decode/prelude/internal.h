@@ -7,3 +7,4 @@ int splits_of(const Params& params, int length);
 // Where a run begins, of parts that are dealt to all runs; a thread block's tile of a group of neighbours.
 int begin_of(int run, int parts, int runs);
 int tile_of(const Params& params, int group);
+int begin_of_whole(const Params& params, int run);

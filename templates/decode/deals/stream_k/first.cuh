@@ -5,7 +5,7 @@
       return;
     }
     Unit unit;
-    if (params.whole) {
+    if (params.whole_groups > 0) {
       unit = first_of_whole(params);
     } else if (Units units(params); !units.in_turns || !units.next(unit)) {
       return;

@@ -3,6 +3,11 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
   return parts / runs * run + parts % runs * run / runs;
 }
 
+// The same of groups whose tiles stay whole for want of lengths: the first runs may have one more.
+__device__ __forceinline__ int begin_of_whole(const Params& params, int run) {
+  return min(run * params.of_run + min(run, params.longer_runs), params.whole_groups);
+}
+
 // The tile of a group of neighbouring tiles that is this thread block's.
 __device__ __forceinline__ int tile_of(const Params& params, int group) {
   const int abreast = params.abreast.value;
@@ -27,6 +32,13 @@ struct Units {
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
     const int each = tile_steps(sequence_of(params, 0));
+    const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
+    if (params.whole_groups > 0) {
+      at = begin_of_whole(params, run) * each;
+      end = begin_of_whole(params, run + 1) * each;
+      count(0);
+      return;
+    }
     int total = 0, splits = 0, longest = 0;
     bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
@@ -40,7 +52,6 @@ struct Units {
     total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
     splits = __reduce_add_sync(0xffffffffu, splits) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
-    const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
     // Tiles that are alike may stay whole: then nothing is left to be combined.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     if (!whole && total / runs < 2 * longest) {
@@ -82,6 +93,21 @@ struct Units {
     ends += before;
   }
 
+  // Behind whole tiles come the splits of others, for runs that have no more tiles than most; whether there are any.
+  __device__ __forceinline__ bool take_turns() {
+    const int run = params.abreast.divide(blockIdx.x) - params.longer_runs;
+    if (in_turns || params.whole_groups == 0 || run < 0) {
+      return false;
+    }
+    const int splits = splits_of(params, params.seqlen_k);
+    in_turns = true;
+    at = params.whole_groups * splits + run;
+    end = params.batch * params.tile_groups.value * splits;
+    window = 0;
+    count(0);
+    return at < end;
+  }
+
   // The next unit of the run, by all lanes of a warp; false: there is none left.
   __device__ __forceinline__ bool next(Unit& unit) {
     while (at < end) {
@@ -105,7 +131,7 @@ struct Units {
         group = rank - unit.split * params.tile_groups.value;
         unit.first_key = unit.split * keys;
         unit.last_key = min(unit.first_key + keys, unit.sequence.length);
-        at += params.abreast.divide(gridDim.x);
+        at += params.abreast.divide(gridDim.x) - params.longer_runs;
       } else {
         const int steps = tile_steps(unit.sequence), each = split_steps(unit.sequence);
         group = rank / steps;
