@@ -31,7 +31,7 @@ WARPS = SM90.warpgroup_threads // SM90.warp_threads  # that compute
 THREADS = SM90.warpgroup_threads + SM90.warp_threads  # with the one that loads
 
 REGISTERS = "registers of a thread"
-MARGIN = Margin(kernels=8, least=-4, most=24)  # of tests/register_margins.json
+MARGIN = Margin(kernels=8, least=-3, most=22)  # of tests/register_margins.json
 
 # d, d_v padded; e bytes per element
 SYMBOLS = ("rows", "block_n", "d", "d_v", "stages", "q_stages", "e")
