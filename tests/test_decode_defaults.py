@@ -8,7 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fagen import registry
-from fagen.kinds.decode.defaults import ROWS, deal_for, derived, num_splits_for, rows_for
+from fagen.kinds.decode.defaults import (
+    ROWS,
+    deal_for,
+    derived,
+    num_splits_for,
+    rows_for,
+    tile_for,
+)
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.vocab import MASKS, SIXTEEN_BITS
@@ -139,6 +146,21 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
     assert {deal(batch) for batch in turns} <= {TURNS}
     assert {deal(batch) for batch in runs} <= {RUNS}
     assert deal_for(128, 0, 0, 32, alike=True) == TURNS
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "alone", "tile"),
+    [
+        (64, 35, True, (32, 16, TURNS, False)),  # a split each: two thread blocks to an SM
+        (64, 16, False, (32, 16, RUNS, True)),  # two tiles of 32 rows are combined where they are
+        (40, 85, False, (64, 16, TURNS, True)),  # which would be 30 rows and 10
+        (64, 7, False, (64, 16, TURNS, True)),
+        (4, 2, False, (8, 16, TURNS, False)),  # 256 units of work
+        (4, 3, False, (8, 16, TURNS, True)),
+    ],
+)
+def test_tiles_of_calls_that_are_alike(rows, batch, alone, tile):
+    assert tile_for(128, rows, 8, batch, alike=True, alone=alone) == tile
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)

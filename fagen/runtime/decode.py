@@ -1,8 +1,9 @@
 """attention_decode(q, k, v, …): a few queries and long caches of keys and values in, out comes out.
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
-the number of KV heads and the batch, on whether there are lengths, and on what dispatch tables have
-for these: never on the lengths themselves, so that a call can be captured and replayed.
+the number of KV heads and the batch, on whether there are lengths, on whether the cache has few
+keys, and on what dispatch tables have for these: never on the lengths themselves, so that a call
+can be captured and replayed.
 """
 
 from collections.abc import Callable, Sequence
@@ -125,7 +126,8 @@ def attention_decode(
     neighbours or on where in the cache they lie (docs/decode.md).
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else one by dtype, head
-    dims, mask, rows, Hk and B, of a dispatch table or by rule; its first use builds it. An
+    dims, mask, rows, Hk and B, and whether Sk is small, of a dispatch table or by rule; its first
+    use builds it. An
     UntunedWarning says once where it is none of these, nor in `schedules/`. Where a CUDA graph is
     captured prepare_decode(…) or such a call must have readied it.
 
@@ -281,8 +283,8 @@ def prepare_decode(
 ) -> str:
     """Ready the kernel that attention_decode(…) would use for such tensors; return its slug.
 
-    Where calls without lengths have another one, it is readied too. q is (batch, queries, heads,
-    head_dim) and k (batch, any, kv_heads, head_dim): how many keys there are does not choose. dtype
+    Where calls without lengths, or over a cache of few keys, have another one, it is readied too. q
+    is (batch, queries, heads, head_dim) and k (batch, any, kv_heads, head_dim). dtype
     is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and kv_heads heads.
     With `unified` it is the kernel of calls with a reference. On `device`, by default the current
     GPU, the kernel is built, loaded and run once, after which calls can be captured; on a CPU there
