@@ -19,9 +19,10 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import backward, call, op
+from fagen.runtime.attention import ATTENTION
 from fagen.vocab import MASKS
-from tests.attention_helpers import picked, torch_asks
 from tests.attention_helpers import qkv as attention_tensors
+from tests.attention_helpers import torch_asks
 from tests.tensors import ints
 from tests.training import Layer, losses, process_group
 from tests.varlen_helpers import exact_passes, packed
@@ -243,8 +244,8 @@ def test_a_layer_trains_under_ddp_and_autocast(tmp_path):
 def test_opcheck_of_dense_tensors():
     door = dense()
     door()
-    slug = picked(dtype="fp16", head_dim=64, seqlen=90, rows=560, device="cpu").slug
-    with_grad = getattr(torch.ops.fagen, f"{slug}_with_grad").default
+    (kernel,) = ATTENTION.known.values()
+    with_grad = getattr(torch.ops.fagen, f"{kernel.slug}_with_grad").default
     assert set(torch.library.opcheck(with_grad, (*door.leaves, SCALE)).values()) == {"SUCCESS"}
 
 
