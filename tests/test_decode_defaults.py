@@ -128,10 +128,10 @@ def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turn
     ("head_dim", "rows", "turns", "runs"),
     [
         (128, 4, (1, 13, 30), (31, 33, 34, 100)),
-        (256, 32, (15, 17), (16, 30)),
+        (256, 32, (11, 17), (12, 16, 30)),
         # fewer of more rows, whose partial outputs are larger
-        (128, 8, (24,), (25, 34)),
-        (128, 32, (15,), (16, 34)),
+        (128, 8, (11, 17, 24), (12, 16, 25, 34)),
+        (128, 32, (11,), (12, 17, 34)),
         # by evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys
         (256, 1, (1, 15), (16, 17, 32)),
         (256, 8, (), (32,)),
@@ -154,7 +154,7 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
         (64, 35, True, (32, 16, TURNS, False)),  # a split each: two thread blocks to an SM
         (64, 16, False, (32, 16, RUNS, True)),  # two tiles of 32 rows are combined where they are
         (40, 85, False, (64, 16, TURNS, True)),  # which would be 30 rows and 10
-        (64, 7, False, (64, 16, TURNS, True)),
+        (64, 5, False, (64, 16, TURNS, True)),
         (4, 2, False, (8, 16, TURNS, False)),  # 256 units of work
         (4, 3, False, (8, 16, TURNS, True)),
     ],

@@ -53,7 +53,7 @@ def of_six(slug: str) -> str:
     return slug if explicit or schedule.values()["stages"] != 5 else schedule.but(stages=6).slug
 
 
-def whole_tiles_before(of_sequence, batch, most):
+def whole_tiles_before(of_sequence, batch, most, *, even):
     """What a thread block had of them when none had a tile more than others."""
     abreast = next(n for n in range(min(8, of_sequence), 0, -1) if of_sequence % n == 0)
     groups, runs = of_sequence // abreast * batch, most // abreast

@@ -14,7 +14,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.cost import norm
-from fagen.kinds.decode.rules import padded, split_blocks, straddles
+from fagen.kinds.decode.rules import padded, shares_lines, split_blocks, straddles
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
@@ -74,6 +74,7 @@ class Parts:
 
 
 _DEAL_KEYS = ("rows", "block_n", "num_splits", "by", "blocks")
+_DEAL_BESIDE = "dtype", "head_dim", "head_dim_v"  # by which heads share lines
 
 
 def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
@@ -91,7 +92,9 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     resident = ceil(slots / SM90.sm_count)
     of_rows = sizes.batch * sizes.heads * sizes.seqlen_q
     if by == "stream_k":
-        if whole := whole_tiles(outputs // sizes.batch, sizes.batch, most):
+        if whole := whole_tiles(
+            outputs // sizes.batch, sizes.batch, most, even=shares_lines(values)
+        ):
             return Dealt(tiles, resident, whole * splits, whole * n_blocks, 0, whole)
         if first := first_tiles(outputs // sizes.batch, sizes.batch, most):
             cut = 1 - first / outputs
@@ -114,13 +117,17 @@ def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     return Dealt(tiles, resident, rounds, steps, partials, combined)
 
 
-def whole_tiles(of_sequence: int, batch: int, slots: int) -> int:
+def whole_tiles(of_sequence: int, batch: int, slots: int, *, even: bool) -> int:
     """Return how many tiles a thread block has at most where none is cut, or 0: as the launcher.
 
-    Some have one more than others if these are enough to read memory.
+    Some have one more than others if these are enough to read memory; if `even`, as many are
+    launched as have the same number of them.
     """
     abreast = _abreast(of_sequence, slots)
     groups, runs, of_sm = of_sequence // abreast * batch, slots // abreast, SM90.sm_count // abreast
+    if even:
+        most = ceil(groups / runs)
+        return most if most and ceil(groups / most) * 10 >= runs * 7 else 0
     left = groups % runs
     enough, shared = left == 0 or left * 10 >= of_sm * 7, left > of_sm and left * 4 <= of_sm * 5
     return ceil(groups / runs) if enough and not (groups < runs and shared) else 0
@@ -204,7 +211,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
     cache: dict[tuple[Any, ...], tuple[Dealt, ...]] = {}  # of all ways to deal, there are few
 
     def times(values: Mapping[str, Any]) -> tuple[float, ...]:
-        keys = tuple(values[key] for key in _DEAL_KEYS)
+        keys = tuple(values[key] for key in (*_DEAL_KEYS, *_DEAL_BESIDE))
         if keys not in cache:
             cache[keys] = tuple(dealt(values, size) for size in sizes)
         return tuple(

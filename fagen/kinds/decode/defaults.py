@@ -25,9 +25,9 @@ _IN_RUNS_OF_16 = 0.95  # the same of 16 rows: one tile each is enough
 _MOST_IN_RUNS = 16  # rows, up to which two thread blocks fit beside each other,
 _MOST_IN_SHARED = 32  # and where splits are combined in shared memory
 # Rows from which on tiles stay whole if there are so many: for nearly each SM, three thread blocks
-# of four, nearly each.
-_MANY_WHOLE, _OF_SMS = 16, 0.96
-_SOME_WHOLE, _SOME_OF_SLOTS = 8, 0.75
+# of four, or at most one for each SM; nearly each thread block.
+_MANY_WHOLE, _ONE = 16, 0.96
+_SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = 64, 128  # head dims of which that is so
@@ -105,9 +105,11 @@ def deal_for(
         slots, tiles = _slots(head_dim), of_sequence * batch
         # where registers spill nothing comes behind whole tiles
         turns = head_dim <= _WIDEST or tile <= _MOST_IN_RUNS
-        whole = whole_tiles(of_sequence, batch, slots)
+        even = straddles("fp16", head_dim)
+        whole = whole_tiles(of_sequence, batch, slots, even=even)
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
-        if whole and tiles >= _whole_from(head_dim, rows, slots):
+        few = rows >= _SOME_WHOLE and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
+        if whole and ((few and not even) or tiles >= _whole_from(head_dim, rows, slots)):
             return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
@@ -119,7 +121,7 @@ def _whole_from(head_dim: int, rows: int, slots: int) -> float:
     Partial outputs of few rows cost less than thread blocks without a tile.
     """
     if rows >= _MANY_WHOLE:
-        return _OF_SMS * SM90.sm_count
+        return _ONE * SM90.sm_count
     some = rows >= _SOME_WHOLE or straddles("fp16", head_dim)
     return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fagen.kinds.combining import EVERY_SPLIT, combining
-from fagen.kinds.decode.rules import combines_in_shared, k_is_wider, prefetches
+from fagen.kinds.decode.rules import combines_in_shared, k_is_wider, prefetches, shares_lines
 from fagen.part import (
     BOOL,
     DESCRIPTOR,
@@ -40,7 +40,12 @@ from fagen.vocab import DTYPES, MASKS
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
 CHOSEN = ("dtype", "mask", "by", "maximum", "speculate")
-RULES: tuple[Callable[[Values], Any], ...] = (k_is_wider, prefetches, combines_in_shared)
+RULES: tuple[Callable[[Values], Any], ...] = (
+    k_is_wider,
+    prefetches,
+    combines_in_shared,
+    shares_lines,
+)
 
 # the order of members of SharedStorage and of Params, by name: machine code holds their offsets
 _SHARED = (
@@ -56,7 +61,7 @@ _PARAMS = (
     *("abreast", "tile_groups", "level", "whole", "prefetched_keys"),
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
-    *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs"),
+    *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs", "whole_rows"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -121,6 +126,7 @@ def deals(values: Values) -> Iterator[Part]:
     whole: tuple[str, ...] = ()
     launch = ["launch"]
     if way == "stream_k":
+        launch.append("launch_even" if values["shares_lines"] else "launch_whole")
         if prefetched:  # nor do registers that spill leave room for turns behind whole tiles
             run, whole = f"{texts}/run_turns.cuh", (f"{texts}/first_of_whole.cuh",)
             launch.append("launch_turns")
@@ -161,6 +167,7 @@ _STREAM_K = (
     ),
     Field("of_run", INT, note="of them, for each run, and how many runs have one more"),
     Field("longer_runs", INT),
+    Field("whole_rows", INT, note="of queries, of such tiles' sequences"),
     Field("level", BOOL, note="runs of whole groups: few have one less than others"),
     Field("whole", BOOL, note="no tile is cut: they are level, and for want of lengths alike"),
 )

@@ -90,6 +90,11 @@ def prefetches(values: Values) -> bool:
     return not values["max_spill_bytes"]
 
 
+def shares_lines(values: Values) -> bool:
+    """Whether two heads share some lines of L2."""
+    return straddles(values["dtype"], values["head_dim"], values["head_dim_v"])
+
+
 def straddles(dtype: str, *head_dims: int) -> bool:
     """Whether some row of K or V begins within a line of L2, which two heads share then."""
     return any(d * DTYPES[dtype].bytes % SM90.l2_line_bytes for d in head_dims)
