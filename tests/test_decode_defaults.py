@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fagen import registry
 from fagen.kinds.decode.defaults import (
     ROWS,
+    counted_keys,
     deal_for,
     derived,
     num_splits_for,
@@ -109,7 +110,7 @@ TURNS, RUNS = "round_robin", "stream_k"
         (128, 17, (49,), (50,)),
         (128, 64, (50,), ()),
         (64, 16, (49,), (50,)),
-        (64, 32, (49,), (1_000,)),
+        (64, 32, (1_000,), ()),
         (256, 1, (16, 32, 1_000), ()),
         (256, 8, (1_000,), ()),
         (256, 32, (24,), (25,)),
@@ -128,10 +129,10 @@ def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turn
     ("head_dim", "rows", "turns", "runs"),
     [
         (128, 4, (1, 13, 30), (31, 33, 34, 100)),
-        (256, 32, (11, 17), (12, 16, 30)),
+        (256, 32, (12, 15, 17), (16, 30)),
         # fewer of more rows, whose partial outputs are larger
         (128, 8, (11, 17, 24), (12, 16, 25, 34)),
-        (128, 32, (11,), (12, 17, 34)),
+        (128, 32, (12, 15), (16, 17, 34)),
         # by evidence: 243.6 µs in runs and 255.9 in turns at 32 sequences of 4k keys
         (256, 1, (1, 15), (16, 17, 32)),
         (256, 8, (), (32,)),
@@ -149,18 +150,26 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch", "alone", "tile"),
+    ("rows", "batch", "keys", "tile"),
     [
-        (64, 35, True, (32, 16, TURNS, False)),  # a split each: two thread blocks to an SM
-        (64, 16, False, (32, 16, RUNS, True)),  # two tiles of 32 rows are combined where they are
-        (40, 85, False, (64, 16, TURNS, True)),  # which would be 30 rows and 10
-        (64, 5, False, (64, 16, TURNS, True)),
-        (4, 2, False, (8, 16, TURNS, False)),  # 256 units of work
-        (4, 3, False, (8, 16, TURNS, True)),
+        (64, 35, 278, (32, 16, TURNS, False)),  # a split each: two thread blocks to an SM
+        (64, 16, 4_096, (32, 16, RUNS, True)),  # two tiles of 32 rows are combined where they are
+        (40, 85, 4_096, (64, 16, TURNS, True)),  # which would be 30 rows and 10
+        (64, 12, 4_096, (64, 16, TURNS, True)),
+        (4, 2, 700, (8, 16, TURNS, False)),  # 256 units of work
+        (4, 3, 700, (8, 16, TURNS, True)),
+        (8, 14, 2_048, (8, 16, TURNS, True)),
+        (8, 14, 2_049, (8, 16, RUNS, True)),  # 112 tiles
     ],
 )
-def test_tiles_of_calls_that_are_alike(rows, batch, alone, tile):
-    assert tile_for(128, rows, 8, batch, alike=True, alone=alone) == tile
+def test_tiles_of_calls_that_are_alike(rows, batch, keys, tile):
+    assert tile_for(128, rows, 8, batch, alike=True, keys=counted_keys(keys)) == tile
+
+
+def test_keys_are_counted_as_far_as_they_choose():
+    assert [counted_keys(n) for n in (0, 1, 64, 65, 640, 641, 2_048, 2_049, 10**6)] == [
+        *(0, 64, 64, 128, 640, 2_048, 2_048, 2_049, 2_049)
+    ]
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)

@@ -623,9 +623,7 @@ def test_steps_are_what_calls_without_a_table_derive() -> None:
         named = {key: schedule.values()[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
         for sizes in (Decoding.sizes(dice) for _ in range(40)):
             rows, kv_heads = sizes.seqlen_q * sizes.heads // sizes.kv_heads, sizes.kv_heads
-            tile = tile_for(
-                named["head_dim"], rows, kv_heads, sizes.batch, alike=False, alone=False
-            )
+            tile = tile_for(named["head_dim"], rows, kv_heads, sizes.batch, alike=False)
             first, *_ = derived(**named, **tile._asdict())
             assert sized(schedule.slug, sizes) == first, sizes
 

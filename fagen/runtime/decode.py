@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.select import first_slug
 from fagen.errors import ScheduleError
-from fagen.kinds.decode import MANY_KEYS, Tile, derived, has_one_split, tile_for
+from fagen.kinds.decode import MANY_KEYS, Tile, counted_keys, derived, tile_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.problem import Problem
 from fagen.registry import given as schedule_given
@@ -160,7 +160,8 @@ def attention_decode(
         else:
             # as far as it matters: a cache that grows has another kernel at most once
             keys = k_shape[1]
-            keys = -(-keys // 64) * 64 if type(keys) is int and keys < MANY_KEYS else MANY_KEYS
+            few = type(keys) is int and keys < MANY_KEYS
+            keys = counted_keys(keys) if few else MANY_KEYS
             what = q.device, q.dtype, q_shape, k_shape[2], v_shape[3]
             call = *what, causal, lazy, alike, keys, schedule
             try:
@@ -232,8 +233,8 @@ def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool) -> Tile:
             "seqlen, heads, head_dim)"
         )
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
-    rows, alone = queries * (heads // kv_heads), has_one_split(head_dim, keys)
-    return tile_for(head_dim, rows, kv_heads, batch, alike=alike, alone=alone)
+    rows = queries * (heads // kv_heads)
+    return tile_for(head_dim, rows, kv_heads, batch, alike=alike, keys=keys)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
@@ -302,7 +303,7 @@ def prepare_decode(
         head_dim if head_dim_v is None else head_dim_v,
     )
     kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
-    for alike, keys in product((True, False), (64, MANY_KEYS)):
+    for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
         key = _key(*parts, *mask, tile, not unified, schedule)
         rows = DECODING.rows(key)

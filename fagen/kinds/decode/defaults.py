@@ -14,6 +14,7 @@ from fagen.kinds.decode.plan import plan
 from fagen.kinds.decode.rules import MOST_BLOCKS, straddles
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
+_SHORTEST = 64  # keys of a step
 _NARROW = 64  # columns up to which a step has 128 keys: with 64 it would end too soon
 _UNITS = 128  # of a sequence, at least: a few less than there are SMs
 # Into how many splits keys are cut from so many KV heads on.
@@ -30,7 +31,7 @@ _MANY_WHOLE, _ONE = 16, 0.96
 _SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
-_TIMED_IN_SHARED = 64, 128  # head dims of which that is so
+_TIMED_IN_SHARED = (128,)  # head dims of which that was measured
 # Columns beyond which 32 rows in runs spill some bytes, once a split, and so many were timed.
 _WIDEST, _SPILL = 192, 56
 # Buffers of 8 rows where heads share lines of L2, which stay there for as long, and thread blocks
@@ -39,9 +40,9 @@ _SHARED_LINES_STAGES = 3
 # Rows where no sequence has two splits: two thread blocks share an SM, and one begins where the
 # other ends.
 _MOST_ALONE = 32
-MANY_KEYS = (
-    128 * MOST_BLOCKS + 1
-)  # of a cache, from which on some sequence may have two splits in any kernel
+# Of a cache: up to so many keys one tile for each SM leaves memory waiting for thread blocks.
+_FEW_KEYS = 2_048
+MANY_KEYS = _FEW_KEYS + 1  # as many as any
 _WIDE = 128  # columns beyond which an SM has one thread block, at most two else
 
 
@@ -60,6 +61,12 @@ def has_one_split(head_dim: int, keys: int) -> bool:
     return -(-keys // _block_n(head_dim)) <= MOST_BLOCKS
 
 
+def counted_keys(keys: int) -> int:
+    """Return how many keys a cache has, as far as that chooses its kernel."""
+    exact = -(-keys // _SHORTEST) * _SHORTEST
+    return exact if exact <= 2 * _SHORTEST * MOST_BLOCKS else min(max(keys, _FEW_KEYS), MANY_KEYS)
+
+
 class Tile(NamedTuple):
     """What serves calls of some sizes: bits are the same with any but for `num_splits`.
 
@@ -73,18 +80,19 @@ class Tile(NamedTuple):
 
 
 def tile_for(
-    head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool, alone: bool
+    head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool, keys: int = MANY_KEYS
 ) -> Tile:
     """Return the rows of a call's kernel, into how many splits keys are cut, and who has which.
 
-    Sequences that have one split each, `alone`, are units of work, whose outputs nobody combines.
+    Sequences that have one split each are units of work, whose outputs nobody combines. `keys` are
+    what the cache has room for, as counted_keys(…).
     """
     num_splits, tile = num_splits_for(kv_heads), rows_for(rows)
-    if alone:
+    if has_one_split(head_dim, keys):
         return Tile(min(tile, _MOST_ALONE), num_splits, "round_robin", several=False)
     two = alike and rows > _LEAST_IN_TWO
     for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
-        by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike)
+        by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike, keys=keys)
         if by == "stream_k":
             return Tile(fewer, num_splits, by, several=True)
     units = -(-rows // tile) * kv_heads * batch * num_splits
@@ -92,7 +100,14 @@ def tile_for(
 
 
 def deal_for(
-    head_dim: int, rows: int, kv_heads: int, batch: int, *, tile: int = 0, alike: bool = False
+    head_dim: int,
+    rows: int,
+    kv_heads: int,
+    batch: int,
+    *,
+    tile: int = 0,
+    alike: bool = False,
+    keys: int = MANY_KEYS,
 ) -> str:
     """Return how splits are dealt, by rows of queries to a KV head, in tiles of so many rows.
 
@@ -102,14 +117,15 @@ def deal_for(
     tile = tile or rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
     if alike and _in_registers(head_dim, tile):
-        slots, tiles = _slots(head_dim), of_sequence * batch
+        slots, tiles = SM90.sm_count * (1 if head_dim > _WIDEST else 2), of_sequence * batch
         # where registers spill nothing comes behind whole tiles
         turns = head_dim <= _WIDEST or tile <= _MOST_IN_RUNS
         even = straddles("fp16", head_dim)
         whole = whole_tiles(of_sequence, batch, slots, even=even)
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
-        few = rows >= _SOME_WHOLE and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
-        if whole and ((few and not even) or tiles >= _whole_from(head_dim, rows, slots)):
+        few = _SOME_WHOLE <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
+        few = few and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
+        if whole and (few or tiles >= _whole_from(head_dim, rows, slots)):
             return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
@@ -120,9 +136,9 @@ def _whole_from(head_dim: int, rows: int, slots: int) -> float:
 
     Partial outputs of few rows cost less than thread blocks without a tile.
     """
-    if rows >= _MANY_WHOLE:
+    if _MANY_WHOLE <= rows <= _LEAST_IN_TWO:
         return _ONE * SM90.sm_count
-    some = rows >= _SOME_WHOLE or straddles("fp16", head_dim)
+    some = _SOME_WHOLE <= rows < _MANY_WHOLE or straddles("fp16", head_dim)
     return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
 
 
