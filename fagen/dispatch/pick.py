@@ -232,7 +232,8 @@ def pick(
         seqlen_k = _SEQLEN if decodes else seqlen
     if decodes and seqlen == 1:
         problem = replace(problem, mask=ONE_QUERY)  # it sees the same keys under either
-    sizes = Sizes(batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k)
+    numbers = batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k
+    sizes = Sizes(*map(int, numbers))
     _refuse(sizes)
     served = serve(problem, sizes, card)
     seconds = None

@@ -197,7 +197,10 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
         else:  # rows before it are for fewer keys, and after the last there is none
             slug = row.slug if row.slug in slugs else usual
             last = row.keys_to == listed[-1].keys_to
-            own.append(replace(row, slug=slug, keys_from=0, keys_to=MOST if last else row.keys_to))
+            # of several the first that fits is not all: theirs are no other row's keys
+            least = row.keys_from if row.tiles else 0
+            most = MOST if last else row.keys_to
+            own.append(replace(row, slug=slug, keys_from=least, keys_to=most))
     return without_repeats(own)
 
 
