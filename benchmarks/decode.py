@@ -35,7 +35,7 @@ from launch import SMALL_DECODING, launch_costs
 from record import Options, Run, Script, flag, say
 from tables import launch_lines
 
-from fagen.kinds.decode import deal_for, derived, num_splits_for, rows_for
+from fagen.kinds.decode import counted_keys, derived, tile_for
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.rules import DEALT
 from fagen.kinds.decode.verify.speed import BRIEF, timed_together
@@ -145,16 +145,10 @@ def _shapes(options: Options) -> Iterator[tuple[Sizes, tuple[Schedule, ...]]]:
 
 def usual(dtype: str, head_dim: int, sizes: Sizes, by: str | None = None) -> Schedule:
     """What fagen.attention_decode takes, or what it would take with chunks dealt so."""
-    rows = sizes.seqlen_q * sizes.heads // sizes.kv_heads
-    return derived(
-        dtype=dtype,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        mask="causal",
-        rows=rows_for(rows),
-        num_splits=num_splits_for(sizes.kv_heads),
-        by=by or deal_for(head_dim, rows, sizes.kv_heads, sizes.batch, alike=True),
-    )[0]
+    rows, keys = sizes.seqlen_q * sizes.heads // sizes.kv_heads, counted_keys(sizes.seqlen_k)
+    tile = tile_for(head_dim, rows, sizes.kv_heads, sizes.batch, alike=True, keys=keys)
+    named = tile._asdict() | ({"by": by} if by else {})
+    return derived(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim, mask="causal", **named)[0]
 
 
 KEYS: Mapping[str, Mapping[str, Any]] = {
