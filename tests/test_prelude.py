@@ -100,6 +100,7 @@ PLANS = (
     "dec_fp16_d64_causal_r8n64_c3_fixed",
     "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
     "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_full_m128n128_vr1_half_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d128_causal_m128n128_varlen_nointer_pm1_pc64",
     "fwd_e4m3_d64_causal_m192n96_varlen_s3_nointer_pm1",
     "fwd_e4m3_d128_full_m128n128_lazymax",

@@ -79,6 +79,8 @@ class Pipeline:
     k_ahead: int  # blocks that K is loaded ahead of V: as many as are skipped before O is stored
     unrolled_copies: int  # that a thread issues without a loop: of all of a tile, or one
     transposed_loads: int  # units that a transposer has in flight
+    # K of the next block is loaded behind V: where rows of V have one buffer, they are wanted first
+    v_first: bool
 
 
 def pipeline(values: Values) -> Pipeline:
@@ -98,6 +100,7 @@ def pipeline(values: Values) -> Pipeline:
         k_ahead=-(-values["block_m"] // values["block_n"]) if far else 1,
         unrolled_copies=SM90.wgmma_n_max // 32 if unrolls else 1,
         transposed_loads=4 if unrolls else 2,
+        v_first=structure.single_v_rows(values),
     )
 
 

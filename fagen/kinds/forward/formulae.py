@@ -40,6 +40,7 @@ SUMMED = (
     *("producer", "producer_registers", "consumer_registers", "q_stages", "sum"),
     *(
         "v_layout",
+        "v_row_stages",
         "promote",
         "promote_columns",
         "intra_warpgroup",
@@ -110,7 +111,9 @@ def register_formulae(
         rows["s"] = sympy.Max(rows["s"], 2 * promote_columns * per_thread)
     rows["p"] = n * per_thread * e / 4
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
-    rows["working"] = sympy.Integer(WORKING_REGISTERS)
+    # with nothing else in flight than two parts there are no descriptors of S to keep
+    alone = promoted and promote_columns and not intra_warpgroup
+    rows["working"] = sympy.Integer(WORKING_REGISTERS - 4 if alone else WORKING_REGISTERS)
     return rows
 
 

@@ -83,6 +83,11 @@ class Pipeline(Section):
     """How loads run ahead of the arithmetic."""
 
     stages: int = Field(default=2, ge=2, le=8, description="buffers of K, and of V")
+    v_row_stages: int = derived(
+        "buffers of row-major V, before it is transposed: 1, or as many as stages, the default",
+        ge=0,
+        le=8,
+    )
     q_stages: int = Field(
         default=1, ge=1, le=2, description="buffers of Q; with 2 the next tile's Q loads early"
     )

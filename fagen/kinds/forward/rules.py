@@ -26,6 +26,7 @@ _CODES = (
     Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),
     Code("num_splits", "split"),
     Code("stages", "s"),
+    Code("v_row_stages", "vr"),
     Code("q_stages", "q"),
     Code("output", words={"own": "own", "half": "half", "reuse_v": "reusev"}),
     Code("producer", words={"warp": "prodwarp", "none": "noprod"}),
@@ -82,7 +83,7 @@ _SLUG = SlugForm(
     },
 )
 
-_FP8_KEYS = ("v_layout", "scales", "scale_rows", "v_scales", "p_offset")
+_FP8_KEYS = ("v_layout", "v_row_stages", "scales", "scale_rows", "v_scales", "p_offset")
 
 # Keys whose default follows from others, in an order that works.  Each is a structural rule over
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
@@ -102,6 +103,8 @@ _DERIVED: Derived = {
     # (dtype, lengths)
     "v_layout": lambda keys: _v_layout(keys) if _fp8(keys) else "",
     "scales": lambda keys: KERNEL_SCALES[0] if _fp8(keys) else "",
+    # those of V where that comes row-major (dtype, v_layout, stages)
+    "v_row_stages": lambda keys: keys["stages"] if _fp8(keys) and keys["v_layout"] == "rows" else 0,
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
     "v_scales": lambda keys: V_SCALES[0] if _fp8(keys) else "",
@@ -377,6 +380,8 @@ def _rules_of_fp8(keys: Values) -> Broken:
     for key, only in (("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
         if keys[key] != only:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
+    if keys["v_row_stages"]:
+        yield from _rules_of_v_rows(keys)
     if keys["scale_rows"] and keys["scales"] != "block":
         yield "scale_rows", 'has no meaning but with scales = "block"; leave it out'
     if keys["v_scales"] == "block" and keys["scales"] != "block":
@@ -386,6 +391,26 @@ def _rules_of_fp8(keys: Values) -> Broken:
             'one of V; leave it out for V by column, or use scales = "block"',
         )
     yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
+
+
+def _rules_of_v_rows(keys: Values) -> Broken:
+    count, stages = keys["v_row_stages"], keys["stages"]
+    if keys["v_layout"] != "rows":
+        yield "v_row_stages", 'has no meaning but with v_layout = "rows"; leave it out'
+    elif count not in (1, stages):
+        yield "v_row_stages", f"= {count} is neither 1 nor stages, {stages}; use one of these"
+    elif count == 1 and keys["intra_warpgroup"]:
+        yield (
+            "v_row_stages",
+            "= 1 needs intra_warpgroup = false: steps that overlap, or are skipped, want rows of V "
+            "ahead of K; use that, or leave it out",
+        )
+    elif count == 1 and stages % 2:
+        yield (
+            "v_row_stages",
+            f"= 1 needs an even number of stages, which tell its phase, and there are {stages}; "
+            "use stages = 2, or leave it out",
+        )
 
 
 def _range_of_p(offset: float, threshold: float) -> Broken:

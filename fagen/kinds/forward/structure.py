@@ -59,6 +59,11 @@ def fuses_rescaling(values: Values) -> bool:
     return bool(values["promote_columns"] and raises)
 
 
+def single_v_rows(values: Values) -> bool:
+    """Whether row-major V has one buffer, whatever V has once it is transposed."""
+    return bool(values["v_row_stages"] == 1)
+
+
 def scheduler_warp(values: Values) -> bool:
     """Whether a warp of its own draws tiles, whose number the GPU alone knows.
 
@@ -149,6 +154,7 @@ def lays_q_anew(values: Values) -> bool:
 RULES: tuple[Callable[[Values], Any], ...] = (
     *(
         fuses_rescaling,
+        single_v_rows,
         scheduler_warp,
         head_major,
         tile_stages,

@@ -31,7 +31,7 @@ from fagen.vocab import DTYPES, OUT_DTYPES
 # the keys that choose no parts, but by RULES
 SIZES = frozenset(
     (
-        *("head_dim", "head_dim_v", "block_m", "block_n", "stages", "q_stages"),
+        *("head_dim", "head_dim_v", "block_m", "block_n", "stages", "v_row_stages", "q_stages"),
         *("producer_registers", "consumer_registers", "max_spill_bytes"),
     )
 )

@@ -59,7 +59,7 @@ def loads(values: Values) -> Iterator[Part]:
     if by_block:
         yield Part(producer=(_DESCALES[values["v_scales"]], "forward/loads/scales.cuh"))
     if values["v_layout"] == "rows":
-        yield _TRANSPOSED
+        yield _TRANSPOSED[values["single_v_rows"]]
         yield _TRANSPOSERS[values["scales"]]
     elif by_block:
         yield Part(producer=("forward/loads/scale_warp.cuh",))
@@ -90,7 +90,8 @@ def _copies(values: Values) -> tuple[str, ...]:
     q = _Q[values["skips_idle_warpgroups"], values["pack_gqa"]]
     if values["cluster"] > 1:
         return *copies, q, "forward/loads/multicast.cuh"
-    return *copies, q, "forward/loads/k.cuh", _V[values["v_layout"]]
+    v = _V[values["v_layout"], values["single_v_rows"]]
+    return *copies, q, "forward/loads/k.cuh", v
 
 
 _DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/kv_descales.cuh"}
@@ -108,10 +109,12 @@ _Q = {
     (False, True): "forward/loads/packed_q.cuh",
     (True, True): "forward/loads/packed_q_in_turns.cuh",
 }
+# by V's layout, and whether rows of it have one buffer
 _V = {
-    "": "forward/loads/v.cuh",
-    "rows": "forward/loads/v_rows.cuh",
-    "columns": "forward/loads/v_columns.cuh",
+    ("", False): "forward/loads/v.cuh",
+    ("rows", False): "forward/loads/v_rows.cuh",
+    ("rows", True): "forward/loads/v_rows_alone.cuh",
+    ("columns", False): "forward/loads/v_columns.cuh",
 }
 
 
@@ -125,15 +128,16 @@ def _waits(values: Values) -> tuple[str, ...]:
 
 
 # V comes row-major, and warps beside the producer transpose it; one of them writes scales too
-_TRANSPOSED = Part(
-    constants=(
-        Constant(
-            "pipeline.transposed_loads",
-            "units in flight while one is stored; each has four registers",
-        ),
-    ),
-    producer=("forward/loads/transpose.cuh", "forward/loads/transpose_block.cuh"),
+_LOADS = Constant(
+    "pipeline.transposed_loads", "units in flight while one is stored; each has four registers"
 )
+_TRANSPOSED = {  # by whether there is one buffer of rows
+    alone: Part(constants=(_LOADS,), producer=("forward/loads/transpose.cuh", block))
+    for alone, block in (
+        (False, "forward/loads/transpose_block.cuh"),
+        (True, "forward/loads/transpose_block_alone.cuh"),
+    )
+}
 _TRANSPOSERS = {
     "head": Part(
         producer=(

@@ -3,11 +3,22 @@
 from collections.abc import Iterator
 
 from fagen.kinds.forward.parts.loads import rows_of_box
-from fagen.part import DESCRIPTOR, ELEMENT, Array, Barrier, Constant, Part, TensorMap, amount
+from fagen.part import (
+    DESCRIPTOR,
+    ELEMENT,
+    Amount,
+    Array,
+    Barrier,
+    Constant,
+    Part,
+    TensorMap,
+    amount,
+)
 from fagen.schedule import Values
 from fagen.vocab import DTYPES
 
 _STAGES = amount("stages")
+_ROW_STAGES: dict[bool, tuple[Amount, ...]] = {False: (_STAGES,), True: ()}  # by whether it is one
 
 
 def v(values: Values) -> Iterator[Part]:
@@ -21,6 +32,7 @@ def v(values: Values) -> Iterator[Part]:
         Constant("tile.v_swizzle.cute", name="v_descriptor", type=DESCRIPTOR),
     )
     rows = rows_of_box(values)
+    row_stages = _ROW_STAGES[values["single_v_rows"]]
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield Part(
@@ -50,13 +62,13 @@ def v(values: Values) -> Iterator[Part]:
             Array(
                 "v_rows",
                 ELEMENT,
-                (amount("stages"), amount("block_n", "head_dim_v_padded")),
+                (*row_stages, amount("block_n", "head_dim_v_padded")),
                 row="vt",
                 note="row-major, as they arrive",
             ),
             Barrier("v_full", (_STAGES,), amount("transposers"), transactions=True),
-            Barrier("v_rows_full", (_STAGES,), amount(1), transactions=True),
-            Barrier("v_rows_empty", (_STAGES,), amount("transposers")),
+            Barrier("v_rows_full", row_stages, amount(1), transactions=True),
+            Barrier("v_rows_empty", row_stages, amount("transposers")),
         ),
     )
 
