@@ -1,6 +1,9 @@
   uint32_t turns = 0;  // of warpgroups, each for its rows of Q
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    if (turns == 0) {
+      clear_unused_rows();
+    }
     // The rows of each warpgroup that has some, as soon as it has read its last ones.
 #pragma unroll 1
     for (int i = 0; i < tile.warpgroups; ++i, ++turns) {

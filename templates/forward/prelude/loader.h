@@ -13,8 +13,9 @@ struct Loader {
   template <int columns, int rows, int slab>
   void copy(const CUtensorMap& map, TransactionBarrier& full, Element* tile, int row, int head, Rows sequence, cute::TMA::CacheHintSm90 hint);
 
-  // packed, from a query on
+  // packed, from a query on; and rows that nobody loads
   void copy_q(TransactionBarrier& full, Element* rows, int query, int head, Rows sequence);
+  void clear_unused_rows();
 
   // loads: the next buffer of a ring, once it is empty
   void load_q(const Tile& tile);

@@ -52,8 +52,6 @@ def loads(values: Values) -> Iterator[Part]:
             TensorMap("k", (columns, rows_of_box(values)), "tile.qk_swizzle", stand_in="q"),
         ),
     )
-    if values["pack_gqa"]:
-        yield Part(kernel=("forward/loads/packed_zeros.cuh",))
     if values["output"] == "reuse_v":
         yield Part(loader=_waits(values))
     if by_block:
@@ -99,8 +97,14 @@ _DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/k
 _COPIES: dict[tuple[str, bool], tuple[str, ...]] = {
     ("equal", False): ("forward/loads/copy.cuh",),
     ("varlen", False): ("forward/loads/varlen_copy.cuh",),
-    ("equal", True): ("forward/loads/copy.cuh", "forward/loads/packed_copy.cuh"),
-    ("varlen", True): ("forward/loads/varlen_copy.cuh", "forward/loads/varlen_packed_copy.cuh"),
+    ("equal", True): (
+        *("forward/loads/copy.cuh", "forward/loads/packed_copy.cuh"),
+        "forward/loads/packed_unused.cuh",
+    ),
+    ("varlen", True): (
+        *("forward/loads/varlen_copy.cuh", "forward/loads/varlen_packed_copy.cuh"),
+        "forward/loads/packed_unused.cuh",
+    ),
 }
 # by whether warpgroups take rows in turns, and whether these are of several heads
 _Q = {
