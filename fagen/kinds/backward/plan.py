@@ -247,7 +247,13 @@ class Plan(Budgeted):
         return Launches(
             (
                 Launch("prepare_rows", prepared, self.row_threads),
-                Launch("attention_backward", Grid(Product(keys)), self.threads, self.shared_bytes),
+                Launch(
+                    "attention_backward",
+                    Grid(Product(keys)),
+                    self.threads,
+                    self.shared_bytes,
+                    overlaps=True,
+                ),
                 Launch("round_dq", row_grid, self.row_threads),
             ),
             workspace=Product((*rows, Extent(number=self.record_bytes))),

@@ -32,6 +32,7 @@ struct BlockOfRows {
   RowBlock& record(const Params& params) const;
   const Lengths& lengths(const Params& params) const;
   bool exists() const;  // varlen
+  int left() const;     // too: rows from its first one to the end of the sequence
   template <class T>
   T* row(const Rows<T>& rows, int query) const;
   float number(const Numbers& numbers, int query) const;

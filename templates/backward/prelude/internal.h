@@ -14,8 +14,8 @@ struct Slots {
   int owner(int slot) const;
 };
 
-void list_tiles(const Params& params);
-void sum_shares(const Params& params, int place, int head);
+void list_tiles(const Params& params), let_next_launch_begin();
+void sum_shares(const Params& params, int first, int every, int head);
 struct Sequence sequence_of(const Params& params, int index);
 
 // Rows before and after: what a thread block has of them, and sums of its dQ, which begin at none.

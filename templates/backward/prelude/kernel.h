@@ -24,6 +24,8 @@ struct Consumer {
   void run(const Tile& tile), run(), run_dv(const Tile& tile), run_dk(const Tile& tile);
 };
 
+void wait_for_launch_before();  // which prepared rows, and lists tiles of varlen sequences
+
 extern const Params params;
 extern SharedStorage shared;
 extern const Tile tile, found;  // as found at the entry, of varlen sequences

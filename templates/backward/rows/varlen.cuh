@@ -9,6 +9,9 @@ struct BlockOfRows {
   // A slot may have no block of rows.
   __device__ __forceinline__ bool exists() const { return m_block >= 0 && m_block * kBlockM < sequence.seqlen_q; }
 
+  // Rows from its first one to the end of the sequence.
+  __device__ __forceinline__ int left() const { return sequence.seqlen_q - m_block * kBlockM; }
+
   __device__ __forceinline__ RowBlock& record(const Params& params) const { return params.row_block(head, slot); }
 
   __device__ __forceinline__ const Sequence& lengths(const Params&) const { return sequence; }

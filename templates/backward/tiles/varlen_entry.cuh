@@ -1,3 +1,4 @@
+  wait_for_launch_before();
   const TileList list = *params.list;
   if (int(blockIdx.x) / kCluster >= list.tiles * params.kv_heads) {
     return;

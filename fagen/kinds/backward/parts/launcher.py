@@ -9,7 +9,7 @@ from fagen.schedule import Values
 def launcher(values: Values) -> Iterator[Part]:
     """Yield what the host works out of tiles and their order, and what it launches."""
     if values["lengths"] == "varlen":
-        launched = "launch_prepare_varlen", "launch", "launch_round_varlen"
+        launched = "launch_prepare_varlen", "launch_varlen", "launch_round_varlen"
         yield Part(
             workspace=("backward/launcher/list.cuh.j2",),
             host=_texts("scale", "varlen"),

@@ -169,7 +169,7 @@ def _varlen() -> Part:
         structs=(_SEQUENCE,),
         head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_list.cuh"),
         methods=("backward/tiles/varlen_records.cuh",),
-        device=tuple(f"backward/tiles/{text}" for text in _VARLEN_TEXTS),
+        device=("sm90/dependent_launch.cuh", *(f"backward/tiles/{text}" for text in _VARLEN_TEXTS)),
         entry=("backward/tiles/varlen_entry.cuh",),
         shared=(Array("sequence", _SEQUENCE.type, aligned=False),),
         constants=(

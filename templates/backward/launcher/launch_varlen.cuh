@@ -1,0 +1,3 @@
+  if (tiles > 0 && !enqueue(attention_backward, grid, kThreads, shared_bytes, stream, params)) {
+    return kLaunchFailed;
+  }
