@@ -150,7 +150,9 @@ def test_groups_of_long_sequences_are_shared_out(slug: str) -> None:
         cases=(LONG,),
         device="cpu",
     )
-    without = kernel.replace("place < tiles && params.listed[place]", "false && params.listed[place]")
+    without = kernel.replace(
+        "place < tiles && params.listed[place]", "false && params.listed[place]"
+    )
     assert without != kernel
     library = simulator.build(without)
     assert not VARLEN_RULE.error(plan, partial(simulator.call, plan, library), LONG, 0, "cpu").ok

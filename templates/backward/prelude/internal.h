@@ -14,6 +14,7 @@ struct Slots {
   int owner(int slot) const;
 };
 
+int class_of(int steps), steps_of(int own_class), steps_from(const struct Sequence& sequence, int first_key);  // of tiles
 void list_tiles(const Params& params), let_next_launch_begin();
 void sum_shares(const Params& params, int first, int every, int head);
 struct Sequence sequence_of(const Params& params, int index);
