@@ -69,10 +69,10 @@ SLUGS = (
     "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
 )
 SHAPES = 600  # of each schedule
-# Of 2,000 shapes of each that were tried once 95 % were within 5.1 %, 99 % within 9.4 %; the worst,
-# 19 % longer, was of groups of seven heads, whose shares are unequal. Without what keeps tiles that
-# read the same together it would be less, and the L2 cache would hold less of what they read.
-MOST, WORST = 1.06, 1.22
+# Of 2,000 shapes of each that were tried once 95 % were within 4.3 %, 99 % within 7.6 %; the worst
+# were 19 % longer. Without what keeps tiles together that read the same it would be less, and the
+# L2 cache would hold less of what they read.
+MOST, WORST = 1.05, 1.2
 
 
 def program(plan: Plan, folder: Path) -> Path:
