@@ -220,7 +220,7 @@ class Attending:
     """Attention over fagen's own table, also with O of e4m3 in fp16."""
 
     searched = ()
-    draws, refused, most = 16, ({"head_dim": 8}, {"mask": 9}), 0.9
+    draws, refused, most = 24, ({"head_dim": 8}, {"mask": 9}), 0.9
     functions = (FORWARD,)
     problem_of = staticmethod(Problem.of)
 
