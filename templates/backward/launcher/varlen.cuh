@@ -1,12 +1,12 @@
   // How many blocks there are the GPU finds out: there is a thread block for each that there may be.
   const int m_slots = a.total_q ? int(ceil_div(a.total_q, kBlockM)) + a.offsets : 0;
   const int kept = most_kept(a);
-  const int64_t tiles = int64_t(most_tiles(a)) * a.kv_heads;
+  const int64_t tiles = int64_t(key_slots(a) + kept) * a.kv_heads;
   if (m_slots == 0 && tiles == 0) {
     return kOk;
   }
   params.m_slots = m_slots;
-  params.most_tiles = most_tiles(a);
+  params.most_tiles = key_slots(a) + kept;
   params.most_kept = kept;
   params.key_blocks = reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.heads) * m_slots);
   params.list = reinterpret_cast<TileList*>(params.key_blocks + int64_t(kept) * a.kv_heads * kCluster);

@@ -14,9 +14,8 @@ struct Slots {
   int owner(int slot) const;
 };
 
-int class_of(int steps), steps_of(int own_class), steps_from(const struct Sequence& sequence, int first_key);  // of tiles
 void list_tiles(const Params& params), let_next_launch_begin();
-void sum_shares(const Params& params, int first, int every, int head);
+void sum_shares(const Params& params, int place, int head);
 struct Sequence sequence_of(const Params& params, int index);
 
 // Rows before and after: what a thread block has of them, and sums of its dQ, which begin at none.

@@ -24,7 +24,7 @@ from fagen.schedule import Values
 
 _ROWS_TO_WRITE = Type("Rows<Element>")
 _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
-_VARLEN_TEXTS = "slots.cuh", "tile_classes.cuh", "list_tiles.cuh", "varlen.cuh.j2"
+_VARLEN_TEXTS = "slots.cuh", "list_tiles.cuh", "varlen.cuh.j2"
 _L2_SHARE = Constant(
     "l2_share_bytes",
     "bytes of the L2 cache for Q, dO and dQ",
