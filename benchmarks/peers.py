@@ -332,6 +332,7 @@ def work(run: Run, options: Options) -> None:
     """Time all calls, dealt to GPUs."""
     every = list(drawn(options.random, options.seed) if options.random else figures())
     chosen = [figure for figure in every if _is_asked_for(figure, options)]
+    chosen.sort(key=lambda figure: figure.ahead or math.inf)  # who may be behind is never cut off
     trees = [HERE.parent, *([options.before] if options.before else [])]
     run.about |= {
         "before": options.before and options.before.name,
