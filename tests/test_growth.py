@@ -32,7 +32,7 @@ def test_each_change_works_and_touches_few_files():
         "a kind": (1, 1),
         "a limit of the hardware": (1, 1),
         "a softcap in both passes": (11, 11),
-        "a window that a call gives, in all kinds of attention": (18, 20),
+        "a window that a call gives, in all kinds of attention": (19, 20),
         "a paged loader for decoding and varlen": (14, 14),
     }
 
