@@ -373,10 +373,11 @@ __device__ __forceinline__ RowBlock& row_block_of(const Params& params, const Sh
   return params.row_block(tile.batch, head, block);
 }
 
-// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
-// begin with the same, so that they add to its dQ one after another.
-__device__ __forceinline__ int block_of(const Tile& tile, int step) {
-  return tile.last - 1 - step;
+// A thread block's tile, worked out once more where it ends: registers hold little of it meanwhile.
+__device__ __forceinline__ Tile own_tile_anew(const Params& params) {
+  int index = blockIdx.x / kCluster;
+  asm volatile("" : "+r"(index));  // else the compiler knows that it has it
+  return tile_of(params, index);
 }
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
@@ -798,10 +799,9 @@ struct Loader {
     load_k(tile);
     shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
     copy_keys<kHeadDimVPadded, kVSlab>(params.v, shared.v_full, shared.v, tile);
-    for (int head = tile.first_head; head < tile.last_head; ++head) {
+    for (int block = tile.last - 1; block >= tile.first; --block) {
 #pragma unroll 1
-      for (int step = 0; step < tile.last - tile.first; ++step) {
-        const int block = block_of(tile, step);
+      for (int head = tile.first_head; head < tile.last_head; ++head) {
         load_q(q, tile, head, block, kQBytes);
         q.advance();
         load_dout(dout, tile, head, block, kDoutBytes);
@@ -899,11 +899,11 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
   Barrier* const full = shared.dq_full[adder];
   uint32_t phase = 0;
   int step = adder;
-  const int steps = tile.last - tile.first;
-  for (int head = tile.first_head; head < tile.last_head; ++head) {
+  const int steps = tile.last_head - tile.first_head;
+  for (int block = tile.last - 1; block >= tile.first; --block) {
 #pragma unroll 1  // few registers
     for (; step < steps; step += kDqAdders) {
-      const int block = block_of(tile, step),
+      const int head = tile.first_head + step,
                 turn = turn_of(lengths_of(params, shared), tile, block);
       RowBlock& record = row_block_of(params, shared, tile, head, block);
       float* const sums = sums_of(record);
@@ -1286,24 +1286,26 @@ struct Consumer {
     advance();
   }
 
-  // All blocks of rows of a tile, from the last to the first, for each query head of its group.
+  // All blocks of rows of a tile, from the last to the first, each for all query heads of its
+  // group. Tiles of a head have more blocks or fewer: head by head one with fewer would wait for
+  // the one that adds to dQ first. Two forms of one loop: registers are few.
   template <class... Registers>
   __device__ __forceinline__ void take_steps(const Tile& tile, Registers&... registers) {
-    for (int head = tile.first_head; head < tile.last_head; ++head) {
-      int block = tile.last - 1;
-      for (; block >= max(tile.full_first, tile.first); --block) {
-        step<false>(tile, block, registers...);
+    const int heads = tile.last_head - tile.first_head;
+    for (int block = tile.last - 1, left = heads; block >= tile.full_first;
+         block -= left == heads) {
+      step<false>(tile, block, registers...);
+      left = left == 1 ? heads : left - 1;
+    }
+    for (int left = (min(tile.last, tile.full_first) - tile.first) * heads; left > 0; --left) {
+      const int block = tile.first + unsigned(left - 1) / heads;
+      if (sees_none(tile, block)) {
+        pass();
+        continue;
       }
-      for (; block >= tile.first; --block) {
-        if (sees_none(tile, block)) {
-          pass();
-          continue;
-        }
-        step<true>(tile, block, registers...);
-      }
+      step<true>(tile, block, registers...);
     }
   }
-
   __device__ __forceinline__ void run(const Tile& tile) {
     KeyGradient dk = {};
     ValueGradient dv = {};
@@ -1311,7 +1313,7 @@ struct Consumer {
     shared.v_full.wait(0);
     take_steps(tile, dk, dv);
     barrier_sync(kAllConsumers, kConsumers * kWarpgroup);  // K has been read, and V
-    leave(tile, dk, dv);
+    leave(own_tile_anew(params), dk, dv);
   }
 };
 
@@ -1453,7 +1455,7 @@ const struct FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_info(vo
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1465,6 +1467,9 @@ using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
 constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
 
+constexpr int64_t kHeldBytes =
+    34'000'000;  // of Q, dO and dQ, that the L2 cache holds while tiles pass
+
 // How many query heads of a KV head's group a thread block goes through. All of them, where there
 // are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
 // and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
@@ -1473,6 +1478,8 @@ int share_heads(const FagenBackwardArgs& a) {
   constexpr double kStep = 4266, kTile = 12e3, kLaunch = 3500,
                    kBytes = 1400;  // the last of L2, a clock
   const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
+  constexpr double kRow =
+      (kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float);  // Q, dO, and sums of dQ
   // the first keys are seen by the most rows
   const double rows = std::min(a.seqlen_q, a.seqlen_k),
                seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
@@ -1484,12 +1491,22 @@ int share_heads(const FagenBackwardArgs& a) {
   for (int shares = 1; tiles * shares < 1 << 30;) {
     const int heads = ceil_div(group, shares);
     const double waves = std::ceil(tiles * shares / kMultiprocessors);
-    // tiles that begin last are half as long as the longest, or so
+    // short ones fill up behind the longest: at the end a fifth of one of those is lost, or so
     const double longest = std::max<double>(
-        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 2);
+        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 5);
     const double summing =
-        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
-    const double clocks = longest * kStep + waves * kTile + summing;
+        shares > 1 ? kLaunch + 1.2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
+    // tiles that are in work at a time are of so many shares; what of their rows is not held comes
+    // from memory for many tiles anew
+    const double blocks = tiles / std::max(1, a.kv_heads * a.batch) / kCluster;
+    const double at_once = std::min<double>(kMultiprocessors / kCluster / std::max(1., blocks),
+                                            double(a.kv_heads) * a.batch * shares);
+    const double again = blocks / 20 * std::max(0., at_once * heads * rows * kRow / kHeldBytes - 1);
+    const double memory = double(a.batch) * a.heads * rows * (kRow + kHeadDim * sizeof(float)) *
+                          std::min(1 + again, std::max(1., blocks)) / kBytes;
+    const bool equal = group % heads == 0;  // unequal ones end one after another
+    const double clocks =
+        equal ? std::hypot(longest * kStep + waves * kTile, memory) + summing : INFINITY;
     if (clocks < least) {
       least = clocks;
       best = heads;
@@ -1680,9 +1697,15 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
 
   const int64_t share = kL2Share;
 
-  // The last has tiles for two rounds and a half at least, so that long ones do not begin last.
-  const int64_t last = std::min<int64_t>(
-      flat_heads, ceil_div(5 * kMultiprocessors / 2, tile_blocks * std::max(1, n_blocks)));
+  // The last has tiles for two rounds and a half, so that long ones do not begin last; where many
+  // of several heads each read the same for one, and for more if the L2 cache holds all of it.
+  const int64_t all_rounds =
+      ceil_div(5 * kMultiprocessors / 2, tile_blocks * std::max(1, n_blocks));
+  const int64_t round = ceil_div(kMultiprocessors, tile_blocks * std::max(1, n_blocks));
+  const int64_t held = params.share_heads > 1 && n_blocks > 8
+                           ? kHeldBytes / std::max<int64_t>(1, head_bytes)
+                           : all_rounds;
+  const int64_t last = std::min(flat_heads, std::max(round, std::min(all_rounds, held)));
 
   const int64_t section =
       std::clamp<int64_t>(share / std::max<int64_t>(1, head_bytes), 1, flat_heads);
@@ -1818,7 +1841,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m80n128_underdp",
-      "d3bcd53322c8b9b7587b1d2558fc37453959843ff528e1111b272e5e432ee19a"};
+      "e5e14dbec7462c27822a3991231c75a5a2de22cc5773906af7bd70059008d12f"};
   return &info;
 }
-// sha256 of what is above: 769fe698b4a597d8215a77015d08bd1566e714b664d574dfc46296ddba6f9053
+// sha256 of what is above: b0cf97b6edc8ec8499fc5e2ef12b4783a5f441b08de8cbab3b9531613929cce1

@@ -1702,7 +1702,7 @@ const struct FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_underdp_persi
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -2074,7 +2074,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_underdp_p
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d64_full_m128n128_det_underdp_persist_post",
-      "e928a46a1f16273755ce6fe2c4a8a80c1551a9f4882006b9a3c4ff2f0bdd34cb"};
+      "f6a5dd3007ff9957f7062c6d1549b8a8d1c37a685aaecc0eba0d3812f4f91b6a"};
   return &info;
 }
-// sha256 of what is above: 77edf342dd71acd6312fac6799c76da222f3451bf70e2479328715d91327dafa
+// sha256 of what is above: 5420cffc402595c826e7f8ffabebcd7649917cd0c87f0457192fa19d5292bd18

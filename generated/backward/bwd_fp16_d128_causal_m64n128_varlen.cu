@@ -73,6 +73,10 @@ constexpr auto kVDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr auto kDsDescriptor = cute::SM90::GMMA::LayoutType::B128;
 constexpr int kStepK = 16;  // the K of every wgmma
 
+constexpr int64_t kL2Share = 10485760;  // bytes of the L2 cache for Q, dO and dQ
+constexpr int kMultiprocessors = 132;   // of the largest Hopper GPU
+constexpr int kStepClocks = 3413;       // of a step, roughly
+
 constexpr int kDqColumns = 64;     // that a warpgroup computes, of all rows
 constexpr int kDqRowStep = 0;      // rows between the parts of dQ of two warpgroups
 constexpr int kDqColumnStep = 64;  // and columns; of both one is 0
@@ -97,10 +101,10 @@ __host__ __device__ constexpr Integer ceil_div(Integer a, Integer b) {
 }
 
 // One of the sequences that lie one after another: how many rows it has and keys it sees, behind
-// which of all these it ends, how many keys it holds, seen or not, and the first slot of its blocks
-// of rows.
+// which of all these it ends, how many keys it holds, seen or not, the first slot of its blocks of
+// rows, and where a tile's part of dK and dV is kept if others have parts too.
 struct Sequence {
-  int seqlen_q, seqlen_k, end_q, end_k, held_k, first_slot;
+  int seqlen_q, seqlen_k, end_q, end_k, held_k, first_slot, kept;
 };
 
 // kBlockN keys of one KV head with all of its query heads, and the blocks first … last - 1 of
@@ -132,6 +136,23 @@ struct Numbers {
 
 using Lengths = Sequence;
 
+constexpr int kMachines = kMultiprocessors / kCluster;  // each of which has a tile at a time
+
+// Tiles of a KV head in the order in which thread blocks take them, which is found before the main
+// kernel: those with the most steps first, whichever sequence they are of. Of a sequence that is
+// the order of its keys.
+struct alignas(16) ListedTile {
+  int sequence, first_key;
+  uint16_t first_head, heads;  // of the group
+  int kept;  // where what its query heads give to dK and dV is kept, if other tiles have the rest
+             // of the group; else -1
+};
+
+struct alignas(16) TileList {
+  int tiles;       // of a KV head
+  int last_heads;  // of the last section
+};
+
 // Of a row tensor cores add two numbers to products of its: as sums of eight bf16, core matrices of
 // eight rows side by side, first of one number and then of the other.
 using Statistics = uint4[2 * kBlockM];
@@ -153,6 +174,13 @@ __device__ __forceinline__ uint4 in_parts(float number) {
   }
   return {part[1] | part[0] >> 16, part[2] >> 16, 0, 0};
 }
+
+// What a share of a group's query heads gives to dV and dK of a tile, where several thread blocks
+// have one each.
+struct alignas(kLine) KeyBlock {
+  float dv[kBlockN * kHeadDimVPadded];  // in the order of the threads' accumulators
+  float dk[kBlockN * kHeadDimPadded];
+};
 
 // What there is of a block of rows in the workspace.
 struct alignas(kLine) RowBlock {
@@ -188,21 +216,26 @@ static_assert(kSharedBytes <= 201728, "the layout outgrew the plan's ledger");
 struct Params {
   CUtensorMap q, k, v, dout, dk, dv;
   Rows<const Element> out_rows, dout_rows;
-  Rows<Element> dq_rows;
+  Rows<Element> dq_rows, dk_rows, dv_rows;
   Numbers lse;
   Numbers dlse;                 // dlse.data may be null
   RowBlock* row_blocks;         // (heads, m_slots)
+  KeyBlock* key_blocks;         // parts of groups
   const int32_t* cu_seqlens_q;  // where sequences begin, and the last one ends
   const int32_t* cu_seqlens_k;  // the same of keys
   const int32_t* seqused_k;     // of how many keys each is to see the first ones; null: of all
   int offsets;                  // one more than there are sequences
-  int total_q, total_k;
-  int group;         // query heads of a KV head
-  int m_slots;       // for blocks of rows of all sequences; see Slots
-  int n_slots;       // and for those of keys
-  float scale;       // of dQ and dK
-  float scale_log2;  // of S, times log2(e)
-  int first_head;    // of a launch of a kernel before or after, whose grid may not hold all of them
+  int total_q, total_k, kv_heads;
+  int group;          // query heads of a KV head
+  int m_slots;        // for blocks of rows of all sequences; see Slots
+  int section_heads;  // KV heads whose Q, dO and dQ share the L2 cache
+  float scale;        // of dQ and dK
+  float scale_log2;   // of S, times log2(e)
+  int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
+  TileList* list;
+  ListedTile* listed;
+  int most_tiles;  // of a KV head
+  int most_kept;   // parts of dK and dV of a KV head; 0: no group is shared
 
   __device__ __forceinline__ RowBlock& row_block(int head, int slot) const {
     return row_blocks[head * m_slots + slot];  // no memory has room for more than an int counts
@@ -305,11 +338,20 @@ __device__ __forceinline__ void find_blocks(Tile& tile, const Lengths& lengths, 
   find_last(tile, lengths, first_key, m_blocks);
 }
 
-// Blocks of all sequences have numbers without anyone counting them: sequence i, which begins at
-// offsets[i - 1], does so at slot offsets[i - 1] / block + i, which leaves room for the blocks of
-// those before it, and now and then for one more. The rows before all sequences are number 0, those
-// behind them the last.
-template <int block>
+// What the launch before this one wrote can be seen from here on.
+__device__ __forceinline__ void wait_for_launch_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// The launch after this one may begin once all thread blocks have come here.
+__device__ __forceinline__ void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Blocks of rows of all sequences have numbers without anyone counting them: sequence i, which
+// begins at offsets[i - 1], does so at slot offsets[i - 1] / kBlockM + i, which leaves room for the
+// blocks of those before it, and now and then for one more. The rows before all sequences are
+// number 0, those behind them the last.
 struct Slots {
   const int32_t* offsets;
   int count;
@@ -320,19 +362,19 @@ struct Slots {
 
   // The same of any but number 0.
   __device__ __forceinline__ int first_behind(int sequence) const {
-    return max(0, __ldg(offsets + sequence - 1)) / block + sequence;
+    return max(0, __ldg(offsets + sequence - 1)) / kBlockM + sequence;
   }
 
-  // Which sequence a slot is of.
+  // Which sequence a slot is of. All lanes of a warp look for the same, at 32 sequences at a time.
   __device__ __forceinline__ int owner(int slot) const {
     int low = 0, high = count + 1;
     while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first_behind(middle) <= slot) {
-        low = middle;
-      } else {
-        high = middle;
-      }
+      const int step = ceil_div(high - low, 33), at = low + (lane() + 1) * step;
+      const uint32_t begun =
+          __ballot_sync(0xffffffff, at < high && first_behind(min(at, count)) <= slot);
+      const int passed = __ffs(~begun) - 1;  // 32 where all have
+      low += (begun == 0xffffffff ? 32 : passed) * step;
+      high = min(high, low + step);
     }
     return low;
   }
@@ -356,25 +398,236 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int index)
     sequence.seqlen_k = min(sequence.held_k, max(0, __ldg(params.seqused_k + index - 1)));
   }
   sequence.end_k = first_key + sequence.seqlen_k;
-  sequence.first_slot = Slots<kBlockM>{params.cu_seqlens_q, params.offsets}.first_of(index);
+  sequence.first_slot = Slots{params.cu_seqlens_q, params.offsets}.first_of(index);
   return sequence;
 }
 
-// A thread block's tile, and its sequence, of whose keys those that most rows see come first. Where
-// its slot has no block of keys first_key is not below held_k.
-__device__ __forceinline__ Tile tile_of(const Params& params, Sequence& sequence) {
-  const Slots<kBlockN> slots = {params.cu_seqlens_k, params.offsets};
+// ---- The order of tiles ----------------------------------------------------------------------
+
+// Of how many steps a tile is, roughly: the longer, the lower.
+__device__ __forceinline__ int class_of(int steps) {
+  const int exponent = 31 - __clz(steps);
+  return kRowThreads - 1 -
+         (exponent < 3 ? steps : (exponent - 2) * 8 + (steps >> (exponent - 3)) % 8);
+}
+
+// The fewest steps of a tile of a class.
+__device__ __forceinline__ int steps_of(int own_class) {
+  const int rank = kRowThreads - 1 - own_class;
+  return rank < 8 ? rank : (8 + rank % 8) << (rank / 8 - 1);
+}
+
+// In how many steps of a head there are rows that see keys from first_key on.
+__device__ __forceinline__ int steps_from(const Sequence& sequence, int first_key) {
+  const int first_row = first_row_past(sequence, first_key);
+  return first_row < sequence.seqlen_q ? ceil_div(sequence.seqlen_q, kBlockM) - first_row / kBlockM
+                                       : 0;
+}
+
+constexpr int kKeys = kCluster * kBlockN;  // of a listed tile
+constexpr float
+    kSumming = 3500,
+    kSummedBytes = 1400;  // what a sum of parts of dK and dV takes, in clocks, and its bytes in one
+
+// Lists tiles, by a thread block with a thread for each class.
+struct TileLister {
+  const Params& params;
+  uint32_t (
+      &places)[kRowThreads];  // how many tiles there are of a class, then where the next one goes
+  uint32_t& kept;             // parts of dK and dV, of a KV head
+  int long_steps = 0;  // of all query heads of a tile, from which on longer tiles go before others
+  int share_heads = params.group;  // of a group, where a sequence's tiles are shared out
+  int most_steps = 1 << 30;        // of a head, of tiles that are not
+
+  // Goes through sequences: a warp has some at a time, a lane one of them.
+  template <class Visit>
+  __device__ __forceinline__ void for_sequences(const Visit& visit) const {
+    const int sequences = params.offsets + 1,
+              width = min(32, ceil_div(sequences, kRowThreads / 32));
+    for (int first = threadIdx.x / 32 * width; first < sequences;
+         first += kRowThreads / 32 * width) {
+      const int index = min(first + lane(), params.offsets);
+      const Sequence own = sequence_of(params, index);
+      visit(index, own,
+            lane() < width && first + lane() < sequences ? ceil_div(own.held_k, kKeys) : 0);
+    }
+  }
+
+  // How many there are of all tiles of a head, or so: from the first of a sequence to its last one
+  // they are ever fewer.
+  __device__ __forceinline__ void count_steps(uint32_t& steps_of_all) const {
+    uint32_t steps = 0;
+    for_sequences([&](int, const Sequence& own, int tiles) {
+      if (tiles > 0) {
+        steps += tiles * (steps_from(own, 0) + steps_from(own, (tiles - 1) * kKeys)) / 2;
+      }
+    });
+    atomicAdd(&steps_of_all, steps);
+  }
+
+  // Gives each tile a place among those of its class, in the order of its sequence's keys: counts
+  // how many there are of each, and once `places` say from where each class begins, lists them.
+  template <bool lists>
+  __device__ __forceinline__ void place_tiles() {
+    for_sequences([&](int index, const Sequence& own, int tiles) {
+      const int most = steps_from(own, 0);
+      const bool is_shared = share_heads < params.group && most > most_steps;
+      const int own_heads = is_shared ? share_heads : params.group,
+                shares = ceil_div(params.group, own_heads);
+      const int own_kept = !is_shared ? -1
+                           : lists    ? int(atomicAdd(&kept, uint32_t(tiles * shares)))
+                                      : 0;
+      int behind = tiles * shares;  // of those up to this sequence
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int before = __shfl_up_sync(0xffffffff, behind, step);
+        behind += lane() >= step ? before : 0;
+      }
+      const int count = __shfl_sync(0xffffffff, behind, 31);
+      for (int number = lane(); number - lane() < count; number += 32) {
+        int owner = 0;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+          owner += number >= __shfl_sync(0xffffffff, behind, owner + step - 1) ? step : 0;
+        }
+        const int rank = number - __shfl_sync(0xffffffff, behind - tiles * shares, owner);
+        const int heads = __shfl_sync(0xffffffff, own_heads, owner),
+                  of_tile = ceil_div(params.group, heads);
+        const int first_key = rank / of_tile * kKeys, first_head = rank % of_tile * heads;
+        const int first_kept = __shfl_sync(0xffffffff, own_kept, owner),
+                  sequence_index = __shfl_sync(0xffffffff, index, owner);
+        Sequence sequence;
+        sequence.seqlen_q = __shfl_sync(0xffffffff, own.seqlen_q, owner);
+        sequence.seqlen_k = __shfl_sync(0xffffffff, own.seqlen_k, owner);
+        // tiles of a sequence follow each other, which share its rows in the L2 cache, but for long
+        // ones
+        const int of_first = __shfl_sync(0xffffffff, most, owner) * heads,
+                  steps = heads * steps_from(sequence, first_key);
+        const int own_class = class_of(steps > long_steps ? steps : min(of_first, long_steps));
+        const bool is_one = number < count;
+        // neighbours of one sequence and class take their places together
+        const int before_owner = __shfl_up_sync(0xffffffff, owner, 1),
+                  before_class = __shfl_up_sync(0xffffffff, own_class, 1);
+        const bool begins =
+            lane() == 0 || !is_one || owner != before_owner || own_class != before_class;
+        const uint32_t begun = __ballot_sync(0xffffffff, begins),
+                       up_to = 0xffffffff >> (31 - lane());
+        const int leader = 31 - __clz(begun & up_to), next = __ffs(begun & ~up_to);
+        uint32_t place = 0;
+        if (begins && is_one) {
+          place = atomicAdd(&places[own_class], uint32_t((next > 0 ? next - 1 : 32) - lane()));
+        }
+        place = __shfl_sync(0xffffffff, place, leader) + lane() - leader;
+        if (lists && is_one) {
+          const int left = min(heads, params.group - first_head);
+          params.listed[place] = {sequence_index, first_key, uint16_t(first_head), uint16_t(left),
+                                  first_kept < 0 ? -1 : first_kept + rank};
+        }
+      }
+    });
+  }
+
+  // Shares the groups of long sequences out where a tile of theirs takes long beside an even part
+  // of all work: in two or four, if there is room for what is kept, and if that is sooner than to
+  // leave them whole.
+  __device__ __forceinline__ void share_out(uint32_t steps_of_all, uint32_t& long_tiles,
+                                            uint32_t& longest) {
+    const float even = float(steps_of_all) * params.kv_heads / kMachines;  // steps of a head
+    most_steps = max(1, int(0.6f * even));
+    uint32_t own_tiles = 0, own_longest = 0;
+    for_sequences([&](int, const Sequence& own, int tiles) {
+      const int first = tiles > 0 ? steps_from(own, 0) : 0;
+      if (first > most_steps) {
+        own_tiles += tiles;
+        own_longest = max(own_longest, uint32_t(first));
+      }
+    });
+    atomicAdd(&long_tiles, own_tiles);
+    atomicMax(&longest, own_longest);
+    __syncthreads();
+    float least = INFINITY;
+#pragma unroll 1
+    for (int shares = 1; shares <= 4; shares *= 2) {
+      const int heads = ceil_div(params.group, shares),
+                parts = ceil_div(params.group, heads) * long_tiles;
+      const float summing = shares > 1 ? kSumming + 2.f * sizeof(KeyBlock) / kSummedBytes * parts *
+                                                        params.kv_heads * kCluster
+                                       : 0.f;
+      const float clocks = max(float(heads) * longest, even * params.group) * kStepClocks + summing;
+      if (clocks < least && (shares == 1 || parts <= params.most_kept)) {
+        least = clocks;
+        share_heads = heads;
+      }
+    }
+  }
+};
+
+// By one of the thread blocks that prepare rows.
+__device__ __forceinline__ void list_tiles(const Params& params) {
+  __shared__ uint32_t places[kRowThreads], kept, steps_of_all, long_tiles, longest;
+  places[threadIdx.x] = 0;
+  if (threadIdx.x == 0) {
+    kept = steps_of_all = long_tiles = longest = 0;
+  }
+  __syncthreads();
+  TileLister lister{params, places, kept};
+  lister.count_steps(steps_of_all);
+  __syncthreads();
+  const float even =
+      float(steps_of_all) * params.group / kMachines;  // what each has to do of a KV head
+  lister.long_steps = int(even * params.kv_heads / 4);
+  if (params.most_kept > 0) {
+    lister.share_out(steps_of_all, long_tiles, longest);
+  }
+  lister.place_tiles<false>();
+  __syncthreads();
+  const uint32_t own = places[threadIdx.x];
+#pragma unroll 1
+  for (int step = 1; step < kRowThreads; step *= 2) {
+    const uint32_t before = int(threadIdx.x) >= step ? places[threadIdx.x - step] : 0;
+    __syncthreads();
+    places[threadIdx.x] += before;
+    __syncthreads();
+  }
+  const int tiles = places[kRowThreads - 1], begin = places[threadIdx.x] - own;
+  const bool fit = tiles <= params.most_tiles;  // not where offsets fall: then there are none,
+                                                // since tiles wait for each other
+  __syncthreads();
+  places[threadIdx.x] = begin;
+  if (threadIdx.x == 0 && (!fit || tiles == 0)) {
+    *params.list = {};
+  } else if (fit && own > 0 && begin == 0) {  // those of the most steps
+    // two of their length for each multiprocessor, and tiles for two rounds and a half
+    const int rounds = ceil_div(5 * kMachines / 2, tiles);
+    *params.list = {tiles,
+                    max(rounds, int(min(1e6f, 2.f * steps_of(threadIdx.x) / max(1.f, even))) + 1)};
+  }
+  __syncthreads();
+  if (fit) {
+    lister.place_tiles<true>();
+  }
+}
+
+// A thread block's tile, as listed, and its sequence. Heads in sections, so that what their tiles
+// read stays in the L2 cache; the last one has work enough for its long tiles to end in time.
+__device__ __forceinline__ Tile tile_of(const Params& params, const TileList& list,
+                                        Sequence& sequence) {
+  const int last_heads = min(list.last_heads, params.kv_heads),
+            sections = (params.kv_heads - last_heads) / params.section_heads;
+  const int index = blockIdx.x / kCluster,
+            section = min(index / (params.section_heads * list.tiles), sections);
+  const int first_head = section * params.section_heads,
+            heads = section < sections ? params.section_heads : params.kv_heads - first_head;
+  const int rank = index - first_head * list.tiles, place = rank / heads;
+  const ListedTile listed = params.listed[place];
+  sequence = sequence_of(params, listed.sequence);
   Tile tile;
-  tile.kv_head = blockIdx.x / params.n_slots;
-  const int slot = blockIdx.x - tile.kv_head * params.n_slots, index = slots.owner(slot);
-  sequence = sequence_of(params, index);
-  const int first_slot = slots.first_of(index), m_blocks = ceil_div(sequence.seqlen_q, kBlockM);
-  // where offsets fall another may have its first slot: then nobody else may wait for that block
-  const bool whole = first_slot <= slot && slots.owner(first_slot) == index;
-  tile.first_key = whole ? (slot - first_slot) * kBlockN : sequence.held_k;
-  tile.first_head = tile.kv_head * params.group;
-  tile.last_head = tile.first_head + params.group;
-  find_blocks(tile, sequence, tile.first_key, m_blocks);
+  tile.first_key = listed.first_key;
+  tile.kv_head = first_head + rank - place * heads;
+  tile.first_head = tile.kv_head * params.group + listed.first_head;
+  tile.last_head = tile.first_head + listed.heads;
+  sequence.kept = listed.kept < 0 ? -1 : (listed.kept * params.kv_heads + tile.kv_head) * kCluster;
+  find_blocks(tile, sequence, listed.first_key, ceil_div(sequence.seqlen_q, kBlockM));
   return tile;
 }
 
@@ -386,12 +639,6 @@ __device__ __forceinline__ const Lengths& lengths_of(const Params&, const Shared
 __device__ __forceinline__ RowBlock& row_block_of(const Params& params, const SharedStorage& shared,
                                                   const Tile&, int head, int block) {
   return params.row_block(head, shared.sequence.first_slot + block);
-}
-
-// Blocks of rows in the order of a tile's steps: from the last to the first. All tiles of a head
-// begin with the same, so that they add to its dQ one after another.
-__device__ __forceinline__ int block_of(const Tile& tile, int step) {
-  return tile.last - 1 - step;
 }
 
 // A warp has 16 of an accumulator's 64 rows, from warp_row() on.
@@ -578,6 +825,66 @@ __device__ __forceinline__ void wgmma_dq(float (&c)[32], Descriptor a, Descripto
       : "l"(a.bits()), "l"(b.bits()), "n"(accumulate ? 1 : 0));
 }
 
+// Adds up what tiles of the same keys found of 64 rows of dK or dV, always in the order of their
+// heads, and rounds that.
+template <int columns, int padded>
+__device__ __forceinline__ void sum_rows(const Params& params, const float* first, int shares,
+                                         const Rows<Element>& to, int row, int rows, int head,
+                                         float scale) {
+  const int64_t share_stride =
+      int64_t(sizeof(KeyBlock) / sizeof(float4)) * kCluster * params.kv_heads;
+  __shared__ uint32_t rounded[kWarpgroupRows][padded / 2 + 4];
+#pragma unroll 2  // few registers
+  for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
+    // four neighbours of a thread's accumulator, as of dQ
+    const int thread = i % kWarpgroup, own = thread / 32 * 16 + thread % 32 / 4,
+              pair = i / kWarpgroup * 4 + thread % 4;
+    float4 sum = {};
+#pragma unroll 1
+    for (int share = 0; share < shares; ++share) {
+      const float4 x = reinterpret_cast<const float4*>(first)[share * share_stride + i];
+      sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+    rounded[own][pair] = pack(sum.x * scale, sum.y * scale);
+    rounded[own + 8][pair] = pack(sum.z * scale, sum.w * scale);
+  }
+  __syncthreads();
+  constexpr int kLoads = columns * sizeof(Element) / 16;  // of a row
+  for (int i = threadIdx.x; i < min(kWarpgroupRows, rows) * kLoads; i += kRowThreads) {
+    reinterpret_cast<uint4*>(to.at(row + i / kLoads, head))[i % kLoads] =
+        *reinterpret_cast<const uint4*>(&rounded[i / kLoads][i % kLoads * 4]);
+  }
+  __syncthreads();  // what is rounded next takes the same space
+}
+
+// Of a listed tile, if it is the first of several with the same keys; thread blocks of all heads of
+// a group take 64 keys each, in turns.
+__device__ __forceinline__ void sum_shares(const Params& params, int place, int head) {
+  if (place >= params.list->tiles) {
+    return;
+  }
+  const ListedTile listed = params.listed[place];
+  if (listed.kept < 0 || listed.first_head > 0) {
+    return;
+  }
+  const Sequence sequence = sequence_of(params, listed.sequence);
+  const int kv_head = head / params.group, shares = ceil_div(params.group, int(listed.heads));
+  const KeyBlock* const first =
+      params.key_blocks + (int64_t(listed.kept) * params.kv_heads + kv_head) * kCluster;
+  const int keys = min(kCluster * kBlockN, sequence.held_k - listed.first_key),
+            first_row = sequence.end_k - sequence.seqlen_k + listed.first_key;
+  for (int key = head % params.group * kWarpgroupRows; key < keys;
+       key += params.group * kWarpgroupRows) {
+    const KeyBlock& own = first[key / kBlockN];
+    const int row = key % kBlockN;
+    sum_rows<kHeadDimV, kHeadDimVPadded>(params, own.dv + row * kHeadDimVPadded, shares,
+                                         params.dv_rows, first_row + key, keys - key, kv_head, 1.f);
+    sum_rows<kHeadDim, kHeadDimPadded>(params, own.dk + row * kHeadDimPadded, shares,
+                                       params.dk_rows, first_row + key, keys - key, kv_head,
+                                       params.scale);
+  }
+}
+
 // ---- Rows, before and after ------------------------------------------------------------------
 
 // A block of rows of a head, in the sequence that its slot is of.
@@ -590,6 +897,9 @@ struct BlockOfRows {
   __device__ __forceinline__ bool exists() const {
     return m_block >= 0 && m_block * kBlockM < sequence.seqlen_q;
   }
+
+  // Rows from its first one to the end of the sequence.
+  __device__ __forceinline__ int left() const { return sequence.seqlen_q - m_block * kBlockM; }
 
   __device__ __forceinline__ RowBlock& record(const Params& params) const {
     return params.row_block(head, slot);
@@ -607,10 +917,12 @@ struct BlockOfRows {
   }
 };
 
-// The one that a thread block before or after has.
+// The one that a thread block before or after has; the first of those before, which lists tiles,
+// has none.
 __device__ __forceinline__ BlockOfRows own_block_of_rows(const Params& params) {
-  const Slots<kBlockM> slots = {params.cu_seqlens_q, params.offsets};
-  const int slot = blockIdx.x, head = params.first_head + blockIdx.y, index = slots.owner(slot),
+  const Slots slots = {params.cu_seqlens_q, params.offsets};
+  const int slot = int(blockIdx.x) + params.m_slots - int(gridDim.x);
+  const int head = params.first_head + blockIdx.y, index = slots.owner(slot),
             m_block = slot - slots.first_of(index);
   const Sequence sequence = sequence_of(params, index);
   return {slot, head, m_block, sequence, sequence.end_q - sequence.seqlen_q};
@@ -661,6 +973,13 @@ __device__ __forceinline__ void prepare(const Params& params, const BlockOfRows&
 
 // Before the main kernel.
 __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constant__ Params params) {
+  let_next_launch_begin();
+  if (blockIdx.x == 0) {
+    if (params.first_head + blockIdx.y == 0) {
+      list_tiles(params);
+    }
+    return;
+  }
   const BlockOfRows own = own_block_of_rows(params);
   RowBlock& record = own.record(params);
   clear(record);
@@ -672,6 +991,10 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows(const __grid_constan
 
 // After the main kernel: scale and round the sums of dq, by way of shared memory.
 __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ Params params) {
+  if (blockIdx.x + params.m_slots < gridDim.x) {
+    sum_shares(params, blockIdx.x, params.first_head + blockIdx.y);
+    return;
+  }
   const BlockOfRows own = own_block_of_rows(params);
   if (!own.exists()) {
     return;
@@ -686,7 +1009,7 @@ __global__ void __launch_bounds__(kRowThreads) round_dq(const __grid_constant__ 
     // four neighbours of a thread's accumulator: two columns of a row, and of that eight below
     const int row = warpgroup * kDqRowStep + thread / 32 * 16 + thread % 32 / 4;
     const int pair = warpgroup * kDqColumnStep / 2 + eight * 4 + thread % 4;
-    const float4 sum = seen ? sums[i] : float4{};
+    const float4 sum = seen && row < own.left() ? sums[i] : float4{};
     rounded[row][pair] = pack(sum.x * params.scale, sum.y * params.scale);
     rounded[row + 8][pair] = pack(sum.z * params.scale, sum.w * params.scale);
   }
@@ -774,10 +1097,9 @@ struct Loader {
     load_k(tile);
     shared.v_full.arrive_and_expect_tx(sizeof(shared.v));
     copy_keys<kHeadDimVPadded, kVSlab>(params.v, shared.v_full, shared.v, tile);
-    for (int head = tile.first_head; head < tile.last_head; ++head) {
+    for (int block = tile.last - 1; block >= tile.first; --block) {
 #pragma unroll 1
-      for (int step = 0; step < tile.last - tile.first; ++step) {
-        const int block = block_of(tile, step);
+      for (int head = tile.first_head; head < tile.last_head; ++head) {
         load_q(q, tile, head, block, kQBytes);
         q.advance();
         load_dout(dout, tile, head, block, kDoutBytes);
@@ -875,11 +1197,11 @@ __device__ __forceinline__ void add_dq(const Params& params, SharedStorage& shar
   Barrier* const full = shared.dq_full[adder];
   uint32_t phase = 0;
   int step = adder;
-  const int steps = tile.last - tile.first;
-  for (int head = tile.first_head; head < tile.last_head; ++head) {
+  const int steps = tile.last_head - tile.first_head;
+  for (int block = tile.last - 1; block >= tile.first; --block) {
 #pragma unroll 1  // few registers
     for (; step < steps; step += kDqAdders) {
-      const int block = block_of(tile, step),
+      const int head = tile.first_head + step,
                 turn = turn_of(lengths_of(params, shared), tile, block);
       RowBlock& record = row_block_of(params, shared, tile, head, block);
       float* const sums = sums_of(record);
@@ -1077,6 +1399,21 @@ struct Consumer {
                                   along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor));
   }
 
+  // Leaves 64 rows of a gradient as they are, where other tiles have the rest of the group.
+  template <int all, int count>
+  __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
+    float4* to =
+        reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+      to[i / 4 * kWarpgroup] = {gradient[i], gradient[i + 1], gradient[i + 2], gradient[i + 3]};
+    }
+  }
+
+  __device__ __forceinline__ KeyBlock& share_of(const Tile&) const {
+    return params.key_blocks[shared.sequence.kept];
+  }
+
   // Rounds 64 rows of a gradient to a tile in shared memory.
   template <int columns, int slab, int swizzle_bits, int count>
   __device__ __forceinline__ void round_rows(Element* space, const float (&gradient)[count],
@@ -1137,6 +1474,11 @@ struct Consumer {
   // Both gradients of a tile, where all have read K and V.
   __device__ __forceinline__ void leave(const Tile& tile, const KeyGradient& dk,
                                         const ValueGradient& dv) {
+    if (shared.sequence.kept >= 0) {
+      keep(share_of(tile).dv, dv);
+      keep(share_of(tile).dk, dk);
+      return;
+    }
     store_dv(tile, dv);
     store_dk(tile, dk);
     finish();
@@ -1247,21 +1589,29 @@ struct Consumer {
     advance();
   }
 
-  // All blocks of rows of a tile, from the last to the first, for each query head of its group.
+  // All blocks of rows of a tile, from the last to the first, each for all its query heads. Tiles
+  // of a head have more blocks or fewer: head by head one with fewer would wait for the one that
+  // adds to dQ first. One loop for both, so that ptxas keeps nothing of a block in registers from
+  // head to head.
   template <class... Registers>
   __device__ __forceinline__ void take_steps(const Tile& tile, Registers&... registers) {
-    for (int head = tile.first_head; head < tile.last_head; ++head) {
-      int block = tile.last - 1;
-      for (; block >= max(tile.full_first, tile.first); --block) {
-        step<false>(tile, block, registers...);
+    const int heads = tile.last_head - tile.first_head;
+    int block = tile.last - 1, left = heads;  // of the block
+    const auto go_on = [&] {
+      if (--left == 0) {
+        left = heads;
+        --block;
       }
-      for (; block >= tile.first; --block) {
-        if (sees_none(tile, block)) {
-          pass();
-          continue;
-        }
-        step<true>(tile, block, registers...);
+    };
+    for (; block >= max(tile.full_first, tile.first); go_on()) {
+      step<false>(tile, block, registers...);
+    }
+    for (; block >= tile.first; go_on()) {
+      if (sees_none(tile, block)) {
+        pass();
+        continue;
       }
+      step<true>(tile, block, registers...);
     }
   }
 
@@ -1283,13 +1633,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) char shared_bytes[];
   SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
 
-  Sequence sequence;
-  const Tile tile = tile_of(params, sequence);
-  if (tile.first_key >= sequence.held_k) {
+  wait_for_launch_before();
+  const TileList list = *params.list;
+  if (int(blockIdx.x) / kCluster >= list.tiles * params.kv_heads) {
     return;
   }
+  Sequence sequence;
+  const Tile found = tile_of(params, list, sequence);
   if (threadIdx.x == 0) {
     shared.sequence = sequence;
+  }
+  const Tile& tile = found;
+  if (threadIdx.x == 0) {
     cute::prefetch_tma_descriptor(&params.q);
     cute::prefetch_tma_descriptor(&params.k);
     cute::prefetch_tma_descriptor(&params.v);
@@ -1421,7 +1776,7 @@ const struct FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info(voi
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1430,6 +1785,26 @@ namespace fagen_bwd_fp16_d128_causal_m64n128_varlen_host {
 using namespace fagen_bwd_fp16_d128_causal_m64n128_varlen_kernel;
 using namespace fagen_host;
 using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
+
+// How many tiles of a KV head there are at most, of keys in all sequences and around them.
+int key_slots(const FagenBackwardVarlenArgs& a) {
+  return a.total_k ? int(ceil_div(a.total_k, kCluster * kBlockN)) + a.offsets : 0;
+}
+
+// How many parts of dK and dV of a KV head there is room for, where groups are shared out: only of
+// few tiles are some too long.
+int most_kept(const FagenBackwardVarlenArgs& a) {
+  const int64_t tiles = int64_t(key_slots(a)) * a.kv_heads;
+  return a.heads > a.kv_heads && a.total_q && tiles <= 4 * kMachines
+             ? std::min(4 * key_slots(a), 4 * kMachines / a.kv_heads)
+             : 0;
+}
+
+// What all that takes of the workspace, and the list of tiles.
+int64_t shares_bytes(const FagenBackwardVarlenArgs& a) {
+  const int64_t kept = int64_t(most_kept(a)) * a.kv_heads * kCluster * sizeof(KeyBlock);
+  return kept + sizeof(TileList) + int64_t(key_slots(a) + most_kept(a)) * sizeof(ListedTile);
+}
 
 // What calls end with, by Status.
 constexpr const char* kMessages[] = {
@@ -1472,7 +1847,7 @@ Status check_sizes(const FagenBackwardVarlenArgs& a) {
 
 // Of a call whose sizes are checked, which has fewer than 2^30 of what each record is of.
 int64_t workspace_bytes([[maybe_unused]] const FagenBackwardVarlenArgs& a) {
-  return int64_t(ceil_div(a.total_q, 64) + a.offsets) * a.heads * 34944;
+  return int64_t(ceil_div(a.total_q, 64) + a.offsets) * a.heads * 34944 + shares_bytes(a);
 }
 
 Status check(const FagenBackwardVarlenArgs& a) {
@@ -1540,6 +1915,8 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
   params.out_rows = {static_cast<const Element*>(a.out), a.out_stride_seq, a.out_stride_head};
   params.dout_rows = {static_cast<const Element*>(a.dout), a.dout_stride_seq, a.dout_stride_head};
   params.dq_rows = {static_cast<Element*>(a.dq), a.dq_stride_seq, a.dq_stride_head};
+  params.dk_rows = {static_cast<Element*>(a.dk), a.dk_stride_seq, a.dk_stride_head};
+  params.dv_rows = {static_cast<Element*>(a.dv), a.dv_stride_seq, a.dv_stride_head};
   params.lse = {static_cast<const float*>(a.lse), a.lse_stride_head};
   params.dlse = {static_cast<const float*>(a.dlse), a.dlse_stride_head};
   params.row_blocks = static_cast<RowBlock*>(a.workspace);
@@ -1549,22 +1926,34 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
   params.offsets = a.offsets;
   params.total_q = a.total_q;
   params.total_k = a.total_k;
+  params.kv_heads = a.kv_heads;
   params.group = a.heads / a.kv_heads;
   params.scale = a.scale;
 
   // LSEs are divided by it, and of less than that nothing is left of S
   params.scale_log2 = std::max(a.scale, 0x1p-100f) * 1.44269504089f;
 
-  // How many blocks there are the GPU finds out: there is a thread block for each slot of one.
+  // How many blocks there are the GPU finds out: there is a thread block for each that there may
+  // be.
   const int m_slots = a.total_q ? int(ceil_div(a.total_q, kBlockM)) + a.offsets : 0;
-  const int n_slots = a.total_k ? int(ceil_div(a.total_k, kBlockN)) + a.offsets : 0;
-  const int64_t tiles = int64_t(n_slots) * a.kv_heads;
+  const int kept = most_kept(a);
+  const int64_t tiles = int64_t(key_slots(a) + kept) * a.kv_heads;
   if (m_slots == 0 && tiles == 0) {
     return kOk;
   }
   params.m_slots = m_slots;
-  params.n_slots = n_slots;
-  const int grid = int(tiles);
+  params.most_tiles = key_slots(a) + kept;
+  params.most_kept = kept;
+  params.key_blocks = reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.heads) * m_slots);
+  params.list =
+      reinterpret_cast<TileList*>(params.key_blocks + int64_t(kept) * a.kv_heads * kCluster);
+  params.listed = reinterpret_cast<ListedTile*>(params.list + 1);
+  // Heads come in sections whose rows fit their share of the L2 cache.
+  const int64_t head_bytes = int64_t(a.total_q) * params.group *
+                             ((kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float));
+  params.section_heads = int(
+      std::clamp<int64_t>(kL2Share / std::max<int64_t>(1, head_bytes), 1, std::max(1, a.kv_heads)));
+  const int grid = int(tiles) * kCluster;
 
   const Tensor q{.data = a.total_q > 0 ? a.q : a.k,
                  .sizes = {kHeadDim, a.total_q, a.heads},
@@ -1638,17 +2027,18 @@ Status launch(const FagenBackwardVarlenArgs& a, cudaStream_t stream) {
     return kTensorMapRefused;
   }
 
-  if (m_slots > 0) {
-    by_heads(params, a.heads, [&](int heads) {
-      prepare_rows<<<dim3(m_slots, heads), kRowThreads, 0, stream>>>(params);
-    });
+  by_heads(params, a.heads, [&](int heads) {
+    prepare_rows<<<dim3(m_slots + 1, heads), kRowThreads, 0, stream>>>(
+        params);  // the first lists tiles
+  });
+  if (tiles > 0 && !enqueue(attention_backward, grid, kThreads, shared_bytes, stream, params)) {
+    return kLaunchFailed;
   }
-  if (tiles > 0) {
-    attention_backward<<<grid, kThreads, shared_bytes, stream>>>(params);
-  }
   if (m_slots > 0) {
+    const int summed =
+        params.most_kept > 0 ? params.most_tiles : 0;  // what a tile may have a part of
     by_heads(params, a.heads, [&](int heads) {
-      round_dq<<<dim3(m_slots, heads), kRowThreads, 0, stream>>>(params);
+      round_dq<<<dim3(summed + m_slots, heads), kRowThreads, 0, stream>>>(params);
     });
   }
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
@@ -1685,7 +2075,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128_varlen",
-      "018c7633b1d3e06153fe095e87d0702ae73b106c5d684c21375f5050d4810418"};
+      "51200171bf0d8c955a7fddfd518f8e1928c3d1e1c8abea639c23cc5353bb6839"};
   return &info;
 }
-// sha256 of what is above: 4189cf4a60e037d06d89cd719c1be889c122af58c6bdc83bb6438ea67185776e
+// sha256 of what is above: 697371274019ac8fb5942d05b543fc3a778e022138b17e06065ecb265bfb19e3

@@ -1644,7 +1644,7 @@ const struct FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_info
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -2003,7 +2003,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
-      "741beb2ee303ffd6e0062268061a82b73b7a1a4e1e30693e2d26d9e023c15367"};
+      "73c2884e45802c47bd42a9751516e021834ce62c9811b00979c6b28b5630fc82"};
   return &info;
 }
-// sha256 of what is above: 73b941957e2c9ced52e4ed4991be4b64e6bafd224d64653ee26bdf11b3969eeb
+// sha256 of what is above: 96176910b5544f77975c4310d0a3d0fd20afdcbf139293bce4d260679e0a8e57

@@ -43,10 +43,13 @@ constexpr int kHeadDim = 192;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 192;  // in shared memory, in whole slabs
 constexpr int kHeadDimVPadded = 128;
-constexpr int kRows = 8;       // of queries that a unit of work has at most
-constexpr int kBlockN = 64;    // keys of a step
-constexpr int kBlocks = 2;     // that share an SM
-constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
+constexpr int kRows = 8;          // of queries that a unit of work has at most
+constexpr int kBlockN = 64;       // keys of a step
+constexpr int kBlocks = 2;        // that share an SM
+constexpr int kMostBlocks = 5;    // of keys, up to which a sequence is one split
+constexpr int kHeadsOfBlock = 3;  // of a KV head: a split has a block for so many at least,
+constexpr int kLongestLeast = 4;  // up to so many blocks
+constexpr int kThreads = 160;     // a warpgroup that computes, a warp that loads
 constexpr int kLaunchRegisters = 168;
 constexpr int kStepK = 16;  // the K of every wgmma
 constexpr int kSlab = 64;   // columns: tiles lie as slabs of 128 bytes, all rows of one together
@@ -154,6 +157,11 @@ struct Params {
   FastDivisor kv_heads_divisor, row_tiles, head_tiles, heads_divisor, seqlen_q_divisor;
   float scale;       // of S
   float scale_log2;  // times log2(e)
+  int least_blocks;  // of keys, that a split has
+  int whole_groups;  // of tiles that are alike and stay whole; then splits go in turns
+  int of_run;        // of them, for each run, and how many runs have one more
+  int longer_runs;
+  int whole_rows;  // of queries, of such tiles' sequences
 
   // Where a split's partial output of a row is.
   __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
@@ -214,18 +222,22 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
 }
 
 // How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length
-// alone.
-__device__ __forceinline__ int split_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
+// alone, and of the heads of a KV head. Few blocks are one split, which nothing has to be combined
+// with.
+__device__ __forceinline__ int split_keys(const Params& params, int length) {
+  const int blocks = blocks_of(length, kBlockN);
+  return (blocks <= kMostBlocks ? blocks
+                                : max(blocks_of(blocks, kNumSplits), params.least_blocks)) *
+         kBlockN;
 }
 
-__device__ __forceinline__ int splits_of(int length) {
-  return length > 0 ? blocks_of(length, split_keys(length)) : 0;
+__device__ __forceinline__ int splits_of(const Params& params, int length) {
+  return length > 0 ? blocks_of(length, split_keys(params, length)) : 0;
 }
 
 // Every row of a sequence has its splits.
 __device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
-  return splits_of(sequence_of(params, batch).length);
+  return splits_of(params, sequence_of(params, batch).length);
 }
 
 // Keys of one KV head, a split's or those of several from this one on, for some queries of its
@@ -254,6 +266,11 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
   return parts / runs * run + parts % runs * run / runs;
 }
 
+// The same of groups whose tiles stay whole for want of lengths: the first runs may have one more.
+__device__ __forceinline__ int begin_of_whole(const Params& params, int run) {
+  return min(run * params.of_run + min(run, params.longer_runs), params.whole_groups);
+}
+
 // The tile of a group of neighbouring tiles that is this thread block's.
 __device__ __forceinline__ int tile_of(const Params& params, int group) {
   const int abreast = params.abreast.value;
@@ -264,7 +281,7 @@ __device__ __forceinline__ int tile_of(const Params& params, int group) {
 // keys. All of it is cut into runs of the same number of steps, and what a run has of a tile is a
 // unit. A thread block that begins with a tile's first split combines what follows in registers, so
 // most outputs are written once, and wholly. Neighbouring blocks go through a run abreast, each in
-// a tile of its own: they read neighbouring heads of the same keys at a time.
+// a tile of its own: they read the same keys, of neighbouring heads, at a time.
 //
 // Where a run's share is less than two of the longest splits, cutting would give some runs two of
 // them, and some one. Then runs take splits in turns, long ones and short ones.
@@ -280,20 +297,26 @@ struct Units {
   // By all lanes of a warp.
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) {
     const int each = tile_steps(sequence_of(params, 0));
+    const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
+    if (params.whole_groups > 0) {
+      at = begin_of_whole(params, run) * each;
+      end = begin_of_whole(params, run + 1) * each;
+      count(0);
+      return;
+    }
     int total = 0, splits = 0, longest = 0;
     bool alike = true;
     for (int batch = lane(); batch < params.batch; batch += 32) {
       const Sequence sequence = sequence_of(params, batch);
       const int steps = tile_steps(sequence);
       total += steps;
-      splits += splits_of(sequence.length);
+      splits += splits_of(params, sequence.length);
       longest = max(longest, split_steps(sequence));
       alike &= steps == each;
     }
     total = __reduce_add_sync(0xffffffffu, total) * params.tile_groups.value;
     splits = __reduce_add_sync(0xffffffffu, splits) * params.tile_groups.value;
     longest = __reduce_max_sync(0xffffffffu, longest);
-    const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
     // Tiles that are alike may stay whole: then nothing is left to be combined.
     const bool whole = params.level && __all_sync(0xffffffffu, alike);
     if (!whole && total / runs < 2 * longest) {
@@ -310,15 +333,15 @@ struct Units {
 
   // Each split takes a step more than it has blocks of keys: to be begun and combined.
   __device__ __forceinline__ int tile_steps(const Sequence& sequence) const {
-    return blocks_of(sequence.length, kBlockN) + splits_of(sequence.length);
+    return blocks_of(sequence.length, kBlockN) + splits_of(params, sequence.length);
   }
 
   __device__ __forceinline__ int split_steps(const Sequence& sequence) const {
-    return split_keys(sequence.length) / kBlockN + 1;
+    return split_keys(params, sequence.length) / kBlockN + 1;
   }
 
   __device__ __forceinline__ int parts_of(const Sequence& sequence) const {
-    return (in_turns ? splits_of(sequence.length) : tile_steps(sequence)) *
+    return (in_turns ? splits_of(params, sequence.length) : tile_steps(sequence)) *
            params.tile_groups.value;
   }
 
@@ -334,6 +357,22 @@ struct Units {
       ends += lane() >= step ? others : 0;
     }
     ends += before;
+  }
+
+  // Behind whole tiles come the splits of others, for runs that have no more tiles than most;
+  // whether there are any.
+  __device__ __forceinline__ bool take_turns() {
+    const int run = params.abreast.divide(blockIdx.x) - params.longer_runs;
+    if (in_turns || params.whole_groups == 0 || run < 0) {
+      return false;
+    }
+    const int splits = splits_of(params, params.seqlen_k);
+    in_turns = true;
+    at = params.whole_groups * splits + run;
+    end = params.batch * params.tile_groups.value * splits;
+    window = 0;
+    count(0);
+    return at < end;
   }
 
   // The next unit of the run, by all lanes of a warp; false: there is none left.
@@ -353,14 +392,14 @@ struct Units {
       unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
       unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
       const int rank = at - __shfl_sync(0xffffffffu, ends - parts, owner);
-      const int keys = split_keys(unit.sequence.length);
+      const int keys = split_keys(params, unit.sequence.length);
       int group;
       if (in_turns) {
         unit.split = params.tile_groups.divide(rank);
         group = rank - unit.split * params.tile_groups.value;
         unit.first_key = unit.split * keys;
         unit.last_key = min(unit.first_key + keys, unit.sequence.length);
-        at += params.abreast.divide(gridDim.x);
+        at += params.abreast.divide(gridDim.x) - params.longer_runs;
       } else {
         const int steps = tile_steps(unit.sequence), each = split_steps(unit.sequence);
         group = rank / steps;
@@ -386,13 +425,12 @@ struct Units {
 
 // The first unit of a thread block, as far as keys go, where tiles stay whole for want of lengths.
 __device__ __forceinline__ Unit first_of_whole(const Params& params) {
-  const int run = params.abreast.divide(blockIdx.x), runs = params.abreast.divide(gridDim.x);
-  const int group = begin_of(run, params.batch * params.tile_groups.value, runs);
+  const int group = begin_of_whole(params, params.abreast.divide(blockIdx.x));
   Unit unit{};
   unit.batch = params.tile_groups.divide(group);
   const int tile = tile_of(params, group - unit.batch * params.tile_groups.value);
-  unit.kv_head = tile - params.kv_heads_divisor.divide(tile) * params.kv_heads;
-  unit.last_key = params.seqlen_k;
+  unit.kv_head = params.row_tiles.divide(tile);
+  unit.last_key = group < params.whole_groups ? params.seqlen_k : 0;
   return unit;
 }
 
@@ -612,7 +650,7 @@ struct Producer {
       return;
     }
     Unit unit;
-    if (params.whole) {
+    if (params.whole_groups > 0) {
       unit = first_of_whole(params);
     } else if (Units units(params); !units.in_turns || !units.next(unit)) {
       return;
@@ -625,9 +663,11 @@ struct Producer {
   __device__ __forceinline__ void run() {
     Units units(params);
     Unit unit;
-    while (units.next(unit)) {
-      take(unit);
-    }
+    do {
+      while (units.next(unit)) {
+        take(unit);
+      }
+    } while (units.take_turns());
   }
 
   // The next buffer of the ring becomes a block of K or V. Who has read it needs it no more, but
@@ -785,7 +825,7 @@ struct Consumer {
     begin_combining();
     begin(unit);
     shared.q_full[q.stage].wait(q.phase);
-    const int split = split_keys(unit.sequence.length);
+    const int split = split_keys(params, unit.sequence.length);
     Scores s;
     first_scores(s);
     int key = unit.first_key;
@@ -806,9 +846,11 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     Units units(params);
     Unit unit;
-    while (units.next(unit)) {
-      take(unit);
-    }
+    do {
+      while (units.next(unit)) {
+        take(unit);
+      }
+    } while (units.take_turns());
   }
 
   // The keys that all queries of a unit see.
@@ -1206,31 +1248,42 @@ struct Consumer {
     combined_reference[j] = fmaxf(combined_reference[j], share.x);
   }
 
+  __device__ __forceinline__ float combined_reference_of(int j) const {
+    return combined_reference[j];
+  }
+  __device__ __forceinline__ float combined_sum_of(int j) const { return combined_sum[j]; }
+
+  template <class Store>
+  __device__ __forceinline__ void for_each_combined(int j, Store store) {
+    for_each_number(combined, j, store);
+  }
+
   // Hands on what has been combined of one of this thread's columns: the output itself, if these
   // were all splits.
   __device__ __forceinline__ void store_combined(const Unit& unit, int j, int position, int head,
                                                  int64_t index) {
     const bool all = unit.last_key == unit.sequence.length;
-    const float inverse = combined_sum[j] == 0.0f ? 0.0f : __frcp_rn(combined_sum[j]);
+    const float inverse = combined_sum_of(j) == 0.0f ? 0.0f : __frcp_rn(combined_sum_of(j));
     Element* const out = params.out + unit.batch * params.out_stride_batch +
                          position * params.out_stride_seq + head * params.out_stride_head;
     float* const state = params.partials + index * kHeadDimV;
-    for_each_number(combined, j, [&](int column, float number) {
+    for_each_combined(j, [&](int column, float number) {
       if (all) {
         // of no key it is 0, even beside a V that is not finite
         out[column] =
-            __floats2bfloat162_rn(combined_sum[j] == 0.0f ? 0.0f : times(number, inverse), 0.0f).x;
+            __floats2bfloat162_rn(combined_sum_of(j) == 0.0f ? 0.0f : times(number, inverse), 0.0f)
+                .x;
       } else {
         __stcg(state + column, number);
       }
     });
     if (thread_row() == 0) {
-      params.combined_of(unit.batch, position, head) = {unit.split + 1, combined_reference[j],
-                                                        combined_sum[j]};
+      params.combined_of(unit.batch, position, head) = {unit.split + 1, combined_reference_of(j),
+                                                        combined_sum_of(j)};
       if (all && params.lse) {
         params
             .lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
-            plus(times(combined_reference[j], params.scale), log_above(combined_sum[j]));
+            plus(times(combined_reference_of(j), params.scale), log_above(combined_sum_of(j)));
       }
     }
   }
@@ -1319,6 +1372,10 @@ __global__ void __launch_bounds__(kCombineThreads)
   const bool there = batch < params.batch;
   const int column = threadIdx.x % kCombineLanes * 2;
 
+  if (int(blockIdx.x + 1) * kCombineRows <=
+      params.whole_rows) {  // of tiles that stay whole, whose outputs are written
+    return;
+  }
   // The launch before this one, whose blocks have all begun, had waited for whoever wrote the
   // lengths.
   const int of_sequence = there ? splits_of(params, batch, position) : 0;
@@ -1477,7 +1534,7 @@ const struct FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_info(
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1616,13 +1673,17 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.group = group;
   params.tile_positions = tile_positions;
   params.tile_heads = FastDivisor(tile_heads);
+  params.least_blocks = std::clamp(group / kHeadsOfBlock, 1, kLongestLeast);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.split_units = row_tiles * a.kv_heads;
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
-  // No sequence has more splits than it has blocks of keys: what there is of either is known here.
-  const int64_t units = int64_t(params.split_units) * a.batch *
-                        std::min(kNumSplits, blocks_of(params.seqlen_k, kBlockN));
+  // How many splits a sequence may have: what there is of keys is known here.
+  const int blocks = blocks_of(params.seqlen_k, kBlockN);
+  const int most_splits = blocks <= kMostBlocks
+                              ? std::min(blocks, 1)
+                              : std::min(kNumSplits, blocks_of(blocks, params.least_blocks));
+  const int64_t units = int64_t(params.split_units) * a.batch * most_splits;
 
   const int most = multiprocessors * kBlocks;
   int abreast = std::min({8, params.split_units, most});
@@ -1635,14 +1696,43 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
       1 << 30) {
     return kTooMany;
   }
-  const int64_t grid =
-      std::min<int64_t>(units, most - most % abreast);  // no run lacks a tile of its group
-  const int64_t groups = int64_t(params.tile_groups.value) * a.batch, runs = grid / abreast;
   const bool alike = !a.seqused_k && !a.leftpad_k;
-  params.level = runs > 0 && (groups + runs - 1) / runs * runs <= groups + groups / 16;
-  params.whole = params.level && alike;
+  const int64_t groups = int64_t(params.tile_groups.value) * a.batch, most_runs = most / abreast;
+  const int64_t sm_runs =
+      multiprocessors / abreast;  // of as many thread blocks as there are multiprocessors
+  params.of_run = params.longer_runs = 0;
+  int64_t runs = most_runs, whole_groups = 0;
 
-  params.prefetched_keys = params.whole || !alike ? kStages / 2 * kBlockN : 0;
+  // Tiles that are alike stay whole, as many in each run. What is left are tiles of some runs, one
+  // more in each, if they are enough for memory to be busy; of runs that have no others, not if
+  // some multiprocessors would have two.
+  const int64_t left = groups % most_runs;
+  const bool enough = left == 0 || left * 10 >= sm_runs * 7,
+             shared = left > sm_runs && left * 4 <= sm_runs * 5;
+  if (alike && units > 0 && enough && !(groups < most_runs && shared)) {
+    params.of_run = int(groups / most_runs);
+    params.longer_runs = int(left);
+    whole_groups = groups;
+    runs = std::min(groups, most_runs);
+  }
+
+  // Else splits of what is left are taken in turns, by runs that have no tile more than others.
+  if (alike && units > 0 && whole_groups == 0 && groups >= sm_runs) {
+    params.of_run = int(groups / most_runs);
+    params.longer_runs = groups < most_runs ? int(sm_runs) : 0;
+    whole_groups = params.of_run * most_runs + params.longer_runs;
+    whole_groups -= whole_groups % params.tile_groups.value;  // of whole sequences
+  }
+
+  params.whole_groups = int(whole_groups);
+  params.whole_rows = int(whole_groups / params.tile_groups.value * a.seqlen_q * a.heads);
+  params.whole = whole_groups > 0 && whole_groups == groups;
+  // no run lacks a tile of its group
+  const int64_t grid = whole_groups > 0 ? runs * abreast : std::min<int64_t>(units, runs * abreast);
+  runs = std::max<int64_t>(1, grid / abreast);
+  params.level = grid >= abreast && (groups + runs - 1) / runs * runs <= groups + groups / 16;
+
+  params.prefetched_keys = params.whole_groups > 0 || !alike ? kStages / 2 * kBlockN : 0;
 
   const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
   params.shares = reinterpret_cast<Share*>(params.partials + rows * kNumSplits * kHeadDimV);
@@ -1727,7 +1817,7 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_i
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d192v128_causal_r8n64_streamk",
-      "e5b1057ac1ad7a8ee2774fee2986989e6e20605fb93333f7c804a616e9e27c57"};
+      "7cbef75d128e3e6aa89da2d6d3949d41ddb0622cac786e59f7372c31a5da38cf"};
   return &info;
 }
-// sha256 of what is above: 7490b84cf6654b92f83cc0ab97f6cfe3ad5c85e912580336d9d5407d079cf453
+// sha256 of what is above: 88f21635cd9bdb676ba61fa9ef45529180749f8047082bbc907bba3bbc9ac373

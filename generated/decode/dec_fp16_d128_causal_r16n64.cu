@@ -42,10 +42,13 @@ constexpr int kHeadDim = 128;
 constexpr int kHeadDimV = 128;
 constexpr int kHeadDimPadded = 128;  // in shared memory, in whole slabs
 constexpr int kHeadDimVPadded = 128;
-constexpr int kRows = 16;      // of queries that a unit of work has at most
-constexpr int kBlockN = 64;    // keys of a step
-constexpr int kBlocks = 2;     // that share an SM
-constexpr int kThreads = 160;  // a warpgroup that computes, a warp that loads
+constexpr int kRows = 16;         // of queries that a unit of work has at most
+constexpr int kBlockN = 64;       // keys of a step
+constexpr int kBlocks = 2;        // that share an SM
+constexpr int kMostBlocks = 5;    // of keys, up to which a sequence is one split
+constexpr int kHeadsOfBlock = 3;  // of a KV head: a split has a block for so many at least,
+constexpr int kLongestLeast = 4;  // up to so many blocks
+constexpr int kThreads = 160;     // a warpgroup that computes, a warp that loads
 constexpr int kLaunchRegisters = 168;
 constexpr int kStepK = 16;  // the K of every wgmma
 constexpr int kSlab = 64;   // columns: tiles lie as slabs of 128 bytes, all rows of one together
@@ -141,6 +144,8 @@ struct Params {
   FastDivisor kv_heads_divisor, row_tiles, head_tiles, heads_divisor, seqlen_q_divisor;
   float scale;       // of S
   float scale_log2;  // times log2(e)
+  int least_blocks;  // of keys, that a split has
+  bool alone;        // no sequence has two splits: nothing is left to combine
 
   // Where a split's partial output of a row is.
   __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
@@ -196,18 +201,22 @@ __device__ __forceinline__ Sequence sequence_of(const Params& params, int batch)
 }
 
 // How many keys a split of so many keys has, in whole blocks: a matter of the sequence's own length
-// alone.
-__device__ __forceinline__ int split_keys(int length) {
-  return blocks_of(blocks_of(length, kBlockN), kNumSplits) * kBlockN;
+// alone, and of the heads of a KV head. Few blocks are one split, which nothing has to be combined
+// with.
+__device__ __forceinline__ int split_keys(const Params& params, int length) {
+  const int blocks = blocks_of(length, kBlockN);
+  return (blocks <= kMostBlocks ? blocks
+                                : max(blocks_of(blocks, kNumSplits), params.least_blocks)) *
+         kBlockN;
 }
 
-__device__ __forceinline__ int splits_of(int length) {
-  return length > 0 ? blocks_of(length, split_keys(length)) : 0;
+__device__ __forceinline__ int splits_of(const Params& params, int length) {
+  return length > 0 ? blocks_of(length, split_keys(params, length)) : 0;
 }
 
 // Every row of a sequence has its splits.
 __device__ __forceinline__ int splits_of(const Params& params, int batch, int) {
-  return splits_of(sequence_of(params, batch).length);
+  return splits_of(params, sequence_of(params, batch).length);
 }
 
 // Keys of one KV head, a split's or those of several from this one on, for some queries of its
@@ -244,12 +253,13 @@ struct Units {
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
   __device__ __forceinline__ int units_of(const Sequence& sequence) const {
-    return splits_of(sequence.length) * params.split_units;
+    const int splits = params.alone ? sequence.length >= 0 : splits_of(params, sequence.length);
+    return splits * params.split_units;
   }
 
   __device__ __forceinline__ void count() {
     const int batch = window + lane();
-    own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, 0};
+    own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, -1};
     ends = units_of(own);
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -278,7 +288,7 @@ struct Units {
     unit.kv_head = rank - rest * params.kv_heads;
     unit.split = params.row_tiles.divide(rest);
     const int row_tile = rest - unit.split * params.row_tiles.value;
-    const int keys = split_keys(unit.sequence.length);
+    const int keys = split_keys(params, unit.sequence.length);
     unit.first_key = unit.split * keys;
     unit.last_key = min(unit.first_key + keys, unit.sequence.length);
     unit.take_rows(params, row_tile);
@@ -310,6 +320,95 @@ __device__ __forceinline__ void wait_for_launch_before() {
 // The launch after this one may begin once all thread blocks have come here.
 __device__ __forceinline__ void let_next_launch_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// ---- Combining -------------------------------------------------------------------------------
+
+// Each operation is rounded to nearest by itself. What is contracted or approximated would be other
+// bits: on a CPU, or in another kernel.
+__host__ __device__ __forceinline__ float times(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+__host__ __device__ __forceinline__ float plus(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+__host__ __device__ __forceinline__ uint32_t bits_of(float number) {
+  uint32_t bits;
+  memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+__host__ __device__ __forceinline__ float from_bits(uint32_t bits) {
+  float number;
+  memcpy(&number, &bits, sizeof(number));
+  return number;
+}
+
+// exp(-|d|): 2^n times a polynomial of what is left of the exponent, |f| <= 1/2.
+__host__ __device__ __forceinline__ float exp_below(float d) {
+  constexpr float kTerms[] = {0.6931471824645996f,    0.24022647738456726f,
+                              0.055503323674201965f,  0.00961843691766262f,
+                              0.0013398875016719103f, 0.00015353360504377633f};
+  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
+  const float x = times(fabsf(d), -1.4426950216293335f);
+  const float y = plus(x, 12582912.0f);  // n stands in its lowest bits
+  const float f = plus(x, -plus(y, -12582912.0f));
+  float p = kTerms[kLast];
+#pragma unroll
+  for (int i = kLast - 1; i >= 0; --i) {
+    p = plus(times(p, f), kTerms[i]);
+  }
+  p = times(plus(times(p, f), 1.0f), from_bits((bits_of(y) + 127) << 23));
+  return x < -125.0f ? 0.0f : p;
+}
+
+// ln(s) for s >= 1: of its exponent, and a polynomial of its mantissa between the roots of 1/2 and
+// of 2.
+__host__ __device__ __forceinline__ float log_above(float s) {
+  constexpr float kTerms[] = {-0.4999998211860657f,  0.3333393335342407f,   -0.25002583861351013f,
+                              0.19963476061820984f,  -0.16551794111728668f, 0.14883700013160706f,
+                              -0.14426842331886292f, 0.0897943452000618f};
+  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
+  const int exponent = int(bits_of(s) - 1060439283) >> 23;
+  const float t = plus(times(s, from_bits(uint32_t(127 - exponent) << 23)), -1.0f);
+  float q = kTerms[kLast];
+#pragma unroll
+  for (int i = kLast - 1; i >= 0; --i) {
+    q = plus(times(q, t), kTerms[i]);
+  }
+  return plus(times(float(exponent), 0.6931471824645996f), plus(t, times(times(t, t), q)));
+}
+
+// What a split changes: what is summed so far is multiplied by `old`, the split's own output by
+// `own`. One of the two is 1, the other a weight below: lanes hand it on with its sign set where it
+// is `old`.
+__host__ __device__ __forceinline__ float weigh(float lse, float maximum) {
+  const float d = plus(lse, -maximum);
+  const float weight = exp_below(d);
+  return lse == -INFINITY ? 0.0f : d > 0.0f ? -weight : weight;
+}
+
+__host__ __device__ __forceinline__ float old_weight(float weight) {
+  return int(bits_of(weight)) < 0 ? -weight : 1.0f;
+}
+
+__host__ __device__ __forceinline__ float own_weight(float weight) {
+  return int(bits_of(weight)) < 0 ? 1.0f : weight;
+}
+
+__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
+                                                     float own) {
+  return plus(times(sum, old), times(number, own));
 }
 
 // ---- Tensor cores ----------------------------------------------------------------------------
@@ -576,15 +675,18 @@ struct Consumer {
   __device__ __forceinline__ void take(const Unit& unit) {
     const Keys seen = seen_by_all(unit);
     begin(unit);
-    shared.q_full[q.stage].wait(q.phase);
-    Scores s;
-    first_scores(s);
-    int key = unit.first_key;
-    for (; key + kBlockN < unit.last_key; key += kBlockN) {
-      step(unit, seen, key, s);
-      finish_scores(s);
+    if (unit.first_key <
+        unit.last_key) {  // a sequence that has none is a unit where nobody else writes its output
+      shared.q_full[q.stage].wait(q.phase);
+      Scores s;
+      first_scores(s);
+      int key = unit.first_key;
+      for (; key + kBlockN < unit.last_key; key += kBlockN) {
+        step(unit, seen, key, s);
+        finish_scores(s);
+      }
+      last_step(unit, seen, key, s);
     }
-    last_step(unit, seen, key, s);
     finish(unit);
   }
 
@@ -957,9 +1059,33 @@ struct Consumer {
     }
   }
 
-  // Hands the split's output on.
+  // Stores one of this thread's columns as the output of a row that has one split: what combining
+  // it alone gives, where it is added to nothing.
+  __device__ __forceinline__ void store_output(const Unit& unit, int j, float total, int position,
+                                               int head) {
+    const float inverse = total == 0.0f ? 0.0f : __frcp_rn(total);
+    Element* const out = params.out + unit.batch * params.out_stride_batch +
+                         position * params.out_stride_seq + head * params.out_stride_head;
+    for_each_number(o, j, [&](int column, float number) {
+      // of no key it is 0, even beside a V that is not finite
+      out[column] =
+          __floats2half2_rn(total == 0.0f ? 0.0f : times(plus(number, 0.0f), inverse), 0.0f).x;
+    });
+    if (thread_row() == 0 && params.lse) {
+      params.lse[unit.batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
+          plus(times(fmaxf(-INFINITY, share_of(reference[j], total).x), params.scale),
+               log_above(total));
+    }
+  }
+
+  // Hands the split's output on: where a sequence has no other, as its output.
   __device__ __forceinline__ void finish(const Unit& unit) {
+    const bool alone = unit.last_key - unit.first_key == unit.sequence.length;
     for_each_row(unit, [&](int j, float total, int position, int head) {
+      if (alone) {
+        store_output(unit, j, total, position, head);
+        return;
+      }
       const int64_t index = params.partial(unit.batch, unit.split, position, head);
       store_partial(j, index);
       store_share(j, index, total);
@@ -1003,95 +1129,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks) decode(const __grid_constan
   }
 }
 
-// ---- Combining -------------------------------------------------------------------------------
-
-// Each operation is rounded to nearest by itself. What is contracted or approximated would be other
-// bits: on a CPU, or in another kernel.
-__host__ __device__ __forceinline__ float times(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-__host__ __device__ __forceinline__ float plus(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fadd_rn(a, b);
-#else
-  return a + b;
-#endif
-}
-
-__host__ __device__ __forceinline__ uint32_t bits_of(float number) {
-  uint32_t bits;
-  memcpy(&bits, &number, sizeof(bits));
-  return bits;
-}
-
-__host__ __device__ __forceinline__ float from_bits(uint32_t bits) {
-  float number;
-  memcpy(&number, &bits, sizeof(number));
-  return number;
-}
-
-// exp(-|d|): 2^n times a polynomial of what is left of the exponent, |f| <= 1/2.
-__host__ __device__ __forceinline__ float exp_below(float d) {
-  constexpr float kTerms[] = {0.6931471824645996f,    0.24022647738456726f,
-                              0.055503323674201965f,  0.00961843691766262f,
-                              0.0013398875016719103f, 0.00015353360504377633f};
-  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
-  const float x = times(fabsf(d), -1.4426950216293335f);
-  const float y = plus(x, 12582912.0f);  // n stands in its lowest bits
-  const float f = plus(x, -plus(y, -12582912.0f));
-  float p = kTerms[kLast];
-#pragma unroll
-  for (int i = kLast - 1; i >= 0; --i) {
-    p = plus(times(p, f), kTerms[i]);
-  }
-  p = times(plus(times(p, f), 1.0f), from_bits((bits_of(y) + 127) << 23));
-  return x < -125.0f ? 0.0f : p;
-}
-
-// ln(s) for s >= 1: of its exponent, and a polynomial of its mantissa between the roots of 1/2 and
-// of 2.
-__host__ __device__ __forceinline__ float log_above(float s) {
-  constexpr float kTerms[] = {-0.4999998211860657f,  0.3333393335342407f,   -0.25002583861351013f,
-                              0.19963476061820984f,  -0.16551794111728668f, 0.14883700013160706f,
-                              -0.14426842331886292f, 0.0897943452000618f};
-  constexpr int kLast = sizeof(kTerms) / sizeof(float) - 1;
-  const int exponent = int(bits_of(s) - 1060439283) >> 23;
-  const float t = plus(times(s, from_bits(uint32_t(127 - exponent) << 23)), -1.0f);
-  float q = kTerms[kLast];
-#pragma unroll
-  for (int i = kLast - 1; i >= 0; --i) {
-    q = plus(times(q, t), kTerms[i]);
-  }
-  return plus(times(float(exponent), 0.6931471824645996f), plus(t, times(times(t, t), q)));
-}
-
-// What a split changes: what is summed so far is multiplied by `old`, the split's own output by
-// `own`. One of the two is 1, the other a weight below: lanes hand it on with its sign set where it
-// is `old`.
-__host__ __device__ __forceinline__ float weigh(float lse, float maximum) {
-  const float d = plus(lse, -maximum);
-  const float weight = exp_below(d);
-  return lse == -INFINITY ? 0.0f : d > 0.0f ? -weight : weight;
-}
-
-__host__ __device__ __forceinline__ float old_weight(float weight) {
-  return int(bits_of(weight)) < 0 ? -weight : 1.0f;
-}
-
-__host__ __device__ __forceinline__ float own_weight(float weight) {
-  return int(bits_of(weight)) < 0 ? 1.0f : weight;
-}
-
-__host__ __device__ __forceinline__ float accumulate(float sum, float number, float old,
-                                                     float own) {
-  return plus(times(sum, old), times(number, own));
-}
-
 // What an output is, of a sum of P V and one over the sum of P.
 __device__ __forceinline__ float average(float total, float inverse) {
   return times(total, inverse);
@@ -1122,7 +1159,10 @@ __global__ void __launch_bounds__(kCombineThreads)
   const bool there = batch < params.batch;
   const int column = threadIdx.x % kCombineLanes * 2;
 
-  const int splits = there ? splits_of(params, batch, position) : 0;
+  // The launch before this one, whose blocks have all begun, had waited for whoever wrote the
+  // lengths. A thread block has written the output of a row that has one split.
+  const int of_sequence = there ? splits_of(params, batch, position) : 0;
+  const int splits = of_sequence == 1 ? 0 : of_sequence;
   const int most = __reduce_max_sync(0xffffffffu, splits);       // of the rows of a warp
   const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from split to split
   const int64_t first = params.partial(batch, 0, position, head);
@@ -1171,7 +1211,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     }
     window = next;
   }
-  if (!there) {
+  if (!there || of_sequence == 1) {
     return;
   }
 
@@ -1263,7 +1303,7 @@ const struct FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void);
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1402,14 +1442,19 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.group = group;
   params.tile_positions = tile_positions;
   params.tile_heads = FastDivisor(tile_heads);
+  params.least_blocks = std::clamp(group / kHeadsOfBlock, 1, kLongestLeast);
   params.q_bytes = tile_heads * tile_positions * kHeadDimPadded * int(sizeof(Element));
   params.split_units = row_tiles * a.kv_heads;
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
-  // No sequence has more splits than it has blocks of keys: what there is of either is known here.
-  const int64_t units = int64_t(params.split_units) * a.batch *
-                        std::min(kNumSplits, blocks_of(params.seqlen_k, kBlockN));
+  // How many splits a sequence may have: what there is of keys is known here.
+  const int blocks = blocks_of(params.seqlen_k, kBlockN);
+  const int most_splits = blocks <= kMostBlocks
+                              ? std::min(blocks, 1)
+                              : std::min(kNumSplits, blocks_of(blocks, params.least_blocks));
+  const int64_t units = int64_t(params.split_units) * a.batch * most_splits;
 
+  params.alone = most_splits == 1;
   const int64_t grid = std::min<int64_t>(units, int64_t(multiprocessors) * kBlocks);
 
   // much of it delays the first loads, which few units do not make up for
@@ -1457,7 +1502,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   if (!enqueue(decode, grid, kThreads, shared_bytes, stream, params)) {
     return kLaunchFailed;
   }
-  if (!enqueue(combine_partial_outputs, ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2),
+  if (!params.alone &&
+      !enqueue(combine_partial_outputs, ceil_div(int64_t(a.seqlen_q) * a.heads * a.batch, 2),
                kCombineThreads, 0, stream, params)) {
     return kLaunchFailed;
   }
@@ -1493,7 +1539,7 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64",
-      "49837df346a548bc6af53d41d9994bef4efcf3f40e57d3db08688ee885a1f3cf"};
+      "c3c989cf2c788507a8ad2c25b9fda137dbc84c2692e11ed6b4c7dd3982928618"};
   return &info;
 }
-// sha256 of what is above: 07a5e0975eb6e7fc9b9bbe96df9a60c2d491ee33fa93507629b97cb4895f2b26
+// sha256 of what is above: ec2295df197ce7c3d1fbdf59eb49480bf327e085b65d34e1c16319f03a9e6aa8

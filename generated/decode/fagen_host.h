@@ -1,7 +1,7 @@
 // What the launchers of fagen's kernels have in common: how calls end, checks of tensors, tensor
 // maps, launches. Written by fagen beside kernels; do not edit. Needs the CUDA toolkit alone.
 #ifndef FAGEN_HOST_H
-#define FAGEN_HOST_H 0xd515c965  // of this text: kernels of another version of fagen refuse it
+#define FAGEN_HOST_H 0xa95921b9  // of this text: kernels of another version of fagen refuse it
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -192,6 +192,23 @@ static inline bool describe_varlen(CUtensorMap* map, const Tensor& t, int ragged
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// The same of a tensor whose heads are its second dimension, and its rows the third: a box has
+// several heads of a row.
+static inline bool describe_varlen_heads_first(CUtensorMap* map, const Tensor& t, int ragged) {
+  const int64_t head = described_stride(t, 1), row = described_stride(t, 2);
+  const int64_t wrapping = (int64_t(1) << 34) * t.element_bytes;
+  const cuuint64_t sizes[5] = {described_size(t, 0), described_size(t, 1), cuuint64_t(ragged),
+                               INT32_MAX, INT32_MAX};
+  const cuuint64_t strides[4] = {cuuint64_t(head), cuuint64_t(row), cuuint64_t(wrapping - row),
+                                 cuuint64_t(row)};
+  const cuuint32_t box[5] = {cuuint32_t(t.box[0]), cuuint32_t(t.box[1]), cuuint32_t(t.box[2]), 1,
+                             1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  return encode_tiled()(map, t.type, 5, const_cast<void*>(t.data), sizes, strides, box, steps,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle, t.promotion,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 // Enqueues a kernel that may begin under the end of the launch before it, and waits for what that
 // one writes.
 template <class Params>
@@ -235,4 +252,4 @@ static void by_heads(Params& params, int heads, int batches, const Launch& launc
 }  // namespace fagen_host
 
 #endif
-// sha256 of what is above: 9375da43deeb26dd91045f6c5e8e3d42ff6088b5bc402722d2ca1575dfd01eb7
+// sha256 of what is above: f1732cfe757aaecfc95858ae6385d0a619837c8619fa2153960f75813d1404bc

@@ -1386,7 +1386,7 @@ const struct FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_reusev_pm64_sm
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1627,7 +1627,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_reusev_pm6
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_reusev_pm64_smemtotals",
-      "b4b180377b91ed3c49672ad0dc52fd64c8b26c8560a999570f12fba2a62bdcca"};
+      "9cadaf042984e4cdb342a95eadbd8b2d5329a2bfe0f11a6073a1fd607188057d"};
   return &info;
 }
-// sha256 of what is above: 454fda7513a91c244a72f7746a61a12b3de6b1e18ddb33b49defe7d4572d94a0
+// sha256 of what is above: 78608b6509ced42d1abc002ce3b0f7836ebe6af7581c32e24b476f35bbfe66dd

@@ -1350,7 +1350,7 @@ const struct FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_info
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1563,7 +1563,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d64_causal_m128n128_split16_q2",
-      "8d5e42346defaebff1dee633f7968890843d4442ddffcc074ab95668d85ff3e2"};
+      "e257f400e34a0c5c668fc5367bbc22f2de08785d7fa36bff8a9ea664af460e20"};
   return &info;
 }
-// sha256 of what is above: eb73343e1994af65ed82337a9a983db84b9e9c236e237d963e5ae7fc11d4909e
+// sha256 of what is above: 1ab4bf930015d123186173e1b25fbaadae8a19654e7de7da8dbc94673e21476f

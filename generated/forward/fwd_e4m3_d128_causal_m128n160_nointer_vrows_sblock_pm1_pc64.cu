@@ -453,7 +453,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the exponents
   float sum[2] = {0.f, 0.f};            // of this thread's part of P
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  bool raised = false;                  // whether there is any
 
   static constexpr int kShare = kBlockN / 2 / kGroups;  // a thread's scores under one scale
 
@@ -499,7 +498,6 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    raised = __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, with these offsets, and its row sums.
@@ -1069,26 +1067,28 @@ struct Consumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void add(Output& o, Part& part, int column) {
+  // Adds a part to O, which is made relative to the row maxima of the part's P.
+  __device__ __forceinline__ void add(Output& o, Part& part, int column,
+                                      const float (&rescale)[2]) {
     fence_operand(part);
 #pragma unroll
     for (int i = 0; i < kPartColumns / 2; ++i) {
-      o[column / 2 + i] += part[i];
+      o[column / 2 + i] = fmaf(o[column / 2 + i], rescale[row_of(i)], part[i]);
     }
   }
 
   // O += PV, of which the first part is under way; what is to be done meanwhile runs under the
-  // second one.
+  // second one. O is rescaled for this P, whatever the next one's row maxima are.
   template <class Meanwhile>
   __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p,
-                                            Meanwhile meanwhile) {
+                                            const float (&rescale)[2], Meanwhile meanwhile) {
 #pragma unroll
     for (int column = 0; column < kOutputColumns; column += kPartColumns) {
       if (column == kPartColumns) {
         meanwhile();
       }
       wgmma_wait<0>();
-      add(o, part, column);
+      add(o, part, column, rescale);
       if (column + kPartColumns < kOutputColumns) {
         issue_pv(part, p, column + kPartColumns);
       }
@@ -1097,19 +1097,9 @@ struct Consumer {
     release_v();
   }
 
-  __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p) {
-    finish_pv(o, part, p, [] {});
-  }
-
-  // Makes O relative to the row maxima so far.
-  __device__ __forceinline__ void rescale_output(Output& o, Softmax& softmax) {
-    if (!softmax.raised) {
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputColumns / 2; ++i) {
-      o[i] *= softmax.rescale[row_of(i)];
-    }
+  __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p,
+                                            const float (&rescale)[2]) {
+    finish_pv(o, part, p, rescale, [] {});
   }
 
   // Issues S = QKᵀ.
@@ -1190,10 +1180,11 @@ struct Consumer {
   // for it.
   __device__ __forceinline__ void next_scores_under_pv(float (&s)[kBlockN / 2], Probabilities& p,
                                                        Output& o, Part& part, Softmax& softmax) {
+    const float rescale[2] = {softmax.rescale[0],
+                              softmax.rescale[1]};  // of P, which is not yet added up
     softmax.update_row_max(s, key_scales);
-    finish_pv(o, part, p, [&] { softmax.exponentiate(s, key_scales); });
+    finish_pv(o, part, p, rescale, [&] { softmax.exponentiate(s, key_scales); });
     pack_p(p, s);
-    rescale_output(o, softmax);
   }
 
   // What this warpgroup's rows see.
@@ -1267,11 +1258,11 @@ struct Consumer {
   }
 
   // The last PV of all tiles, with nothing else in flight.
-  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o) {
+  __device__ __forceinline__ void last_pv(Probabilities& p, Output& o, const Softmax& softmax) {
     wait_v();
     Part part;
     issue_pv(part, p, 0);
-    finish_pv(o, part, p);
+    finish_pv(o, part, p, softmax.rescale);
   }
 
   // The last PV of a tile, then the first S of the next, under which O is stored.
@@ -1280,7 +1271,7 @@ struct Consumer {
     wait_v();
     Part part;
     issue_pv(part, p, 0);
-    finish_pv(o, part, p);
+    finish_pv(o, part, p, softmax.rescale);
     const Softmax fresh = softmax_of(next);
     q.advance();
     wait_q();
@@ -1315,7 +1306,7 @@ struct Consumer {
       }
       next_tile(tile, warpgroup_tile(next), s, p, o, softmax);
     }
-    last_pv(p, o);
+    last_pv(p, o, softmax);
   }
 
   __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
@@ -1620,7 +1611,7 @@ fagen_fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64_info(void);
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1895,7 +1886,7 @@ fagen_fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d128_causal_m128n160_nointer_vrows_sblock_pm1_pc64",
-      "1ad2cae45d70ccdf0f8d9b97e1c0f2076c47543c5619db8afb028679481f4bad"};
+      "906a17278e90a240c2384b11a16211327cc2a8450bb4d2d4de0b76c4b7236129"};
   return &info;
 }
-// sha256 of what is above: f9e00446b1e6f8bad02cfdad842509897dc5c4585ec1b1dfb7616ad433bf3a03
+// sha256 of what is above: 880ff2f2639a0fe4903222b865fe7933a99835482567dcfddc50869dbf8b49a6

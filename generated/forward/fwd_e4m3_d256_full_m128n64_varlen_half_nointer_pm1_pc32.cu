@@ -309,10 +309,6 @@ struct TileFinder {
   int begin, end;        // its tiles of a head in this class
   int up_to;             // tiles of the sequences at hand up to this lane's
 
-  __device__ __forceinline__ int tiles_of_head() const {
-    return ceil_div(sequence.seqlen_q, kBlockM);
-  }
-
   __device__ __forceinline__ int class_of(int m_block) const {
     return 32 - __clz(blocks_of_tile(sequence, m_block).last);
   }
@@ -354,6 +350,17 @@ struct TileFinder {
       const int others = __shfl_up_sync(0xffffffff, up_to, distance);
       up_to += lane() >= distance ? others : 0;
     }
+  }
+
+  __device__ __forceinline__ int tiles_of_head() const {
+    return ceil_div(sequence.seqlen_q, kBlockM);
+  }
+
+  __device__ __forceinline__ static int first_row_of(int m_block) { return m_block * kBlockM; }
+
+  // How many warpgroups have rows of a tile.
+  __device__ __forceinline__ int warpgroups_from(int first_row) const {
+    return min(ceil_div(sequence.seqlen_q - first_row, kWarpgroupRows), kConsumers);
   }
 
   // The first tile of a head that sees so many blocks: all see the last key.
@@ -429,9 +436,9 @@ struct TileFinder {
     int row;
     find_row(rank, tile.head, tile.kv_head, row);
     const int m_block = end - 1 - row;
-    tile.first_row = m_block * kBlockM;
+    tile.first_row = first_row_of(m_block);
     tile.blocks = blocks_of_tile(sequence, m_block);
-    tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
+    tile.warpgroups = warpgroups_from(tile.first_row);
     return tile;
   }
 };
@@ -590,7 +597,6 @@ struct Softmax {
   float max[2] = {kNoScore, kNoScore};  // of the scores
   float sum[2] = {0.f, 0.f};            // of this thread's part of P
   float rescale[2] = {1.f, 1.f};        // of O, from the last reference to this one
-  bool raised = false;                  // whether there is any
   bool far = false;                     // see move_far
 
   // What a row's exponents are relative to. It is rounded here and nowhere else: P, its sum and the
@@ -649,7 +655,6 @@ struct Softmax {
     }
     sum[0] *= rescale[0];
     sum[1] *= rescale[1];
-    raised = __any_sync(0xffffffff, rescale[0] < 1.f || rescale[1] < 1.f);
   }
 
   // P of a block of scores, with these offsets, and its row sums.
@@ -1186,26 +1191,28 @@ struct Consumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void add(Output& o, Part& part, int column) {
+  // Adds a part to O, which is made relative to the row maxima of the part's P.
+  __device__ __forceinline__ void add(Output& o, Part& part, int column,
+                                      const float (&rescale)[2]) {
     fence_operand(part);
 #pragma unroll
     for (int i = 0; i < kPartColumns / 2; ++i) {
-      o[column / 2 + i] += part[i];
+      o[column / 2 + i] = fmaf(o[column / 2 + i], rescale[row_of(i)], part[i]);
     }
   }
 
   // O += PV, of which the first part is under way; what is to be done meanwhile runs under the
-  // second one.
+  // second one. O is rescaled for this P, whatever the next one's row maxima are.
   template <class Meanwhile>
   __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p,
-                                            Meanwhile meanwhile) {
+                                            const float (&rescale)[2], Meanwhile meanwhile) {
 #pragma unroll
     for (int column = 0; column < kOutputColumns; column += kPartColumns) {
       if (column == kPartColumns) {
         meanwhile();
       }
       wgmma_wait<0>();
-      add(o, part, column);
+      add(o, part, column, rescale);
       if (column + kPartColumns < kOutputColumns) {
         issue_pv(part, p, column + kPartColumns);
       }
@@ -1214,19 +1221,9 @@ struct Consumer {
     release_v();
   }
 
-  __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p) {
-    finish_pv(o, part, p, [] {});
-  }
-
-  // Makes O relative to the row maxima so far.
-  __device__ __forceinline__ void rescale_output(Output& o, Softmax& softmax) {
-    if (!softmax.raised) {
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputColumns / 2; ++i) {
-      o[i] *= softmax.rescale[row_of(i)];
-    }
+  __device__ __forceinline__ void finish_pv(Output& o, Part& part, Probabilities& p,
+                                            const float (&rescale)[2]) {
+    finish_pv(o, part, p, rescale, [] {});
   }
 
   // Issues S = QKᵀ.
@@ -1300,10 +1297,11 @@ struct Consumer {
   // for it.
   __device__ __forceinline__ void next_scores_under_pv(float (&s)[kBlockN / 2], Probabilities& p,
                                                        Output& o, Part& part, Softmax& softmax) {
+    const float rescale[2] = {softmax.rescale[0],
+                              softmax.rescale[1]};  // of P, which is not yet added up
     softmax.update_row_max(s);
-    finish_pv(o, part, p, [&] { softmax.exponentiate(s); });
+    finish_pv(o, part, p, rescale, [&] { softmax.exponentiate(s); });
     pack_p(p, s);
-    rescale_output(o, softmax);
   }
 
   // One block, with two GEMMs in flight: S of this block and PV of the block before. Its softmax
@@ -1348,7 +1346,7 @@ struct Consumer {
     wait_v();
     Part part;
     issue_pv(part, p, 0);
-    finish_pv(o, part, p);
+    finish_pv(o, part, p, softmax.rescale);
     const Softmax fresh = softmax_of(tiles.look(1));
     q.advance();
     wait_q();
@@ -1394,11 +1392,12 @@ struct Consumer {
 
   // The last PV of these tiles, with nothing else in flight, yet in its turn as where a next tile
   // follows.
-  __device__ __forceinline__ void last_pv(const Tile& tile, Probabilities& p, Output& o) {
+  __device__ __forceinline__ void last_pv(const Tile& tile, Probabilities& p, Output& o,
+                                          const Softmax& softmax) {
     wait_v();
     Part part;
     issue_pv(part, p, 0);
-    finish_pv(o, part, p);
+    finish_pv(o, part, p, softmax.rescale);
   }
 
   // A tile, and those that follow with rows of this warpgroup; of the last one, O is yet to be
@@ -1418,7 +1417,7 @@ struct Consumer {
       }
       next_tile(tiles, tile, s, p, o, softmax);
     }
-    last_pv(tile, p, o);
+    last_pv(tile, p, o, softmax);
   }
 
   __device__ __forceinline__ void reset(Output& o, Softmax& softmax) {
@@ -1735,7 +1734,7 @@ const struct FagenKernelInfo* fagen_fwd_e4m3_d256_full_m128n64_varlen_half_noint
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1977,7 +1976,7 @@ fagen_fwd_e4m3_d256_full_m128n64_varlen_half_nointer_pm1_pc32_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_varlen_half_nointer_pm1_pc32",
-      "f0a57bc364eee7c09bbe17121883bde0a3f2e37f4abc18c2dd3bd601c8cfdfb9"};
+      "2ca6d5369e0aa402927511b8a221133729d858bd0db2bcbf0ccfaa11675d9066"};
   return &info;
 }
-// sha256 of what is above: 5cf40986accd92aaf8ecca3c9169b88f1d3eb4563e772b5f6712d848b14b310c
+// sha256 of what is above: 0b5e3743cdc8190334ff67662ac14b72c47df84c1b759479a74ba590691e1980

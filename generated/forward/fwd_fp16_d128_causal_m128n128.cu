@@ -1313,7 +1313,7 @@ const struct FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_info(void);
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -1550,7 +1550,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_fp16_d128_causal_m128n128_info(void)
       kThreads,
       kLaunchRegisters,
       "fwd_fp16_d128_causal_m128n128",
-      "e931bee1ff9a48b1c15c9f0b2b5b16ddbf057567f7792403729df14fa819f0a6"};
+      "90a47004a8804990a4d8b3acd8197179df2f698cb4430760bacf9e329e4e8687"};
   return &info;
 }
-// sha256 of what is above: 9bcf0764e9997862b60fb0384bf319ff76186d241fea2824601dd09dcbb690d3
+// sha256 of what is above: b4ba71a4c2f4104e5a82c11cba6693f3039830ca2c539fa48d9e5b63b8572d60

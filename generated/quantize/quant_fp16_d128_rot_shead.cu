@@ -474,7 +474,7 @@ const struct FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void);
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
@@ -621,7 +621,7 @@ extern "C" const FagenKernelInfo* fagen_quant_fp16_d128_rot_shead_info(void) {
       kThreads,
       kLaunchRegisters,
       "quant_fp16_d128_rot_shead",
-      "dcacfd9076a18e9fef7496542d02f2e9735f7b318ed14f045a712e0ae64b9eaf"};
+      "73ef77617abeebdeacdc0fc31255fb6e7cc2f8230fb61e8859ef90d26a0dee13"};
   return &info;
 }
-// sha256 of what is above: fd6b424b757b0103def9cc717ae25447bda4b8d7dad238f31eadca293d493cb6
+// sha256 of what is above: ca571010f5098f4c74cc79a7ce2d1c37654d836f0e6caa93babc8caa0834ea5d

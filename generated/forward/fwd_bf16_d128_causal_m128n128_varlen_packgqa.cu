@@ -1,13 +1,14 @@
-// fwd_bf16_d128_causal_m128n128_varlen: fused attention forward for Hopper (sm_90a). Rendered by
-// fagen; do not edit.
+// fwd_bf16_d128_causal_m128n128_varlen_packgqa: fused attention forward for Hopper (sm_90a).
+// Rendered by fagen; do not edit.
 //
 //   out = softmax(scale * q kᵀ) v,   lse = log(sum(exp(scale * q kᵀ)))
 //
 // One thread block computes a tile of 128 query rows of one head, 128 keys at a time from the last
 // to the first, by online softmax in base 2. One producer warp copies Q, K and V into shared memory
 // by TMA; 2 consumer warpgroups of 64 rows each multiply by WGMMA. They do so in ping-pong: they
-// take turns at the tensor cores. Sequences lie one after another, each of its own length: one warp
-// finds out where, and deals tiles.
+// take turns at the tensor cores. Heads that share K and V share tiles, as if they were one: their
+// rows of a query lie side by side. Sequences lie one after another, each of its own length: one
+// warp finds out where, and deals tiles.
 //
 // Needs fagen_host.h, which lies beside it, the headers below, and
 // -gencode=arch=compute_90a,code=sm_90a.
@@ -28,7 +29,7 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
-namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_kernel {
+namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_kernel {
 
 // ---- The schedule ----------------------------------------------------------------------------
 
@@ -83,6 +84,8 @@ constexpr int kOutputColumns = 128;
 using OutElement = __nv_bfloat16;
 constexpr int kOSlab = 64;
 constexpr int kOSwizzleBits = 3;
+
+constexpr int kMostUnused = 4;  // rows of a warpgroup, which has whole queries of a group
 
 constexpr int kWarpgroup = 128;
 constexpr int kWarpgroupRows = 64;  // the M of every wgmma
@@ -171,11 +174,15 @@ struct Params {
   const int32_t* cu_seqlens_q;  // where sequences begin, and the last one ends
   const int32_t* cu_seqlens_k;  // the same of keys
   const int32_t* seqused_k;     // of how many keys each is to see the first ones; null: of all
-  int batch, total_q, total_k, heads;
+  int batch, total_q, total_k;
+  int heads;        // each of those that share a tile's rows
   bool exceeds_l2;  // K and V do
   FastDivisor heads_per_kv_head;
-  uint32_t* tiles_drawn;  // beyond the first of each block
-  float scale_log2;       // scale * log2(e)
+  uint32_t* tiles_drawn;     // beyond the first of each block
+  float scale_log2;          // scale * log2(e)
+  FastDivisor pack;          // heads that share a tile's rows
+  int queries;               // that a warpgroup has rows of
+  FastDivisor tile_queries;  // and a tile
 };
 
 // ---- Tiles -----------------------------------------------------------------------------------
@@ -226,10 +233,6 @@ __host__ __device__ __forceinline__ Blocks blocks_of(const Lengths& lengths, int
   return {0, max(0, top.last) / kBlockN, ceil_div(max(0, bottom.last), kBlockN)};
 }
 
-__device__ __forceinline__ Blocks blocks_of_tile(const Lengths& lengths, int m_block) {
-  return blocks_of(lengths, m_block * kBlockM, m_block * kBlockM + kBlockM - 1);
-}
-
 // Where a sequence lies. Whatever the lengths say, that is within the tensors. The rows behind all
 // sequences, and those before them, are two more, which see no key.
 __device__ __forceinline__ Sequence sequence_of(const Params& params, int index) {
@@ -270,10 +273,6 @@ struct TileFinder {
   Sequence sequence;     // this lane's
   int begin, end;        // its tiles of a head in this class
   int up_to;             // tiles of the sequences at hand up to this lane's
-
-  __device__ __forceinline__ int tiles_of_head() const {
-    return ceil_div(sequence.seqlen_q, kBlockM);
-  }
 
   __device__ __forceinline__ int class_of(int m_block) const {
     return 32 - __clz(blocks_of_tile(sequence, m_block).last);
@@ -316,6 +315,32 @@ struct TileFinder {
       const int others = __shfl_up_sync(0xffffffff, up_to, distance);
       up_to += lane() >= distance ? others : 0;
     }
+  }
+
+  // Of the heads that share tiles, as if they were one.
+  __device__ __forceinline__ int tiles_of_head() const {
+    return params.tile_queries.divide(sequence.seqlen_q + params.tile_queries.value - 1);
+  }
+
+  __device__ __forceinline__ int first_row_of(int m_block) const {
+    return m_block * params.tile_queries.value;
+  }
+
+  __device__ __forceinline__ Blocks blocks_of_tile(const Sequence& lengths, int m_block) const {
+    const int first_row = first_row_of(m_block);
+    return blocks_of(lengths, first_row, first_row + params.tile_queries.value - 1);
+  }
+
+  // How many warpgroups have rows of a tile: counted, since a division would be seen of very short
+  // tiles.
+  __device__ __forceinline__ int warpgroups_from(int first_row) const {
+    const int left = sequence.seqlen_q - first_row;
+    int warpgroups = 1;
+#pragma unroll
+    for (int i = 1; i < kConsumers; ++i) {
+      warpgroups += left > i * params.queries;
+    }
+    return warpgroups;
   }
 
   // The first tile of a head that sees so many blocks.
@@ -447,9 +472,9 @@ struct TileFinder {
     int row;
     find_row(rank, tile.head, tile.kv_head, row);
     const int m_block = end - 1 - row;
-    tile.first_row = m_block * kBlockM;
+    tile.first_row = first_row_of(m_block);
     tile.blocks = blocks_of_tile(sequence, m_block);
-    tile.warpgroups = min(ceil_div(sequence.seqlen_q - tile.first_row, kWarpgroupRows), kConsumers);
+    tile.warpgroups = warpgroups_from(tile.first_row);
     return tile;
   }
 };
@@ -865,20 +890,55 @@ struct Loader {
     }
   }
 
-  uint32_t turns = 0;  // of warpgroups, each for 64 rows of Q
+  // The boxes of a warpgroup's rows of Q from a query on: of each query the heads that share a
+  // tile's rows, side by side.
+  __device__ __forceinline__ void copy_q(TransactionBarrier& full, Element* rows, int query,
+                                         int head, Rows sequence) {
+    full.arrive_and_expect_tx(params.pack.value * params.queries * kHeadDimPadded *
+                              sizeof(Element));
+#pragma unroll kUnrolledCopies
+    for (int column = 0; column < kHeadDimPadded; column += kQkSlab) {
+      cute::SM90_TMA_LOAD_5D::copy(&params.q, reinterpret_cast<uint64_t*>(&full),
+                                   static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+                                   rows + column * kWarpgroupRows, column, head * params.pack.value,
+                                   kRagged - sequence.seqlen + query, kRagged, sequence.end);
+    }
+  }
+
+  // Zeros rows of the warpgroups that hold no head of a whole query, once: nobody ever loads them,
+  // and scores of zeros disturb no other row.
+  __device__ __forceinline__ void clear_unused_rows() {
+    constexpr int kPieces = kQkSlab * sizeof(Element) / sizeof(uint4);  // of a row of a slab
+    const int used = params.pack.value * params.queries;
+    if (used == kWarpgroupRows) {
+      return;
+    }
+#pragma unroll 1
+    for (int first = 0; first < kQStages * kBlockM * kHeadDimPadded;
+         first += kWarpgroupRows * kQkSlab) {  // slabs
+      uint4* slab = reinterpret_cast<uint4*>(shared.q[0] + first);
+      for (int i = used * kPieces; i < kWarpgroupRows * kPieces; ++i) {
+        slab[i] = {};
+      }
+    }
+    cutlass::arch::fence_view_async_shared();
+  }
+
+  uint32_t turns = 0;  // of warpgroups, each for its rows of Q
 
   __device__ __forceinline__ void load_q(const Tile& tile) {
+    if (turns == 0) {
+      clear_unused_rows();
+    }
     // The rows of each warpgroup that has some, as soon as it has read its last ones.
 #pragma unroll 1
     for (int i = 0; i < tile.warpgroups; ++i, ++turns) {
       const uint32_t consumer = turns % kConsumers, round = turns / kConsumers;
       const uint32_t stage = round % kQStages, phase = round / kQStages % 2;
       shared.q_empty[stage][consumer].wait(phase ^ 1);
-      copy<kHeadDimPadded, kWarpgroupRows, kQkSlab>(
-          params.q, shared.q_full[stage][consumer],
-          shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
-          tile.first_row + i * kWarpgroupRows, tile.head, of_q(tile),
-          cute::TMA::CacheHintSm90::EVICT_FIRST);
+      copy_q(shared.q_full[stage][consumer],
+             shared.q[stage] + consumer * kWarpgroupRows * kHeadDimPadded,
+             tile.first_row + i * params.queries, tile.head, of_q(tile));
     }
   }
 
@@ -1026,17 +1086,24 @@ struct Consumer {
   __device__ __forceinline__ bool has_rows(const Tile& tile) {
     return place(tile) < tile.warpgroups;
   }
+  // A warpgroup's first query.
   __device__ __forceinline__ int first_row(const Tile& tile) {
-    return tile.first_row + place(tile) * kWarpgroupRows;
+    return tile.first_row + place(tile) * params.queries;
+  }
+  // Which of the warpgroup's queries a row is of. A branch here would cost all steps registers.
+  __device__ __forceinline__ int query_of(int row) const {
+    const int quotient = __umulhi(row, params.pack.multiplier) >> params.pack.shift;
+    return params.pack.value == 1 ? row : quotient;
   }
 
-  __device__ __forceinline__ static Keys row_keys(const Tile& tile, int row) {
-    return seen_by(tile.sequence, row);
+  // Of a row of the warpgroup's, one of several of a query.
+  __device__ __forceinline__ Keys row_keys(const Tile& tile, int row) {
+    return seen_by(tile.sequence, first_row(tile) + query_of(row));
   }
 
   // Masks the keys of a block that this thread's two rows do not see.
   __device__ __forceinline__ void mask_block(float (&s)[kBlockN / 2], const Tile& tile, int block) {
-    const int row = first_row(tile) + thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
+    const int row = thread_row(), first_key = block * kBlockN + lane() % 4 * 2;
     const Keys seen[2] = {row_keys(tile, row), row_keys(tile, row + 8)};
     const int last[2] = {seen[0].last - first_key, seen[1].last - first_key};
 #pragma unroll
@@ -1049,7 +1116,7 @@ struct Consumer {
 
   // How many keys, from a block's first on, the first of this warp's rows sees.
   __device__ __forceinline__ int keys_seen(const Tile& tile, int block) {
-    const Keys seen = row_keys(tile, first_row(tile) + warp_row());
+    const Keys seen = row_keys(tile, warp_row());
     return seen.last - block * kBlockN;
   }
 
@@ -1371,16 +1438,17 @@ struct Consumer {
     return tile.sequence.seqlen_q;
   }
 
-  // Where LSE of a tile's head begins: the first row of its sequence.
-  __device__ __forceinline__ int64_t lse_begin(const Tile& tile) const {
-    return tile.head * params.lse_stride_head + tile.sequence.end_q - tile.sequence.seqlen_q;
+  // Where LSE of one of the heads that share a tile begins: the first row of its sequence.
+  __device__ __forceinline__ int64_t lse_begin(const Tile& tile, int number) const {
+    const int head = tile.head * params.pack.value + number;
+    return head * params.lse_stride_head + tile.sequence.end_q - tile.sequence.seqlen_q;
   }
 
   // Copies columns of the warpgroup's rows of O, from `column` on, a slab from shared memory.
   __device__ __forceinline__ void copy_out(const Tile& tile, const OutElement* slab, int column) {
-    cute::SM90_TMA_STORE_5D::copy(&params.out, slab, column,
-                                  kRagged - tile.sequence.seqlen_q + first_row(tile), tile.head,
-                                  kRagged, tile.sequence.end_q);
+    cute::SM90_TMA_STORE_5D::copy(&params.out, slab, column, tile.head * params.pack.value,
+                                  kRagged - tile.sequence.seqlen_q + first_row(tile), kRagged,
+                                  tile.sequence.end_q);
   }
 
   // Writes columns of the warpgroup's rows to shared memory, averages of V, from column `first` of
@@ -1427,7 +1495,7 @@ struct Consumer {
     write_columns<kHeadDimVPadded>(tile, o, 0, inverse, empty);
   }
 
-  // Writes the warpgroup's 64 rows of O and LSE.
+  // Writes the warpgroup's rows of O and LSE: those of whole queries.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
     bool empty[2];  // no key seen
@@ -1436,10 +1504,11 @@ struct Consumer {
       const float sum = quad_sum(softmax.sum[r]);
       empty[r] = sum == 0.f;
       inverse[r] = reciprocal_approx(sum);
-      const int row = first_row(tile) + thread_row() + r * 8;
-      if (params.lse && lane() % 4 == 0 && row < seqlen_q(tile)) {
-        const int64_t head = lse_begin(tile);
-        params.lse[head + row] =
+      const int row = thread_row() + r * 8, query = query_of(row);
+      const bool exists = query < params.queries && first_row(tile) + query < seqlen_q(tile);
+      if (params.lse && lane() % 4 == 0 && exists) {
+        const int64_t head = lse_begin(tile, row - query * params.pack.value);
+        params.lse[head + first_row(tile) + query] =
             empty[r] ? -INFINITY : (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f;
       }
     }
@@ -1495,7 +1564,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-}  // namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_kernel
+}  // namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_kernel
 
 // ---- The C interface -------------------------------------------------------------------------
 
@@ -1561,28 +1630,28 @@ extern "C" {
 
 // Enqueues the kernel on `stream` (a cudaStream_t) of the current device: 0, or a status to
 // explain.
-int fagen_fwd_bf16_d128_causal_m128n128_varlen(const struct FagenForwardVarlenArgs* args,
-                                               void* stream);
+int fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa(const struct FagenForwardVarlenArgs* args,
+                                                       void* stream);
 // How many bytes of workspace a call of these sizes needs; -1 where args is null, or a call of such
 // sizes is refused. They are zeros before the first call, and each call leaves them so; calls that
 // may run at once need one each.
-int64_t fagen_fwd_bf16_d128_causal_m128n128_varlen_workspace(
+int64_t fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_workspace(
     const struct FagenForwardVarlenArgs* args);
-const char* fagen_fwd_bf16_d128_causal_m128n128_varlen_message(int status);
-const struct FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_info(void);
+const char* fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_message(int status);
+const struct FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_info(void);
 
 }  // extern "C"
 
 // ---- The host's side -------------------------------------------------------------------------
 
 #include "fagen_host.h"
-#if FAGEN_HOST_H != 0xd515c965
+#if FAGEN_HOST_H != 0xa95921b9
 #error "the fagen_host.h beside this kernel is that of another version of fagen"
 #endif
 
-namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_host {
+namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_host {
 
-using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_kernel;
+using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_kernel;
 using namespace fagen_host;
 using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
@@ -1685,10 +1754,29 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   params.seqused_k = static_cast<const int32_t*>(a.seqused_k);
   params.total_q = a.total_q;
   params.total_k = a.total_k;
-  params.heads = a.heads;
-  params.heads_per_kv_head = FastDivisor(a.heads / a.kv_heads);
   params.tiles_drawn = static_cast<uint32_t*>(a.workspace);
   params.scale_log2 = a.scale * 1.44269504089f;
+
+  // The most heads of a KV head that fill a warpgroup's rows but for one, or where those are one or
+  // two, but for a few: they share a tile's rows, those of a query side by side.
+  const int group = a.heads / a.kv_heads;
+  int pack = 0;
+  for (const int most_unused : {1, kMostUnused}) {
+    if (pack < 3) {
+      pack = std::min(group, kWarpgroupRows);
+      while (group % pack != 0 || kWarpgroupRows % pack > most_unused) {
+        --pack;
+      }
+    }
+  }
+
+  const int queries = kWarpgroupRows / pack, packs = a.heads / pack;
+  params.pack = FastDivisor(pack);
+  params.queries = queries;
+  params.tile_queries = FastDivisor(kConsumers * queries);
+  params.heads_per_kv_head = FastDivisor(group / pack);
+
+  params.heads = packs;
 
   params.cu_seqlens_q = a.offsets > 0 ? static_cast<const int32_t*>(a.cu_seqlens_q) : nullptr;
   params.batch = std::max(0, a.offsets - 1);
@@ -1701,14 +1789,14 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
       int64_t(a.total_k) * a.kv_heads * (kHeadDim + kHeadDimV) * sizeof(Element) > kL2Bytes;
 
   const Tensor q{.data = a.q,
-                 .sizes = {kHeadDim, a.total_q, a.heads},
-                 .strides = {a.q_stride_seq, a.q_stride_head},
-                 .box = {kQkSlab, kWarpgroupRows, 1},
+                 .sizes = {kHeadDim, a.heads, a.total_q},
+                 .strides = {a.q_stride_head, a.q_stride_seq},
+                 .box = {kQkSlab, pack, queries},
                  .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
                  .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                  .element_bytes = sizeof(Element),
                  .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
-  if (!describe_varlen(&params.q, q, kRagged)) {
+  if (!describe_varlen_heads_first(&params.q, q, kRagged)) {
     return kTensorMapRefused;
   }
 
@@ -1737,14 +1825,14 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   }
 
   const Tensor out{.data = a.out,
-                   .sizes = {kHeadDimV, a.total_q, a.heads},
-                   .strides = {a.out_stride_seq, a.out_stride_head},
-                   .box = {kOSlab, kWarpgroupRows, 1},
+                   .sizes = {kHeadDimV, a.heads, a.total_q},
+                   .strides = {a.out_stride_head, a.out_stride_seq},
+                   .box = {kOSlab, pack, queries},
                    .swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
                    .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                    .element_bytes = sizeof(OutElement),
                    .promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
-  if (!describe_varlen(&params.out, out, kRagged)) {
+  if (!describe_varlen_heads_first(&params.out, out, kRagged)) {
     return kTensorMapRefused;
   }
 
@@ -1752,38 +1840,38 @@ Status launch(const FagenForwardVarlenArgs& a, cudaStream_t stream) {
   return cudaGetLastError() == cudaSuccess ? kOk : kLaunchFailed;
 }
 
-}  // namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_host
+}  // namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_host
 
-extern "C" int fagen_fwd_bf16_d128_causal_m128n128_varlen(const FagenForwardVarlenArgs* args,
-                                                          void* stream) {
-  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_host;
+extern "C" int fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa(
+    const FagenForwardVarlenArgs* args, void* stream) {
+  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_host;
   const Status status = args ? check(*args) : kNullPointer;
   return status ? status : launch(*args, static_cast<cudaStream_t>(stream));
 }
 
-extern "C" int64_t fagen_fwd_bf16_d128_causal_m128n128_varlen_workspace(
+extern "C" int64_t fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_workspace(
     const FagenForwardVarlenArgs* args) {
-  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_host;
+  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_host;
   return args && !check_sizes(*args) ? workspace_bytes(*args) : -1;
 }
 
-extern "C" const char* fagen_fwd_bf16_d128_causal_m128n128_varlen_message(int status) {
-  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_host;
+extern "C" const char* fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_message(int status) {
+  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_host;
   constexpr int kNoKernel = 100;  // of who chooses among kernels
   return status >= 0 && status <= kLaunchFailed ? kMessages[status]
          : status == kNoKernel                  ? "no kernel computes that"
                                                 : "unknown status";
 }
 
-extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_info(void) {
-  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_kernel;
+extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_info(void) {
+  using namespace fagen_fwd_bf16_d128_causal_m128n128_varlen_packgqa_kernel;
   static const FagenKernelInfo info = {
       sizeof(FagenKernelInfo),
       kSharedBytes,
       kThreads,
       kLaunchRegisters,
-      "fwd_bf16_d128_causal_m128n128_varlen",
-      "c905329896c6ee09c51c8d85858a441f8867f3d18a3527cfa7d652fe3351e4c1"};
+      "fwd_bf16_d128_causal_m128n128_varlen_packgqa",
+      "beac94ddc1ff287c2b60218b11f0243983e1d282d68433d272ab4c9c12ff169a"};
   return &info;
 }
-// sha256 of what is above: 78d391ff19173cc36f83461e0690331ee1d63c6b1081e0319ca24152a886ab6c
+// sha256 of what is above: 3e8b7ed1ca3a63c3b18ad8752c228e20cee44c0419af2b4247acf4fca7e76211
