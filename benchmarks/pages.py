@@ -32,6 +32,7 @@ NAMED = (  # scripts whose files end as they are called
 SCRIPTS = (
     *((name.replace("_", "-"), name) for name in NAMED),
     (r"varlen(-\w+)*", "varlen"),
+    (r"peers(-seed\d+)?", "peers"),
     (r"\d(-backward(-\w+)*)?", "run"),
 )
 
