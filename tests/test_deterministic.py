@@ -18,7 +18,8 @@ from fagen.errors import UntunedWarning
 from fagen.flash_attn_interface import flash_attn_func, flash_attn_varlen_func
 from fagen.runtime import backward, op
 from fagen.runtime import call as calls
-from tests.attention_helpers import hold_to_one_graph, picked, qkv, torch_asks
+from fagen.runtime.attention import ATTENTION
+from tests.attention_helpers import hold_to_one_graph, qkv, torch_asks
 from tests.fresh import orders_of_gradients
 from tests.tensors import leaves
 from tests.varlen_helpers import packed
@@ -218,7 +219,7 @@ def test_exported_it_stands_in_the_program(fresh_dynamo, flags, strict):
 def test_opcheck(flags):
     tensors = leaves(*qkv(queries=20, keys=40))
     fagen.attention(*tensors, deterministic=True)
-    slug = picked(dtype="fp16", head_dim=64, seqlen=40, rows=160, device="cpu").slug
-    op = getattr(torch.ops.fagen, f"{slug}_with_grad").default
+    (kernel,) = ATTENTION.known.values()
+    op = getattr(torch.ops.fagen, f"{kernel.slug}_with_grad").default
     results = torch.library.opcheck(op, (*tensors, 0.125), {"deterministic": True})
     assert set(results.values()) == {"SUCCESS"} and set(flags) == {True}

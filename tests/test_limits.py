@@ -225,9 +225,14 @@ def test_gradients_of_65536_heads_or_sequences_are_launched_in_parts(
 
 def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts() -> None:
     sizes = dict(total_q=3, total_k=3, offsets=9, heads=65_536, kv_heads=2)
-    rows = 1 + 9  # a block, and room for one more at each offset
-    parts = [(rows, 65_535, 1), (rows, 1, 1)]
-    assert grids(SMALL, **sizes) == [*parts, (2 * rows, 1, 1), *parts]
+    blocks = 1 + 9  # of rows and of keys: one, and room for one more at each offset
+    tiles = blocks + 4 * blocks  # and for the parts of groups that are shared out
+
+    def by_heads(blocks: int) -> list[tuple[int, ...]]:
+        return [(blocks, 65_535, 1), (blocks, 1, 1)]
+
+    prepared, rounded = by_heads(1 + blocks), by_heads(tiles + blocks)
+    assert grids(SMALL, **sizes) == [*prepared, (2 * tiles, 1, 1), *rounded]
 
 
 def test_the_workspace_of_gradients_holds_sums_of_a_groups_shares() -> None:

@@ -210,7 +210,7 @@ def test_a_mask_that_hides_the_same_keys_as_another_has_its_own_kernels(
     update(schedules_folder / NAME, rows)
     for mask, (few, many) in tables.items():
         problem = Problem("fp16", 64, 64, mask, "fp16", "", 0)
-        assert select.select(problem, "NVIDIA H200").many == ((99, few), (MOST, many))
+        assert select.select(problem, "NVIDIA H200").many == ((99, few, ()), (MOST, many, ()))
     q, k, v = qkv(keys=64)
     slug = tables["causal"][0]
     assert fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=64, device="cpu") == slug
