@@ -96,7 +96,9 @@ def tile_for(
         if by == "stream_k":
             return Tile(fewer, num_splits, by, several=True)
     units = -(-rows // tile) * kv_heads * batch * num_splits
-    return Tile(tile, num_splits, "round_robin", several=units > _slots(head_dim))
+    # a branch: torch.compile may leave sizes open, and a key can have no comparison of those
+    several = True if units > _slots(head_dim) else False  # noqa: SIM210
+    return Tile(tile, num_splits, "round_robin", several=several)
 
 
 def deal_for(
