@@ -127,7 +127,8 @@ def test_so_is_that_of_any_kind(slug):
     if target.kind == "decode":
         sizes = declared.sizes(target)
         usual = {sized(slug, size).slug.removesuffix("_streamk") for size in sizes}
-        assert usual == {"dec_bf16_d72_causal_r8n64"}
+        # rows that begin within lines of L2: three buffers where there are several units each
+        assert usual == {"dec_bf16_d72_causal_r8n64", "dec_bf16_d72_causal_r8n64_s3"}
     else:
         assert len(declared.shapes) == (3 if target.varlen else len(SEQLENS))
         assert survey(replace(declared, shapes=declared.shapes[:1]), target).points
