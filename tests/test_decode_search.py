@@ -61,51 +61,85 @@ def whole_tiles_before(of_sequence, batch, most, *, even):
     return whole if whole * runs <= groups + groups // 16 else 0
 
 
-def measured():
-    """Every time of a kernel of decoding that was measured: slug, sizes, seconds."""
-    surveyed = [
-        (path.stem, vars(speed))
-        for path in schedules("decode")
-        if (ran := evidence.read(path.stem))
-        for speed in ran.speeds
-    ]
+def timing(slug, row):
+    """What a recording says of a kernel: its slug, the sizes of a call, seconds."""
+    names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+    return slug, Sizes(*(row[name] for name in names)), row["microseconds"] / 1e6
+
+
+def of_benchmarks():
+    """Timings of kernels as they were on 24 and 25 November 2026, on an NVIDIA H200."""
     for day, name in product((24, 25), ("decode", "decode-variants")):
         benchmark = ROOT / f"benchmarks/results/nvidia-h200-2026-11-{day}-{name}.json"
         meant = of_six if day == 24 else str
-        surveyed += [(meant(row["slug"]), row) for row in json.loads(benchmark.read_text())["rows"]]
-    names = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
-    return [(s, Sizes(*(row[n] for n in names)), row["microseconds"] / 1e6) for s, row in surveyed]
+        for row in json.loads(benchmark.read_text())["rows"]:
+            yield timing(meant(row["slug"]), row)
 
 
+def of_evidence(card):
+    """Timings of committed kernels as they are, on cards of this name."""
+    for path in schedules("decode"):
+        ran = evidence.read(path.stem)
+        for speed in ran.speeds if ran and ran.card.startswith(card) else ():
+            yield timing(path.stem, vars(speed))
+
+
+def logs_of(timings, by, straddles):
+    """The logarithm of what is predicted, over what was measured, of one kind of kernels."""
+    return [
+        math.log(cost.seconds(values(slug), sizes) / time)
+        for slug, sizes, time in timings
+        if values(slug)["by"] == by
+        and bool(values(slug)["head_dim"] * 2 % SM90.l2_line_bytes) == straddles
+        and not combines_in_shared(values(slug))  # newer than the fit
+    ]
+
+
+def assert_met(logs, off, most, times):
+    assert len(logs) >= times
+    assert math.sqrt(fmean(log**2 for log in logs)) < off
+    assert max(map(abs, logs)) < most
+
+
+# Without evidence of the same kernels, which was met more closely and is of another card by now:
+# the 33 rows of head dim 96 in turns alone are off by 0.0902, its 45 in runs by 0.0762.
 @pytest.mark.parametrize(
     ("by", "straddles", "off", "most", "times"),
     [
-        ("round_robin", False, 0.035, 0.13, 195),
-        (
-            "stream_k",
-            False,
-            0.058,
-            0.27,
-            130,
-        ),  # at head dim 256, of groups of 32, faster than fitted
-        ("round_robin", True, 0.09, 0.2, 40),  # rows that begin within lines of the L2 cache
-        ("stream_k", True, 0.075, 0.2, 50),
+        ("round_robin", False, 0.033, 0.13, 125),
+        ("stream_k", False, 0.052, 0.25, 90),
+        ("round_robin", True, 0.092, 0.2, 30),  # rows that begin within lines of the L2 cache
+        ("stream_k", True, 0.078, 0.2, 45),
     ],
 )
 def test_what_was_measured_is_met(by, straddles, off, most, times, monkeypatch):
     """By kernels whose splits were as short as a block, and stayed whole where runs had as many."""
     monkeypatch.setattr(cost, "split_blocks", lambda length, n, c, _: split_blocks(length, n, c))
     monkeypatch.setattr(cost, "whole_tiles", whole_tiles_before)
-    logs = [
-        math.log(cost.seconds(values(slug), sizes) / time)
-        for slug, sizes, time in measured()
-        if values(slug)["by"] == by
-        and bool(values(slug)["head_dim"] * 2 % SM90.l2_line_bytes) == straddles
-        and not combines_in_shared(values(slug))  # newer than the fit
-    ]
-    assert len(logs) >= times
-    assert math.sqrt(fmean(log**2 for log in logs)) < off
-    assert max(map(abs, logs)) < most
+    assert_met(logs_of(of_benchmarks(), by, straddles), off, most, times)
+
+
+# A second, of K and V out of memory. On an H100 as timings say; by specifications it has 3.35 TB/s
+# where an H200 has 4.8, so 3.22 where the fit has 4.61. All other numbers are those of the fit.
+READ_BYTES = {"NVIDIA H200": cost.READ_BYTES, "NVIDIA H100": 3.1e12}
+
+
+@pytest.mark.parametrize(
+    ("by", "straddles", "off", "most", "times"),
+    [
+        ("round_robin", False, 0.042, 0.13, 70),
+        ("stream_k", False, 0.052, 0.15, 44),
+        ("round_robin", True, 0.07, 0.13, 12),
+        ("stream_k", True, 0.085, 0.2, 8),
+    ],
+)
+def test_evidence_of_kernels_as_they_are_is_met_too(by, straddles, off, most, times, monkeypatch):
+    """Splits are those of today, on whichever card it was that they were verified on."""
+    logs = []
+    for card, rate in READ_BYTES.items():
+        monkeypatch.setattr(cost, "READ_BYTES", rate)
+        logs += logs_of(of_evidence(card), by, straddles)
+    assert_met(logs, off, most, times)
 
 
 @pytest.mark.parametrize(
