@@ -24,6 +24,15 @@ LINES = 60
 # by kind and seat the preludes of a text, and what it stands in behind them; sections of a kernel
 # that use what their parts offer stand behind that too
 STATEMENTS = "void kernel() {{ {} }}"
+# beginnings of two loops, each with a block of rows of a head and whose turn it is
+ROUNDS = """
+void add_dq(const Params& params, SharedStorage& shared, const Tile& tile, int step) {{
+  {}
+      row_block_of(params, shared, tile, head, block), await_turn(nullptr, turn);
+    }}
+    step -= steps;
+  }}
+}}"""
 COMBINING = {
     "combine": (("attention/combine",), STATEMENTS),
     "combined": (("attention/combined",), STATEMENTS),
@@ -58,6 +67,7 @@ STAND_IN = {
     "backward": {
         "loader": (("backward/loader",), "struct Producer : Loader {{ {} }};"),
         "producer": (("backward/producer",), "{}"),
+        "rounds": (("backward/producer",), ROUNDS),
         "consumer": (("backward/consumer",), "struct Consumer : Computing {{ {} }};"),
         **dict.fromkeys(
             ("entry", "kernel", "role", "consumer_role", "exit"),
@@ -98,6 +108,8 @@ PLANS = (
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d128_causal_r64n64",
     "dec_fp16_d64_causal_r8n64_c3_fixed",
+    "dec_bf16_d64_causal_r32n128_streamk",
+    "dec_bf16_d256_causal_r32n64_streamk_spill56",
     "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
     "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d256_full_m128n128_vr1_half_nointra_vrows_pm1_pc64",
@@ -131,6 +143,8 @@ PLANS = (
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_bf16_d48_causal_m64n128_persist",
     "bwd_fp16_d64v192_causal_m64n64_dss1",
+    "bwd_bf16_d192v128_causal_m48n128_det_underdp",
+    "bwd_bf16_d128_full_m64n128_det_persist_post",
     "quant_bf16_d224_rot_center_shead_vcols",
     "quant_fp16_d80_pairs",
     "quant_fp16_d128_center_scol_vcols",

@@ -21,7 +21,8 @@ struct Computing {
   template <class... Registers> void take_steps(const Tile& tile, Registers&... registers);
 
   // of warpgroups with keys of their own: all of a step in one, of which dQ by all or by one; a block that it does not see
-  void issue_scores_and_dp(Scores& s, Scores& dp), issue_own_dq(QueryGradient& dq), multiply_others_ds(), pass();
+  void issue_scores_and_dp(Scores& s, Scores& dp), multiply_others_ds(), pass();
+  void issue_own_dq(QueryGradient& dq), issue_dq_of(int part, QueryGradient& dq);
   void multiply_ds(KeyGradient& dk, ValueGradient& dv, QueryGradient& dq, Packed& d_scores);
   bool sees_none(const Tile& tile, int block) const;
 

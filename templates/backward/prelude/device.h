@@ -13,6 +13,7 @@ int tiles_of(const Lengths& lengths, int m_block);
 // Tiles: of some keys all rows that see them, in the order of steps.
 Tile tile_of(const Params& params, int index);
 Tile tile_of(const Params& params, const struct TileList& list, struct Sequence& sequence);  // varlen: the thread block's
+Tile own_tile_anew(const Params& params);  // where it ends
 int block_of(const Tile& tile, int step);
 const Lengths& lengths_of(const Params& params, const SharedStorage& shared);
 RowBlock& row_block_of(const Params& params, const SharedStorage& shared, const Tile& tile, int head, int block);

@@ -18,4 +18,10 @@ struct Loader {
   static constexpr uint32_t kQBytes = 0, kDoutBytes = 0;
   void load_q(RingPosition<kStages>& q, const Tile& tile, int head, int block, uint32_t bytes);
   void load_dout(RingPosition<kDoStages>& dout, const Tile& tile, int head, int block, uint32_t bytes);
+
+  // tiles that are drawn: the number of one, or that of none; all of a tile in the rings, which returns the next one's number
+  RingPosition<kStages> q;
+  RingPosition<kDoStages> dout;
+  void load_keys(const Tile& tile);
+  int draw(int without) const, load(const Tile& tile);
 };

@@ -40,7 +40,9 @@ struct Computing {
 
   // combine
   bool combines;
-  void begin_combining();
+  void begin_combining(), combine(int j, float total);  // a split's output, with those before it
+  float combined_reference_of(int j) const, combined_sum_of(int j) const;
+  template <class Store> void for_each_combined(int j, Store store) { for_each_number(o, j, store); }
   void finish(const Unit& unit);  // hands a split's output on
   void finish(const Unit& unit, bool ends);
   template <class HandOn>
@@ -51,6 +53,7 @@ struct Computing {
   void for_each_number(Output& output, int j, Store store) {
     store(0, 0.0f);  // column, number
   }
+  void store_output(const Unit& unit, int j, float total, int position, int head);  // of a row that has one split
   void store_partial(int j, int64_t index);
   void store_share(int j, int64_t index, float total);
 };

@@ -23,7 +23,7 @@ struct Unit {
   void take_rows(const Params& params, int row_tile);
 };
 
-int split_keys(int length);
+int split_keys(const Params& params, int length);
 
 // Units of a thread block: each has next or find.
 struct Units {
@@ -31,6 +31,7 @@ struct Units {
   explicit Units(const Params& params);
   bool next(Unit& unit);
   bool find(int number, Unit& unit);
+  bool take_turns();  // behind whole tiles: whether splits of others are left
 };
 
 Unit first_of_whole(const Params& params);
