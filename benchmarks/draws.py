@@ -10,6 +10,17 @@ from fagen.vocab import MASKS
 LENGTHS, BATCHES = (64, 16_384), (1, 32)
 
 
+def log_uniform(dice: random.Random, least: int, most: int) -> int:
+    """A number between two, as often of each order of magnitude."""
+    return round(math.exp(dice.uniform(math.log(least), math.log(most))))
+
+
+def length(dice: random.Random, least: int, most: int) -> int:
+    """The same of tokens: three of four are odd."""
+    some = log_uniform(dice, least, most)
+    return some | 1 if dice.random() < 0.75 else some
+
+
 def drawn(
     number: int, seed: int, problems: Sequence[Problem], flops: tuple[float, float]
 ) -> list[Cell]:
@@ -19,22 +30,17 @@ def drawn(
     the cells; a quarter of those without a mask have queries and keys of different numbers.
     """
     dice = random.Random(seed)
-
-    def between(least: int, most: int) -> int:
-        return round(math.exp(dice.uniform(math.log(least), math.log(most))))
-
-    def length() -> int:
-        some = between(*LENGTHS)
-        return some | 1 if dice.random() < 0.75 else some
-
     cells: dict[Cell, None] = {}
     while len(cells) < number:
         problem = dice.choice(list(problems))
         kv_heads = dice.choice((1, 2, 3, 4, 8))
         heads = kv_heads * dice.choice((1, 1, 1, 2, 4, 8))
-        keys = length()
+        keys = length(dice, *LENGTHS)
         uneven = not MASKS[problem.mask].by_row and dice.random() < 0.25
-        sizes = Sizes(between(*BATCHES), heads, kv_heads, length() if uneven else keys, keys)
+        sizes = Sizes(
+            *(log_uniform(dice, *BATCHES), heads, kv_heads),
+            *(length(dice, *LENGTHS) if uneven else keys, keys),
+        )
         cell = Cell(problem, sizes)
         if flops[0] <= cell.flops <= flops[1]:
             cells[cell] = None

@@ -7,9 +7,10 @@ A line of JSON comes in for each question, and a line goes out:
     {"call": {…}, "who": ["fagen", "cudnn"]}   makes a call ready: {"ready": […], "refused": {…}, …}
     {"time": "fagen"}                          runs it for a round: {"us": 123.4}
 
-Nothing of fagen is used but its public functions, so that any tree of it can be asked; peers are
-torch's own operators. Calls are runs of a CUDA graph, so that no host is in their times. K and V of
-a decoding call go round through more memory than the L2 cache holds.
+Of a tree of fagen nothing is used but its public functions, so that any can be asked; peers are
+torch's own operators, by fagen.measure where that has them. Calls are runs of a CUDA graph, so that
+no host is in their times. K and V of a decoding call go round through more memory than the L2 cache
+holds.
 """
 
 import importlib
@@ -195,8 +196,10 @@ def fa2(operands: Operands) -> Iterator[Run]:
     call = operands.call
     if call.head_dim != call.head_dim_v or call.kind == E4M3:
         raise RuntimeError("it does not do that")
-    if call.kind in OF_LENGTHS or operands.lengths is not None:
-        return _fa2_of_lengths(operands)
+    if call.kind in OF_LENGTHS:
+        return _fa2_varlen(operands)
+    if operands.lengths is not None:
+        return _fa2_of_caches(operands)
     if call.causal and call.kind not in DECODING and call.seqlen_q != call.seqlen_k:
         raise RuntimeError("torch's op aligns its causal mask to the top left")
     return _dense("flash", operands)
@@ -205,8 +208,7 @@ def fa2(operands: Operands) -> Iterator[Run]:
 def _dense(backend: str, operands: Operands) -> Iterator[Run]:
     call, causal = operands.call, operands.call.causal and operands.call.kind not in DECODING
     if call.kind in GRADIENTS:  # called directly: torch's rules for gradients are others
-        measure: Any = importlib.import_module("fagen.measure.gradients")
-        attended = measure.attended(backend, operands.q, *operands.pairs[0], causal=causal)
+        attended = _measure().attended(backend, operands.q, *operands.pairs[0], causal=causal)
         return cycle([lambda: attended.backward(operands.dout)])
     which = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
     grouped = call.heads != call.kv_heads
@@ -221,43 +223,40 @@ def _dense(backend: str, operands: Operands) -> Iterator[Run]:
     return operands.runs(attend)
 
 
-def _fa2_of_lengths(operands: Operands) -> Iterator[Run]:
-    call, used = operands.call, operands.lengths
-    scale = call.head_dim**-0.5
-    if used is None:
-        at_q = at_k = operands.offsets
-        most_q = most_k = max(call.lengths)
-    else:
-        most_q, most_k = call.seqlen_q, call.seqlen_k
-        at_q, at_k = (
-            torch.arange(0, (call.batch + 1) * n, n, dtype=torch.int32, device="cuda")
-            for n in (most_q, most_k)
-        )
+def _fa2_varlen(operands: Operands) -> Iterator[Run]:
+    call, offsets = operands.call, operands.offsets
+    lengths = offsets, offsets, max(call.lengths), max(call.lengths)
 
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        packed = (x.flatten(0, 1) if x.dim() == 4 else x for x in (q, k, v))
-        return tuple(
-            torch.ops.aten._flash_attention_forward(
-                *(*packed, at_q, at_k, most_q, most_k, 0.0, call.causal, False),
-                scale=scale,
-                seqused_k=used,
-            )
-        )
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return _measure().attended_varlen(q, k, v, lengths, causal=call.causal)
 
     if call.kind not in GRADIENTS:
-        return operands.runs(lambda q, k, v: forward(q, k, v)[0])
-    q, (k, v) = operands.q, operands.pairs[0]
-    out, lse, seed, offset, _ = forward(q, k, v)
-    back = torch.ops.aten._flash_attention_backward
-    return cycle(
-        [
-            lambda: back(
-                *(operands.dout, q, k, v, out, lse, at_q, at_k, most_q, most_k, 0.0, call.causal),
-                *(seed, offset),
-                scale=scale,
-            )
-        ]
+        return operands.runs(lambda q, k, v: attend(q, k, v).out)
+    attended = attend(operands.q, *operands.pairs[0])
+    return cycle([lambda: attended.backward(operands.dout)])
+
+
+def _fa2_of_caches(operands: Operands) -> Iterator[Run]:
+    """Of each cache the keys that are used."""
+    call = operands.call
+    most = call.seqlen_q, call.seqlen_k
+    at_q, at_k = (
+        torch.arange(0, (call.batch + 1) * n, n, dtype=torch.int32, device="cuda") for n in most
     )
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        packed = (x.flatten(0, 1) for x in (q, k, v))
+        how = *(at_q, at_k, *most, 0.0, call.causal), False
+        scale, used = call.head_dim**-0.5, operands.lengths
+        op = torch.ops.aten._flash_attention_forward
+        out: Tensor = op(*packed, *how, scale=scale, seqused_k=used)[0]
+        return out
+
+    return operands.runs(attend)
+
+
+def _measure() -> Any:
+    return importlib.import_module("fagen.measure.gradients")
 
 
 WHO: dict[str, Callable[[Operands], Iterator[Run]]] = {"fagen": fagen, "cudnn": cudnn, "fa2": fa2}

@@ -37,6 +37,8 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
+from against import middle
+from draws import length, log_uniform
 from peer_calls import (
     ALLOWED,
     BACKWARD,
@@ -82,6 +84,7 @@ SHARES = {
     E4M3: 22,
 }
 BEHIND = 0.99
+LENGTHS = (64, 20_000)  # of drawn calls
 ROUND = Regime("burst", idle=0.010, warm=0.0, timed=0.006, rounds=3)
 READYING = 24  # processes that build kernels at a time
 
@@ -182,13 +185,6 @@ def drawn(number: int, seed: int) -> Iterator[Figure]:
 
 
 def _drawn(kind: str, dice: random.Random) -> PeerCall:
-    def between(least: int, most: int) -> int:
-        return round(math.exp(dice.uniform(math.log(least), math.log(most))))
-
-    def length() -> int:
-        some = between(64, 20_000)
-        return some | 1 if dice.random() < 0.75 else some
-
     while True:
         dtype = dice.choice(("fp16", "fp16", "bf16")) if kind != E4M3 else "fp16"
         dims = ((64, 64), (128, 128), (128, 128), (256, 256), (96, 96), (192, 192), (192, 128))
@@ -201,22 +197,23 @@ def _drawn(kind: str, dice: random.Random) -> PeerCall:
         alike = (kind, dtype, head_dim, head_dim_v, mask)
         width = head_dim + head_dim_v
         if kind in DECODING:
-            batch, keys = between(1, 256), between(64, 180_000)
+            batch, keys = log_uniform(dice, 1, 256), log_uniform(dice, 64, 180_000)
             queries = dice.choice((1, 1, 1, 2, 4, 8))
             if not 2e5 < batch * keys * kv_heads * width * 2 < 3e9:
                 continue
             lengths: tuple[int, ...] = ()
             if kind == DECODE_MIXED:
-                lengths = tuple(min(keys, between(33, 8 * keys)) for _ in range(batch))
+                lengths = tuple(min(keys, log_uniform(dice, 33, 8 * keys)) for _ in range(batch))
             return PeerCall(*alike, batch, queries, keys, heads, kv_heads, lengths)
         if kind in OF_LENGTHS:
             if head_dim != head_dim_v or head_dim == 192:
                 continue
             least, most = dice.choice(((1, 65), (16, 512), (17, 12_000), (64, 4_096)))
             number = max(
-                2, round(between(2_000, 40_000) / ((most - least) / math.log(most / least)))
+                2,
+                round(log_uniform(dice, 2_000, 40_000) / ((most - least) / math.log(most / least))),
             )
-            lengths = tuple(between(least, most) for _ in range(number))
+            lengths = tuple(log_uniform(dice, least, most) for _ in range(number))
             pairs = sum(n * n for n in lengths) * heads
             if (
                 not 2e9
@@ -226,9 +223,9 @@ def _drawn(kind: str, dice: random.Random) -> PeerCall:
             ):
                 continue
             return PeerCall(*alike, number, max(lengths), max(lengths), heads, kv_heads, lengths)
-        keys = length()
-        queries = length() if mask == "full" and dice.random() < 0.25 else keys
-        batch = between(1, 64)
+        keys = length(dice, *LENGTHS)
+        queries = length(dice, *LENGTHS) if mask == "full" and dice.random() < 0.25 else keys
+        batch = log_uniform(dice, 1, 64)
         flops = 2 * batch * heads * queries * keys * width / (2 if mask == "causal" else 1)
         if not 5e9 < flops < (1e12 if kind != BACKWARD else 4e11):
             continue
@@ -452,11 +449,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         shape = PeerCall.read(fields).shape
         lines.append([row["kind"], shape, *times, f"{middle(row):.3f}", several, is_slower])
     return markdown(head, lines)
-
-
-def middle(row: Mapping[str, Any]) -> float:
-    """The median of a call's values."""
-    return float(statistics.median(row["values"]))
 
 
 def is_behind(row: Mapping[str, Any]) -> bool:

@@ -28,11 +28,11 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
     tools, torch = find_toolchain(), find_torch()
     if torch is None:
         return None
-    python = _python(torch)
+    python, python_link = _python(torch)
     source = environment().get_template("binding/autograd.cpp.j2").render()
-    key = key_of(
-        source, _FLAGS, _LINK_FLAGS, *python, torch.version, versions(tools), digests(tools)
-    )
+    flags = *_FLAGS, *python
+    link_flags = *_LINK_FLAGS, *python_link
+    key = key_of(source, flags, link_flags, torch.version, versions(tools), digests(tools))
     slot = Slot(kernels_folder() / f"autograd-{key}", f"{_NAME}.so")
     headers = torch.include, torch.include / "torch" / "csrc" / "api" / "include"
     compiled = torch_library(
@@ -40,8 +40,8 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
         source,
         tools,
         torch,
-        compile_flags=(*_FLAGS, "-isystem", headers[0], "-isystem", headers[1], *python[:-1]),
-        link_flags=(f"-L{torch.library_dir}", *_LINK_FLAGS, *python[-1:]),
+        compile_flags=(*flags, "-isystem", headers[0], "-isystem", headers[1]),
+        link_flags=(f"-L{torch.library_dir}", *link_flags),
     )
 
     def make(making: Path, kept: Path) -> Record:
@@ -53,10 +53,10 @@ def build_autograd(progress: Callable[[str], None] | None = None) -> Path | None
     return slot.path
 
 
-def _python(torch: Torch) -> tuple[str, ...]:
-    """Return the flags by which Python calls the node itself, the last a linker's; none of some."""
+def _python(torch: Torch) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what compiler and linker take for Python to call the node itself; of some nothing."""
     include = sysconfig.get_path("include")
     needed = Path(include) / "Python.h", torch.library_dir / "libtorch_python.so"
     if not all(path.exists() for path in needed) or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return ()  # what it reads of a dictionary it does not hold
-    return "-DFAGEN_PYTHON", "-isystem", include, "-ltorch_python"
+        return (), ()  # what it reads of a dictionary it does not hold
+    return ("-DFAGEN_PYTHON", "-isystem", include), ("-ltorch_python",)

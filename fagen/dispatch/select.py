@@ -198,12 +198,8 @@ def _cheapest(
     keys: int,
 ) -> str | None:
     """The slug whose tiles take the fewest clocks, the first of those that take as many."""
-    cheapest, fewest = several[0][0], MOST
-    for slug, tiles in several:
-        needed = clocks(tiles, batch * heads, batch * kv_heads, queries, keys)
-        if needed < fewest:
-            cheapest, fewest = slug, needed
-    return cheapest
+    of_call = batch * heads, batch * kv_heads, queries, keys
+    return min(several, key=lambda one: clocks(one[1], *of_call))[0]
 
 
 def select(problem: Problem, card: str) -> Rows:

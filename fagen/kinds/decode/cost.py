@@ -136,7 +136,7 @@ def whole_tiles(of_sequence: int, batch: int, slots: int, *, even: bool) -> int:
 def first_tiles(of_sequence: int, batch: int, slots: int) -> int:
     """Return how many tiles stay whole where splits of the others are taken in turns behind them.
 
-    There are none where multiprocessors would not have one each.
+    There are none where SMs would not have one each.
     """
     abreast = _abreast(of_sequence, slots)
     of_groups = of_sequence // abreast

@@ -1,5 +1,6 @@
 """What follows from the keys of decoding: derived defaults, slugs, rules between keys."""
 
+from fagen import combining
 from fagen.arch import SM90
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import DTYPES, FP32, SWIZZLES
@@ -63,7 +64,9 @@ def least_blocks(group: int) -> int:
 def split_blocks(length: int, block_n: int, num_splits: int, group: int) -> int:
     """Return how many blocks of keys a split of a sequence of so many keys has."""
     blocks = -(-length // block_n)
-    return blocks if blocks <= MOST_BLOCKS else max(-(-blocks // num_splits), least_blocks(group))
+    if blocks <= MOST_BLOCKS:
+        return blocks
+    return max(combining.split_blocks(length, block_n, num_splits), least_blocks(group))
 
 
 def padded(head_dim: int, dtype: str) -> int:
