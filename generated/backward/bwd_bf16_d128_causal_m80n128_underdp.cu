@@ -1102,7 +1102,7 @@ struct Consumer {
     return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
   }
 
-  // Leaves 64 rows of a gradient's share as they are.
+  // Leaves 64 rows of a gradient as they are, where other thread blocks have the rest of the group.
   template <int all, int count>
   __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
     float4* to =
@@ -1844,4 +1844,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       "e5e14dbec7462c27822a3991231c75a5a2de22cc5773906af7bd70059008d12f"};
   return &info;
 }
-// sha256 of what is above: b0cf97b6edc8ec8499fc5e2ef12b4783a5f441b08de8cbab3b9531613929cce1
+// sha256 of what is above: 7f86066e1aa2dde2941bb2ce98a6d2484e66943bcdb7bbbc0a2934c2ebb259a3

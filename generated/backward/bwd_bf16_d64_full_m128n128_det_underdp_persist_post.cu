@@ -1393,7 +1393,7 @@ struct Consumer {
     return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
   }
 
-  // Leaves 64 rows of a gradient's share as they are.
+  // Leaves 64 rows of a gradient as they are, where other thread blocks have the rest of the group.
   template <int all, int count>
   __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
     float4* to =
@@ -2077,4 +2077,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_underdp_p
       "f6a5dd3007ff9957f7062c6d1549b8a8d1c37a685aaecc0eba0d3812f4f91b6a"};
   return &info;
 }
-// sha256 of what is above: 5420cffc402595c826e7f8ffabebcd7649917cd0c87f0457192fa19d5292bd18
+// sha256 of what is above: 3882f6a677a7bb1af2921aa5ba4247dbe2e4f6b85e6c8bcae6e5c3d82bae1cfd

@@ -597,7 +597,7 @@ __device__ __forceinline__ void list_tiles(const Params& params) {
   if (threadIdx.x == 0 && (!fit || tiles == 0)) {
     *params.list = {};
   } else if (fit && own > 0 && begin == 0) {  // those of the most steps
-    // two of their length for each multiprocessor, and tiles for two rounds and a half
+    // two of their length for each SM, and tiles for two rounds and a half
     const int rounds = ceil_div(5 * kMachines / 2, tiles);
     *params.list = {tiles,
                     max(rounds, int(min(1e6f, 2.f * steps_of(threadIdx.x) / max(1.f, even))) + 1)};
@@ -1399,7 +1399,7 @@ struct Consumer {
                                   along_columns<kBlockN, kQkSlab>(columns, kQkDescriptor));
   }
 
-  // Leaves 64 rows of a gradient as they are, where other tiles have the rest of the group.
+  // Leaves 64 rows of a gradient as they are, where other thread blocks have the rest of the group.
   template <int all, int count>
   __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
     float4* to =
@@ -2078,4 +2078,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info
       "51200171bf0d8c955a7fddfd518f8e1928c3d1e1c8abea639c23cc5353bb6839"};
   return &info;
 }
-// sha256 of what is above: 697371274019ac8fb5942d05b543fc3a778e022138b17e06065ecb265bfb19e3
+// sha256 of what is above: 89da0601fbb58dd0a2331f0e9fc197cc676617d0887299987140bd9afbaacdfa

@@ -1152,7 +1152,7 @@ struct Consumer {
     return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
   }
 
-  // Leaves 64 rows of a gradient's share as they are.
+  // Leaves 64 rows of a gradient as they are, where other thread blocks have the rest of the group.
   template <int all, int count>
   __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
     float4* to =
@@ -2006,4 +2006,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       "73c2884e45802c47bd42a9751516e021834ce62c9811b00979c6b28b5630fc82"};
   return &info;
 }
-// sha256 of what is above: 96176910b5544f77975c4310d0a3d0fd20afdcbf139293bce4d260679e0a8e57
+// sha256 of what is above: 16ae70f291cf04366f47844403b3464ee5f29976f9f4498899a61cc319102c6b

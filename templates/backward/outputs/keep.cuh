@@ -1,8 +1,4 @@
-  __device__ __forceinline__ KeyBlock& share_of(const Tile& tile) const {
-    return params.key_blocks_of(tile.batch, tile.kv_head, tile.first_key / kBlockN)[tile.share];
-  }
-
-  // Leaves 64 rows of a gradient's share as they are.
+  // Leaves 64 rows of a gradient as they are, where other thread blocks have the rest of the group.
   template <int all, int count>
   __device__ __forceinline__ void keep(float (&share)[all], const float (&gradient)[count]) {
     float4* to = reinterpret_cast<float4*>(share) + first_row() * count / 2 + threadIdx.x % kWarpgroup;

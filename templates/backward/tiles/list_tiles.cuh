@@ -166,7 +166,7 @@ __device__ __forceinline__ void list_tiles(const Params& params) {
   if (threadIdx.x == 0 && (!fit || tiles == 0)) {
     *params.list = {};
   } else if (fit && own > 0 && begin == 0) {  // those of the most steps
-    // two of their length for each multiprocessor, and tiles for two rounds and a half
+    // two of their length for each SM, and tiles for two rounds and a half
     const int rounds = ceil_div(5 * kMachines / 2, tiles);
     *params.list = {tiles, max(rounds, int(min(1e6f, 2.f * steps_of(threadIdx.x) / max(1.f, even))) + 1)};
   }

@@ -199,7 +199,8 @@ def outputs(values: Values) -> Iterator[Part]:
 def _left(values: Values) -> Part:
     """How consumers leave dK and dV, and who stores them."""
     varlen, by_keys = values["lengths"] == "varlen", values["partition"] == "keys"
-    first = f"keep{'_varlen' if varlen else ''}.cuh", "round_rows.cuh"
+    kept = ("keep.cuh", "share_of_varlen.cuh") if varlen else ("share_of.cuh", "keep.cuh")
+    first = *kept, "round_rows.cuh"
     if values["persistent"]:
         return Part(
             producer=texts("outputs", "store_gradients.cuh"),
