@@ -86,7 +86,7 @@ SHARES = {
 BEHIND = 0.99
 LENGTHS = (64, 20_000)  # of drawn calls
 ROUND = Regime("burst", idle=0.010, warm=0.0, timed=0.006, rounds=3)
-READYING = 24  # processes that build kernels at a time
+READYING = max(8, (os.cpu_count() or 1) // 2)  # processes that build kernels at a time
 
 
 # ---- the calls -----------------------------------------------------------------------------------
