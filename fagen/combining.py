@@ -60,10 +60,11 @@ the functions that compute.
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fagen.arch import SM90
 from fagen.launch import Grid, Launch, Product
 from fagen.signature import Extent
 from fagen.vocab import FP32
@@ -161,6 +162,33 @@ def split_blocks(length: int, block_n: int, num_splits: int) -> int:
     """Return how many blocks of keys a split of a sequence of so many keys has."""
     blocks = -(-length // block_n)
     return -(-blocks // num_splits)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """How many splits fill the SMs best; costs are in sixteenths of what a block of keys takes."""
+
+    sm_count: ClassVar[int] = SM90.sm_count
+    unit: ClassVar[int] = 16  # of the costs
+
+    most_keys: int  # of a split
+    unit_cost: int  # of a tile of a split, beside its blocks
+    combine_cost: int  # of its partial output
+
+    def splits(self, length: int, block_n: int, ends: Sequence[int], heads: int, most: int) -> int:
+        """Return how many a call has, `most` at most, as launcher/fill.cuh does.
+
+        Of `length` keys and so many heads in all; a head's tiles see blocks up to these ends.
+        """
+        least = max(1, -(-length // self.most_keys))
+
+        def cost(splits: int) -> int:
+            blocks = max(1, split_blocks(length, block_n, splits))
+            units = heads * sum(-(-end // blocks) for end in ends)
+            of_blocks = -(-units // self.sm_count) * (self.unit * blocks + self.unit_cost)
+            return of_blocks + units * self.combine_cost // self.sm_count
+
+        return min(range(min(least, most), most + 1), key=cost)
 
 
 class Combining:

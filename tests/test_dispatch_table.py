@@ -195,6 +195,8 @@ def test_under_a_mask_by_row_clocks_are_of_all_tiles_or_of_the_longest(folders):
         (132, 192, 192): (350 + 350 // 12, 400 + 400 // 24),
         (132, 192, 256): (450 + 450 // 12, 500 + 500 // 24),  # two steps each
         (132, 999, 192): (350 + 350 // 12, 400 + 400 // 24),  # most see nothing
+        # someone has two of 61 steps, or three of 30: all tiles see about as many keys
+        (100, 384, 4_096): (2 * 6_150, 3 * 3_050),
         (1, 1, 0): (50, 50),
     }
     for (heads, queries, keys), (first, second) in both.items():

@@ -131,6 +131,7 @@ PLANS = (
     "fwd_e4m3_d128_full_m128n128_t4_sblock",
     "fwd_fp16_d64_full_m64n64_nointra_pm2",
     "fwd_fp16_d128_causal_m128n128_split16",
+    "fwd_fp16_d192_causal_m128n80_split8_fill",
     "fwd_bf16_d128_full_m64n128_varlen",
     "fwd_fp16_d64_causal_m256n64_varlen_packgqa_s4_q2_nointer",
     "fwd_bf16_d64_full_m64n48_varlen_packgqa",

@@ -27,6 +27,7 @@ SLUGS = (
     "fwd_bf16_d72v104_causal_m64n48_split3",
     "fwd_fp16_d128_full_m128n64_split5_pm2_smemtotals",
     "fwd_bf16_d96_causal_m192n80_split7_onlinemax",
+    "fwd_fp16_d192_full_m128n80_split8_fill",
 )
 
 
@@ -77,8 +78,41 @@ def test_the_workspace_holds_a_record_for_each_row_of_each_chunk(
     assert main.grid.x.at(sizes) == tiles * plan.num_splits
     assert merge.grid.x.at(sizes) * (merge.threads // plan.combination.lanes) >= rows
     # chunks: whole blocks, equally long but for the last, and no more than there are
-    step = plan.split_keys(keys)
+    step = plan.split_keys(keys, queries, batch * heads)
     assert step % plan.block_n == 0 and (keys == 0 or 0 < -(-keys // step) <= plan.num_splits)
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@given(st.integers(1, 9), st.integers(1, 2_000), st.integers(1, 30_000))
+def test_splits_that_fill_take_no_longer_than_any_other_number_of_them(mask, heads, queries, keys):
+    """By rounds of 132 units that see a key, and few of those that take as long."""
+    plan = plan_of(f"fwd_fp16_d192_{mask}_m128n80_split8_fill")
+    costs, seen = plan.filling, keys - queries if mask == "causal" else keys
+    blocks = math.ceil(keys / 80)
+
+    def cost(splits):
+        split = -(-blocks // splits)
+        units = heads * sum(
+            min(keys, max(0, seen + row + 128)) > first
+            for row in range(0, queries, 128)
+            for first in range(0, keys, split * 80)
+        )
+        combining = units * costs.combine_cost // 132
+        return -(-units // 132) * (16 * split + costs.unit_cost) + combining, splits
+
+    splits = min(range(1, 9), key=cost)
+    assert plan.split_keys(keys, queries, heads) == 80 * -(-blocks // splits)
+
+
+def test_splits_that_fill_are_as_many_as_rounds_of_sms_ask_for():
+    plan = plan_of("fwd_fp16_d128_full_m128n128_split16_fill")
+    keys = 360 * 128  # of blocks that the numbers below divide
+    numbers = {9: 14, 16: 8, 22: 6, 33: 4, 44: 3, 66: 2, 88: 3, 99: 4, 132: 1}
+    for tiles, splits in numbers.items():
+        assert -(-keys // plan.split_keys(keys, 128, tiles)) == splits, tiles
+    assert plan.split_keys(1) == 128  # no split without keys
+    # sums over more keys than these are inexact
+    assert -(-600_000 // plan.split_keys(600_000, 1, 132)) == 5
 
 
 @settings(max_examples=25, deadline=None)

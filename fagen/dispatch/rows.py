@@ -187,8 +187,9 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     """Return what a call costs in such tiles, of so many heads and KV heads in all.
 
     Tiles that see all keys take as long, and every round as the first. Under a mask by row they
-    are drawn, longest first, so that SMs end together but for the last. Heads that share tiles are
-    as one of more queries.
+    are drawn, longest first, so that SMs end together but for the last; where few differ in length,
+    someone has as many as there are rounds, each as long as the first of the last round. Heads that
+    share tiles are as one of more queries.
     """
     by_row, shared, rows, at_once, step_keys, step, tile = tiles
     # many queries have few empty rows, and no more heads share tiles
@@ -207,7 +208,11 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     steps += -(-rows * (count * (count - 1) // 2) // span) + -(-keys // step_keys)
     steps += (count - 1) * max(0, span - rows) // (2 * span)  # where a step ends within a tile
     of_head = steps * step + count * tile
-    return max(longest, heads * of_head // at_once + of_head // (DRAWN_LAST * count))
+    mean = heads * of_head // at_once + of_head // (DRAWN_LAST * count)
+    rounds = max(0, heads * count - 1) // at_once  # before the last
+    place = rounds * at_once // max(1, heads)  # in a head, from the end, of the last one's first
+    seen = keys - seeing + min(seeing, (count - place) * rows // group)
+    return max(longest, mean, (rounds + 1) * (-(-seen // step_keys) * step + tile))
 
 
 def first_fit(

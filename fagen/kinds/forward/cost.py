@@ -19,6 +19,7 @@ from fagen.arch import SM90
 from fagen.combining import split_blocks
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.cost import norm, varlen_tiles
+from fagen.kinds.forward.structure import filling, seen_ends
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
 
@@ -90,7 +91,7 @@ _STEP_KEYS = (  # the first four also say how tiles follow each other
     "rescale_threshold",
 )
 _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
-_KEYS = ("mask", "order", "output", "num_splits", *_STEP_KEYS)  # all that counts
+_KEYS = ("mask", "order", "output", "num_splits", "fill", *_STEP_KEYS)  # all that counts
 
 
 def _step(*key: Any) -> Step:
@@ -161,29 +162,44 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
     cached_step = cache(_step)
 
     @cache
-    def grids(
-        m: int, n: int, mask: str, order: str, cluster: int, num_splits: int
-    ) -> tuple[tuple[float, float], ...]:
-        return tuple(grid(m, n, mask, order, size, cluster, num_splits) for size in sizes)
+    def splits_of(
+        m: int, n: int, mask: str, num_splits: int, fill: bool, head_dim_v: int
+    ) -> tuple[int, ...]:
+        if not fill:
+            return (num_splits,) * len(sizes)
+        of_call = filling({"head_dim_v": head_dim_v}).splits
+        calls = ((size.batch * size.heads, size.seqlen_q, size.seqlen_k) for size in sizes)
+        return tuple(
+            of_call(keys, n, seen_ends(mask, m, n, queries, keys), heads, num_splits)
+            for heads, queries, keys in calls
+        )
 
     @cache
-    def combining(n: int, num_splits: int, head_dim_v: int) -> tuple[float, ...]:
-        return tuple(_combining(size, n, num_splits, head_dim_v) for size in sizes)
+    def grids(
+        m: int, n: int, mask: str, order: str, cluster: int, splits: tuple[int, ...]
+    ) -> tuple[tuple[float, float], ...]:
+        of_calls = zip(sizes, splits, strict=True)
+        return tuple(grid(m, n, mask, order, size, cluster, most) for size, most in of_calls)
+
+    @cache
+    def combining(n: int, splits: tuple[int, ...], head_dim_v: int) -> tuple[float, ...]:
+        of_calls = zip(sizes, splits, strict=True)
+        return tuple(_combining(size, n, most, head_dim_v) for size, most in of_calls)
 
     @cache
     def times(
-        mask: str, order: str, output: str, num_splits: int, *of_step: Any
+        mask: str, order: str, output: str, num_splits: int, fill: bool, *of_step: Any
     ) -> tuple[float, ...]:
         step, (m, n, cluster, inter_warpgroup) = cached_step(*of_step), of_step[:4]
+        head_dim_v = of_step[_HEAD_DIM_V]
+        splits = splits_of(m, n, mask, num_splits, fill, head_dim_v)
         tile = step.between + EPILOGUE + (0 if output == "own" else SHARED_OUTPUT)
         tile += TURNS if inter_warpgroup and MASKS[mask].by_row else 0
         clocks, clock, launch = step.clocks, SM90.clock_hz, SM90.launch_seconds
-        of_grids = grids(m, n, mask, order, cluster, num_splits)
+        of_grids = grids(m, n, mask, order, cluster, splits)
         return tuple(
             (a * clocks + b * tile) / clock + launch + combine
-            for (a, b), combine in zip(
-                of_grids, combining(n, num_splits, of_step[_HEAD_DIM_V]), strict=True
-            )
+            for (a, b), combine in zip(of_grids, combining(n, splits, head_dim_v), strict=True)
         )
 
     pick = itemgetter(*_KEYS)

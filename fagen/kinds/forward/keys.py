@@ -77,6 +77,11 @@ class Split(Section):
         "blocks, by the sequence's own length; above 1 each is a unit of work, and a second "
         "kernel combines them",
     )
+    fill: bool = Field(
+        default=False,
+        description="whether a call has as many splits, num_splits at most, as fill the SMs best: "
+        "by its tiles too",
+    )
 
 
 class Pipeline(Section):

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from fagen.arch import SM90
-from fagen.combining import Combination, Combining, split_blocks
+from fagen.combining import Combination, Combining, Filling, split_blocks
 from fagen.kind import Role
 from fagen.kinds.attention import Budgeted, Gemm, carried
 from fagen.kinds.budget import Budget, Ledgers
@@ -24,7 +24,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.kinds.forward.softmax import Softmax, softmax
-from fagen.kinds.forward.structure import threads
+from fagen.kinds.forward.structure import filling, seen_ends, threads
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
 from fagen.signature import Extent, Signature
@@ -111,9 +111,21 @@ class Plan(Budgeted, Combining):
         """The kernel that combines them."""
         return Combination(self.num_splits, self.head_dim_v, descaled=self.descales)
 
-    def split_keys(self, length: int) -> int:
-        """Return how many keys a split of a sequence of so many keys has."""
-        return split_blocks(length, self.block_n, self.num_splits) * self.block_n
+    @property
+    def filling(self) -> Filling:
+        """How many splits fill the SMs."""
+        return filling(self.schedule.values())
+
+    def split_keys(self, length: int, queries: int = 1, heads: int = 1) -> int:
+        """Return how many keys a split of a sequence of so many keys has.
+
+        Those that fill the SMs hang on a call's queries and heads of all batches too.
+        """
+        splits = self.num_splits
+        if self.schedule.split.fill:
+            ends = seen_ends(self.mask.name, self.block_m, self.block_n, queries, length)
+            splits = self.filling.splits(length, self.block_n, ends, heads, splits)
+        return split_blocks(length, self.block_n, splits) * self.block_n
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -25,6 +25,7 @@ _CODES = (
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),
     Code("num_splits", "split"),
+    Code("fill", words={True: "fill", False: "nofill"}),
     Code("stages", "s"),
     Code("v_row_stages", "vr"),
     Code("q_stages", "q"),
@@ -269,6 +270,8 @@ def rules(keys: Values) -> Broken:
             )
     if keys["num_splits"] > 1:
         yield from _rules_of_splits(keys)
+    elif keys["fill"]:
+        yield "fill", "has no meaning but with num_splits > 1; leave it out"
     if keys["pack_gqa"]:
         yield from _rules_of_packs(keys)
     if keys["totals"] and not keys["promote"]:

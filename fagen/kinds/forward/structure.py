@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.combining import Filling
 from fagen.kinds.forward.rules import consumers
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, ORDERS
@@ -15,6 +16,8 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 TRANSPOSERS = 3  # all warps of the producer but the one that loads
 TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
 VARLEN_TILE_STAGES = 6  # of short sequences each warpgroup may have one in work
+SPLIT_KEYS = 131_072  # whose P V a thread may add up without promotion
+_UNIT_COST, _UNIT_COLUMNS, _COMBINED_COLUMNS = 20, 6, 4  # in sixteenths of a block
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
 
@@ -133,6 +136,23 @@ def skips_steps(values: Values) -> bool:
 def unrolls_copies(values: Values) -> bool:
     """Whether the producer has registers enough to issue copies without a loop."""
     return not 0 < values["producer_registers"] < _UNROLLING_REGISTERS
+
+
+def filling(values: Values) -> Filling:
+    """Return what splits cost that fill the SMs, as they were measured."""
+    columns = values["head_dim_v"]
+    return Filling(
+        most_keys=SPLIT_KEYS,
+        unit_cost=_UNIT_COST + columns // _UNIT_COLUMNS,
+        combine_cost=columns // _COMBINED_COLUMNS,
+    )
+
+
+def seen_ends(mask: str, block_m: int, block_n: int, queries: int, keys: int) -> list[int]:
+    """Return up to which block of keys each tile of a head sees."""
+    last_rows = range(block_m - 1, queries + block_m - 1, block_m)
+    ends = (MASKS[mask].keys(row, queries, keys)[1] for row in last_rows)
+    return [-(-min(keys, max(0, end)) // block_n) for end in ends]
 
 
 def scales_before_qk(values: Values) -> bool:

@@ -99,7 +99,7 @@ def emulate_fp8(
                 total, partial = total + partial, torch.zeros_like(partial)
         return total + partial, maximum, row_sum
 
-    dim, of_split = values.shape[-1], plan.split_keys(seqlen_k)
+    dim, of_split = values.shape[-1], plan.split_keys(seqlen_k, seqlen_q, batch * heads)
     for top in range(0, seqlen_q, plan.block_m):
         bottom = min(top + plan.block_m, seqlen_q)
         shape = (batch, kv_heads, group * (bottom - top), -1)

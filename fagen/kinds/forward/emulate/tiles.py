@@ -51,7 +51,7 @@ def emulate(
         queries = rows.of(q_by).float().flatten(2, 3)  # (B, Hk, heads of a group and rows, D)
         row = rows.query.repeat(group // together)[:, None]
 
-        step = plan.split_keys(seqlen_k)
+        step = plan.split_keys(seqlen_k, seqlen_q, batch * heads)
         splits = []
         for first in range(0, seqlen_k, step):
             blocks = blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + step)

@@ -64,7 +64,7 @@ _SPLIT = (
     *("batch", "heads", "seqlen_q", "seqlen_k", "split_blocks", "slots", "kv_heads"),
     *("heads_per_kv_head", "split_tiles", "kv_head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *_DESCALES,
-    *("scale", "scale_log2"),
+    *("scale", "scale_log2", "m_blocks", "flat_heads", "first_seeing"),
 )
 _EQUAL = (
     *(*_LSE, *_DESCALES, "heads", "heads_per_kv_head", "seqlen_q", "seqlen_k"),

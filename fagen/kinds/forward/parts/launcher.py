@@ -12,8 +12,29 @@ def launcher(values: Values) -> Iterator[Part]:
     yield _PACKS[values["lengths"], values["pack_gqa"]]
     names = (_COUNTING[values["pack_gqa"]].get(name, name) for name in _texts(values))
     yield Part(host=tuple(f"forward/launcher/{name}.cuh" for name in names))
+    yield _FILLING[values["fill"]]
 
 
+# by whether a call has as many splits as fill the SMs: what these cost
+_FILLING = {
+    False: Part(),
+    True: Part(
+        constants=(
+            Constant("filling.sm_count", "that splits are to fill"),
+            Constant("filling.most_keys", "of a split", name="split_keys"),
+            Constant("filling.unit", "of costs, that a block of keys takes", name="cost_unit"),
+            Constant("filling.unit_cost", "of a tile of a split, beside its blocks"),
+            Constant("filling.combine_cost", "of its partial output"),
+        ),
+    ),
+}
+# by that, and whether rows differ in the last key that they see: the texts that count splits
+_SPLITS = {
+    (False, False): ("split_blocks", "split"),
+    (False, True): ("split_blocks", "split"),
+    (True, False): ("units", "fill", "split"),
+    (True, True): ("units_by_row", "fill", "seen_splits"),
+}
 # by lengths, and whether heads share tiles: which do, and how many heads there are then
 _PACKS = {
     ("equal", False): Part(),
@@ -47,7 +68,7 @@ def _texts(values: Values) -> tuple[str, ...]:
     if values["lengths"] == "varlen":
         return ("varlen", *(("exceeds_l2",) if values["head_major"] else ()))
     if values["num_splits"] > 1:
-        return ("split",)
+        return "count_blocks", *_SPLITS[values["fill"], MASKS[values["mask"]].last_by_row]
     if not order.longest_first:
         return "pairs_in_order" if paired else "in_order", empty
     if order.dynamic:

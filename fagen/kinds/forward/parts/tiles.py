@@ -37,7 +37,7 @@ def tiles(values: Values) -> Iterator[Part]:
     if lengths == "varlen":
         yield from _varlen(values)
     elif values["num_splits"] > 1:
-        yield _split()
+        yield _split(values)
         yield _dealt(values)
     else:
         yield from _equal(values)
@@ -148,23 +148,44 @@ def _heads(values: Values, of: Type, heads: Argument | Divisor) -> tuple[Field, 
     )
 
 
-def _split() -> Part:
+# by whether a call has as many as fill the SMs
+_ABOUT_SPLITS = {
+    False: "forward/tiles/about_splits.cuh.j2",
+    True: "forward/tiles/about_fill.cuh.j2",
+}
+# by whether they are all of a split, or those that see a key of it
+_OF_SPLITS = {False: "forward/tiles/of_splits.cuh", True: "forward/tiles/of_seen_splits.cuh"}
+_COUNTS_OF_SPLITS = {
+    False: (
+        Field("slots", INT, note="of tiles, over all splits; some may see no key"),
+        Field("kv_heads", DIVISOR, Divisor(Argument("kv_heads"))),
+        Field("split_tiles", DIVISOR, note="tiles of a split"),
+        Field("kv_head_tiles", DIVISOR, note="and those of one KV head"),
+    ),
+    True: (
+        Field("slots", INT, note="of tiles that see a key of a split, over all of them"),
+        Field("m_blocks", INT, note="tiles of one head"),
+        Field("flat_heads", DIVISOR, note="of all batches"),
+        Field("first_seeing", INT, None, "of these, of each split", (amount("num_splits"),)),
+    ),
+}
+
+
+def _split(values: Values) -> Part:
     """Tiles of splits of the keys, each of which gives a partial output."""
+    seen = bool(values["fill"]) and MASKS[values["mask"]].last_by_row
     return Part(
-        about=("forward/tiles/about_splits.cuh.j2",),
+        about=(_ABOUT_SPLITS[values["fill"]],),
         headers=("cstring",),
         head=("forward/tiles/split_tile.cuh.j2",),
-        device=("forward/tiles/of_splits.cuh",),
+        device=(_OF_SPLITS[seen],),
         kernels=("forward/tiles/splits_of.cuh.j2",),
         params=(
             *(Field(name, INT, Argument(name)) for name in ("batch", "heads")),
             *(Field(name, INT, Argument(name)) for name in ("seqlen_q", "seqlen_k")),
             Field("split_blocks", INT, note="blocks of keys of a split, at most"),
-            Field("slots", INT, note="of tiles, over all splits; some may see no key"),
-            Field("kv_heads", DIVISOR, Divisor(Argument("kv_heads"))),
             Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
-            Field("split_tiles", DIVISOR, note="tiles of a split"),
-            Field("kv_head_tiles", DIVISOR, note="and those of one KV head"),
+            *_COUNTS_OF_SPLITS[seen],
             Field("scale", FLOAT, Argument("scale"), "of S"),
         ),
     )
