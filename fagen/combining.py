@@ -169,9 +169,9 @@ class Filling:
     """How many splits fill the SMs best; costs are in sixteenths of what a block of keys takes."""
 
     sm_count: ClassVar[int] = SM90.sm_count
+    most_keys: ClassVar[int] = 131_072  # of a split, whose P V one accumulator adds up
     unit: ClassVar[int] = 16  # of the costs
 
-    most_keys: int  # of a split
     unit_cost: int  # of a tile of a split, beside its blocks
     combine_cost: int  # of its partial output
 

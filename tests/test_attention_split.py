@@ -131,7 +131,7 @@ def test_by_fagens_own_table_the_batch_decides_upon_128_queries_and_not_upon_16(
         results = fagen.pick(**call, seqlen=queries, seqlen_k=8_192, batch=batch)
         return int(registry.from_slug(results.slug).values()["num_splits"])
 
-    assert [num_splits(128, batch) for batch in (1, 8)] == [4, 1]
+    assert [num_splits(128, batch) for batch in (1, 8)] == [16, 1]
     assert {num_splits(queries, batch) for queries in (1, 4, 16) for batch in (1, 8, 64)} == {16}
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from fagen.dispatch import tables as dispatch_table
-from fagen.dispatch.rows import MOST, OPEN_KEYS, Row, clocks, first_fit, measures_of
+from fagen.dispatch.rows import COMBINING, MOST, OPEN_KEYS, Row, clocks, first_fit, measures_of
 from fagen.dispatch.select import first_slug, flattened, select, serve
 from fagen.dispatch.tables import table_at, update
 from fagen.errors import FagenError, ScheduleError
@@ -236,6 +236,43 @@ def test_of_heads_that_share_tiles_clocks_are_those_of_one_of_more_queries(folde
             assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
 
 
+def test_splits_that_fill_the_sms_serve_where_they_take_the_fewest_clocks_with_combining(folders):
+    """Counted by hand, of steps of 128 keys and 16 splits at most."""
+    both = {  # heads, queries, keys: clocks of splits, and of tiles by themselves
+        "full": {
+            # three splits of 8 blocks in a round, 108 tiles combined; one tile of 24
+            (36, 128, 3_072): (850 + 24, 1_250),
+            (132, 128, 3_072): (2_450 + 30, 1_250),
+            (36, 128, 0): (0, 50),
+        },
+        "causal": {
+            # of two blocks one tile of two sees both: 132 tiles of a block; one of two
+            (44, 256, 256): (150 + 30, 150),
+            (66, 256, 256): (250 + 30, 150),
+            (36, 128, 3_072): (850 + 24, 1_250),
+        },
+    }
+    for mask, cases in both.items():
+        plain, fill = (f"fwd_fp16_d128_{mask}_m128n128{end}" for end in ("", "_split16_fill"))
+        own = [
+            Row(CARD, fill, step_clocks=100, tile_clocks=50, combine_clocks=30),
+            Row(CARD, plain, step_clocks=50, tile_clocks=50),
+        ]
+        update(folders[0], own)
+        problem = replace(PROBLEM, mask=mask)
+        assert rows_for(problem) == own
+        for (heads, queries, keys), (first, second) in cases.items():
+            assert [
+                clocks(row.tiles, heads, heads, queries, keys) for row in rows_for(problem)
+            ] == [COMBINING + first, second], (mask, heads, queries, keys)
+    for keys, best in ((3_072, plain), (300_000, fill)):
+        sizes = Sizes(1, 36, 36, 128, keys)
+        assert served(problem, sizes).slug == best
+        assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
+    # no split has more than 131,072 keys
+    assert clocks(own[0].tiles, 132, 132, 1, 2**18) == COMBINING + 2 * (102_400 + 50) + 60
+
+
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
     update(folders[0], rows())
     update(folders[1], [Row(OTHER_CARD, MINE)])
@@ -349,6 +386,11 @@ TEXT, HUGE = dispatch_table.written(rows()), 10**400
          "query rows: a call belongs to one of them; leave one out, or give it another rows_to"),
         (TEXT + "step_clocks = 9\n",
          ":13: [[kernel]] number 2: step_clocks alone tells no time: step_clocks and tile_clocks "),
+        (dispatch_table.written([Row(CARD, LONG, step_clocks=1, tile_clocks=1, combine_clocks=1)]),
+         "combine_clocks is for kernels whose splits fill the SMs, which need it beside"),
+        (dispatch_table.written([Row(CARD, f"{LONG}_split4", step_clocks=1, tile_clocks=1)]),
+         "step_clocks is not for splits that do not fill"),
+        (TEXT + "combine_clocks = 9\n", "combine_clocks alone tells no time"),
         (TEXT + "tile_clocks = 9\nstep_clocks = 16385\n",
          "step_clocks is 16385; it must be 16384 or less"),
         (dispatch_table.written([replace(few(), step_clocks=1, tile_clocks=1)]),
@@ -435,7 +477,8 @@ def test_every_tuned_problem_has_rows_and_every_rows_schedule_is_committed():
     for dtype, mask, dims in product(SIXTEEN_BITS, MASKS, TUNED):
         assert Problem(dtype, *dims, mask, None, "", 0) in problems
     for row in (row for row in table if row.problem.kind == "forward" and not row.for_few_tiles):
-        assert Schedule.from_slug(row.slug).values()["num_splits"] == 1
+        splits = Schedule.from_slug(row.slug).values()["num_splits"] > 1
+        assert splits == bool(row.combine_clocks)
 
 
 def test_a_call_gets_the_first_row_that_fits_soon_or_as_it_is_traced():

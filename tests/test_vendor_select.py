@@ -407,6 +407,7 @@ def test_c_and_python_choose_as_fagen_does(
 
 PLAIN = "fwd_fp16_d128_causal_m128n128"
 SPLIT_4, SPLIT_16 = f"{PLAIN}_split4", f"{PLAIN}_split16"
+FILL = f"{PLAIN}_split16_fill"
 FEW = "dec_fp16_d128_causal_r8n64"
 # What a user's table has, for fewer keys than any such row of fagen's own.
 NARROW = (
@@ -424,7 +425,7 @@ D16 = torch.float16, 128, 128, "causal"
     ("slugs", "picked", "calls"),
     [
         (
-            (PLAIN, SPLIT_4, SPLIT_16),
+            (PLAIN, SPLIT_4, SPLIT_16, FILL),
             lambda ours, q, k: ours["_attention"]._picked((*D16, D16[0]), q[0], 4, 4, q[1], k[1]),
             (
                 (4, 500, (), SPLIT_16),

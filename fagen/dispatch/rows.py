@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fagen.arch import SM90
+from fagen.combining import Filling
 from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
 from fagen.vocab import MASKS
@@ -54,10 +55,12 @@ MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
 # What a kernel's tiles cost: whether a row sees keys as far as its place says, whether heads of a
 # group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
-# and of a tile beside its steps; () where no row says.
+# and of a tile beside its steps; of how many splits the keys may be, and clocks of combining a
+# tile of one; () where no row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 12
+COMBINING = 6_000  # clocks, of a launch that combines splits
 MOST_SHARED = 100_000  # queries, up to which tiles that heads share are counted as such
 
 
@@ -74,8 +77,9 @@ class Row:
 
     Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
     `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest
-    clocks, which the ends of tiles and of the last round decide. Sizes that a trace leaves open
-    are served by the last.
+    clocks, which the ends of tiles and of the last round decide. Where a kernel's splits of the
+    keys fill the SMs it says `combine_clocks` too, of a tile of a split. Sizes that a trace leaves
+    open are served by the last.
 
     `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
     table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
@@ -95,6 +99,7 @@ class Row:
     group_tiles_from: int = 0
     step_clocks: int = 0
     tile_clocks: int = 0
+    combine_clocks: int = 0
     for_accuracy: bool = field(default=False, compare=False)  # from very many keys on
     by: str = field(default="", compare=False)
     where: str = field(default="", compare=False)  # file:line
@@ -133,7 +138,8 @@ class Row:
         # thread blocks of a cluster have neighbouring tiles, and end together
         rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
         ways = int(MASKS[values["mask"]].by_row), int(values["pack_gqa"])
-        return *ways, rows, at_once, values["block_n"], self.step_clocks, self.tile_clocks
+        step = values["block_n"], self.step_clocks, self.tile_clocks
+        return *ways, rows, at_once, *step, values["num_splits"], self.combine_clocks
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -191,7 +197,9 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     someone has as many as there are rounds, each as long as the first of the last round. Heads that
     share tiles are as one of more queries.
     """
-    by_row, shared, rows, at_once, step_keys, step, tile = tiles
+    by_row, shared, rows, at_once, step_keys, step, tile, splits, _ = tiles
+    if splits > 1:
+        return _clocks_of_splits(tiles, heads, queries, keys)
     # many queries have few empty rows, and no more heads share tiles
     shared = shared and 0 < kv_heads <= heads and queries <= MOST_SHARED
     group = min(heads // kv_heads, GROUP_TILE) if shared else 1
@@ -213,6 +221,25 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     place = rounds * at_once // max(1, heads)  # in a head, from the end, of the last one's first
     seen = keys - seeing + min(seeing, (count - place) * rows // group)
     return max(longest, mean, (rounds + 1) * (-(-seen // step_keys) * step + tile))
+
+
+def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
+    """The same of tiles of splits, as many of the keys as take the least; they are combined.
+
+    A tile sees a split where its last row does. Of splits all keys but the last one's are seen in
+    steps of the same number.
+    """
+    by_row, _, rows, at_once, step_keys, step, tile, most, combine = tiles
+    blocks, count = -(-keys // step_keys), -(-queries // rows)
+    least: int | None = None
+    for splits in range(min(most, max(1, -(-keys // Filling.most_keys))), most + 1):
+        of_split, units = max(1, -(-blocks // splits)), 0
+        for first in range(0, blocks, of_split):
+            unseen = (first * step_keys - keys + queries) // rows if by_row else 0
+            units += heads * (count - min(count, max(0, unseen)))
+        cost = -(-units // at_once) * (of_split * step + tile) + units * combine // at_once
+        least = cost if least is None else min(least, cost)
+    return COMBINING + (least or 0)
 
 
 def first_fit(
@@ -264,6 +291,8 @@ def without_repeats(rows: Sequence[Row]) -> list[Row]:
     """The same choice by fewer rows: without any whose calls go on to its kernel."""
     kept: list[Row] = []
     for row in reversed(rows):
-        if not (kept and row.slug == kept[-1].slug and kept[-1].includes(row)):
+        last = kept[-1] if kept else None
+        # without clocks it would be no choice of several any more
+        if not (last and (row.slug, row.tiles) == (last.slug, last.tiles) and last.includes(row)):
             kept.append(row)
     return kept[::-1]

@@ -39,11 +39,12 @@ _FEW_ROWS = "rows_to"
 _GROUP = "group_rows"  # of decoding, with rows_to or without
 _SIZES = (_GROUP, _FEW_ROWS, *_FEW_TILES, *_KEYS)  # as they are written
 _CLOCKS = ("step_clocks", "tile_clocks")
+_COMBINE = "combine_clocks"  # where keys are in splits, beside those
 _MOST_CLOCKS = 16_384  # so that no sum of a call's overflows
-_NUMBERS = (*_SIZES, *_CLOCKS)
+_NUMBERS = (*_SIZES, *_CLOCKS, _COMBINE)
 # What numbers count, which are 1 or more then
 _COUNTED = {_GROUP: "rows"} | {bound.name: bound.words for bound in BOUNDS if bound.words}
-_COUNTED |= dict.fromkeys(_CLOCKS, "clocks")
+_COUNTED |= dict.fromkeys((*_CLOCKS, _COMBINE), "clocks")
 # Keys of tables as they were, and what became of them
 _RENAMED = {"from": "keys_from", "to": "keys_to"}
 _TOLD_BY_SLUG = ("dtype", "head_dim", "head_dim_v", "mask", "v_layout", "scale_rows")
@@ -184,9 +185,9 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
 
 def _refuse_clocks(table: Any, row: Row, wrong: Callable[[str, str], ScheduleError]) -> None:
     """Refuse clocks of tiles where they tell no time of a call."""
-    if not (told := [key for key in _CLOCKS if key in table]):
+    if not (told := [key for key in (*_CLOCKS, _COMBINE) if key in table]):
         return
-    if len(told) < len(_CLOCKS):
+    if not {*told}.issuperset(_CLOCKS):
         raise wrong(told[0], f"{told[0]} alone tells no time: {' and '.join(_CLOCKS)} go together")
     for key in told:
         if table[key] > _MOST_CLOCKS:
@@ -195,6 +196,16 @@ def _refuse_clocks(table: Any, row: Row, wrong: Callable[[str, str], ScheduleErr
         raise wrong(told[0], f"{told[0]} goes with {' and '.join(_KEYS)} alone")
     if row.problem.kind != FORWARD:
         raise wrong(told[0], f"{told[0]} is for attention; {row.slug} is for other")
+    values = from_slug(row.slug).values()
+    if (_COMBINE in told) != values["fill"]:
+        takes = "has none" if values["fill"] else "has"
+        raise wrong(
+            told[-1],
+            f"{_COMBINE} is for kernels whose splits fill the SMs, which need it beside "
+            f"{' and '.join(_CLOCKS)}; the row of {row.slug} {takes}",
+        )
+    if values["num_splits"] > 1 and not values["fill"]:
+        raise wrong(told[0], f"{told[0]} is not for splits that do not fill, as of {row.slug}")
 
 
 def _refuse_value(key: str, value: Any, wrong: Callable[[str, str], ScheduleError]) -> None:

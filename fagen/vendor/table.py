@@ -205,7 +205,7 @@ def _attending(problem: Problem, schedules: Sequence[Schedule]) -> list[Row]:
 
 
 def _without_absent(rows: Iterable[Row], slugs: Collection[str]) -> Iterator[Row]:
-    """Rows, and of several for the same calls those that a folder has, or one if it has none."""
+    """Rows, and of several for the same calls those that a folder has, or one if it has one."""
     for clocks, alike in groupby(rows, key=lambda r: r.step_clocks and (r.keys_from, r.keys_to)):
         if not clocks:
             yield from alike
@@ -215,7 +215,9 @@ def _without_absent(rows: Iterable[Row], slugs: Collection[str]) -> Iterator[Row
         if len(there) > 1:
             yield from there
         else:
-            yield replace(there[0] if there else first, step_clocks=0, tile_clocks=0)
+            # splits alone do not serve calls of many tiles
+            whole = (row for row in (*there, first, *others) if not row.combine_clocks)
+            yield replace(next(whole, first), step_clocks=0, tile_clocks=0, combine_clocks=0)
 
 
 # ---- decoding ------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from fagen.dispatch.rows import DRAWN_LAST, GROUP_TILE, MOST_SHARED, OPEN_KEYS
+from fagen.combining import Filling
+from fagen.dispatch.rows import COMBINING, DRAWN_LAST, GROUP_TILE, MOST_SHARED, OPEN_KEYS
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.render import HEADER, header_file, written
@@ -108,7 +109,7 @@ class Package:
     torch_digits = "".join(map(str, TORCH_SINCE))
     install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
     open_keys = OPEN_KEYS
-    drawn_last = DRAWN_LAST
+    drawn_last, combining, split_keys = DRAWN_LAST, COMBINING, Filling.most_keys
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
     alignment = ALIGNMENT
     cutlass = source.CUTLASS

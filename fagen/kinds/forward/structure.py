@@ -16,7 +16,6 @@ from fagen.vocab import DTYPES, MASKS, ORDERS
 TRANSPOSERS = 3  # all warps of the producer but the one that loads
 TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
 VARLEN_TILE_STAGES = 6  # of short sequences each warpgroup may have one in work
-SPLIT_KEYS = 131_072  # whose P V a thread may add up without promotion
 _UNIT_COST, _UNIT_COLUMNS, _COMBINED_COLUMNS = 20, 6, 4  # in sixteenths of a block
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
@@ -142,7 +141,6 @@ def filling(values: Values) -> Filling:
     """Return what splits cost that fill the SMs, as they were measured."""
     columns = values["head_dim_v"]
     return Filling(
-        most_keys=SPLIT_KEYS,
         unit_cost=_UNIT_COST + columns // _UNIT_COLUMNS,
         combine_cost=columns // _COMBINED_COLUMNS,
     )
