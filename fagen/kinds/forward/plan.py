@@ -31,6 +31,7 @@ from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, Dtype, Mask
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
+_FEW_SPLITS = 4  # where as many as fill the SMs are combined: with many rows seldom more
 _EMPTY, _EMPTY_VARLEN = ("batch", "heads", "seqlen_q"), ("heads", "total_q")
 
 
@@ -109,7 +110,8 @@ class Plan(Budgeted, Combining):
     @property
     def combination(self) -> Combination:
         """The kernel that combines them."""
-        return Combination(self.num_splits, self.head_dim_v, descaled=self.descales)
+        window = _FEW_SPLITS if self.schedule.split.fill else Combination.window
+        return Combination(self.num_splits, self.head_dim_v, window, descaled=self.descales)
 
     @property
     def filling(self) -> Filling:
