@@ -269,6 +269,7 @@ def test_splits_that_fill_the_sms_serve_where_they_take_the_fewest_clocks_with_c
         sizes = Sizes(1, 36, 36, 128, keys)
         assert served(problem, sizes).slug == best
         assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
+    assert clocks(own[0].tiles, 132, 132, 129, 3_072) == MOST  # SMs are busy anyway
     # no split has more than 131,072 keys
     assert clocks(own[0].tiles, 132, 132, 1, 2**18) == COMBINING + 2 * (102_400 + 50) + 60
 

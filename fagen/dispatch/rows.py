@@ -231,6 +231,8 @@ def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
     """
     by_row, _, rows, at_once, step_keys, step, tile, most, combine = tiles
     blocks, count = -(-keys // step_keys), -(-queries // rows)
+    if heads * count > at_once:  # tiles by themselves fill SMs, and partial outputs are large
+        return MOST
     least: int | None = None
     for splits in range(min(most, max(1, -(-keys // Filling.most_keys))), most + 1):
         of_split, units = max(1, -(-blocks // splits)), 0
