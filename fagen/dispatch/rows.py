@@ -55,12 +55,12 @@ MEASURES = tuple(dict.fromkeys(bound.measure for bound in BOUNDS))
 Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is the least, how much
 # What a kernel's tiles cost: whether a row sees keys as far as its place says, whether heads of a
 # group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
-# and of a tile beside its steps; of how many splits the keys may be, and clocks of combining a
-# tile of one; () where no row says.
+# and of a tile beside its steps; of how many splits the keys may be, and clocks of combining the
+# rows of a tile; () where no row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 12
-COMBINING = 6_000  # clocks, of a launch that combines splits
+COMBINING = 10_000  # clocks, of a launch that combines splits
 MOST_SHARED = 100_000  # queries, up to which tiles that heads share are counted as such
 
 
@@ -78,8 +78,8 @@ class Row:
     Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
     `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest
     clocks, which the ends of tiles and of the last round decide. Where a kernel's splits of the
-    keys fill the SMs it says `combine_clocks` too, of a tile of a split. Sizes that a trace leaves
-    open are served by the last.
+    keys fill the SMs it says `combine_clocks` too, of a tile's rows. Sizes that a trace leaves open
+    are served by the last.
 
     `by` says what measured that, as a path from fagen's root or in words; `where` is its line in a
     table. Which pass it is for, the slug says by how it begins. A kernel of e4m3 stands for its
@@ -239,9 +239,9 @@ def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
         for first in range(0, blocks, of_split):
             unseen = (first * step_keys - keys + queries) // rows if by_row else 0
             units += heads * (count - min(count, max(0, unseen)))
-        cost = -(-units // at_once) * (of_split * step + tile) + units * combine // at_once
+        cost = -(-units // at_once) * (of_split * step + tile)
         least = cost if least is None else min(least, cost)
-    return COMBINING + (least or 0)
+    return COMBINING + (least or 0) + heads * queries * combine // (rows * at_once)
 
 
 def first_fit(

@@ -40,7 +40,7 @@ _GROUP = "group_rows"  # of decoding, with rows_to or without
 _SIZES = (_GROUP, _FEW_ROWS, *_FEW_TILES, *_KEYS)  # as they are written
 _CLOCKS = ("step_clocks", "tile_clocks")
 _COMBINE = "combine_clocks"  # where keys are in splits, beside those
-_MOST_CLOCKS = 16_384  # so that no sum of a call's overflows
+_MOST_CLOCKS = {**dict.fromkeys(_CLOCKS, 16_384), _COMBINE: 2**18}  # so that no sum overflows
 _NUMBERS = (*_SIZES, *_CLOCKS, _COMBINE)
 # What numbers count, which are 1 or more then
 _COUNTED = {_GROUP: "rows"} | {bound.name: bound.words for bound in BOUNDS if bound.words}
@@ -190,8 +190,8 @@ def _refuse_clocks(table: Any, row: Row, wrong: Callable[[str, str], ScheduleErr
     if not {*told}.issuperset(_CLOCKS):
         raise wrong(told[0], f"{told[0]} alone tells no time: {' and '.join(_CLOCKS)} go together")
     for key in told:
-        if table[key] > _MOST_CLOCKS:
-            raise wrong(key, f"{key} is {table[key]}; it must be {_MOST_CLOCKS} or less")
+        if table[key] > _MOST_CLOCKS[key]:
+            raise wrong(key, f"{key} is {table[key]}; it must be {_MOST_CLOCKS[key]} or less")
     if row.for_few_tiles or row.for_few_rows or row.group_rows:
         raise wrong(told[0], f"{told[0]} goes with {' and '.join(_KEYS)} alone")
     if row.problem.kind != FORWARD:
