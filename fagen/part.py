@@ -223,6 +223,7 @@ class TensorMap:
     dims: tuple[str, ...] = ("seq", "head", "batch")
     promotion: int = 256  # bytes that a miss of the L2 cache fetches
     stand_in: str = ""  # another tensor, whose address serves where this one is empty
+    heads_in_row: str = ""  # a variable of the launcher: so many heads are one's columns
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
         more |= {"max_spill_bytes"}
     if path.stem.endswith("_s3"):
         more |= {"stages"}
+    if "_h2" in path.stem:
+        more |= {"kv_heads"}
     if plan.head_dim_v != plan.head_dim:
         more |= {"head_dim_v"}
     assert set(schedule.settings()) == Schedule.keys.required | more
@@ -65,6 +67,7 @@ def test_what_is_derived_is_what_is_committed():
         # of other head dims a token's, or a few
         | derived_slugs(((96, 96), (192, 192), (192, 128)), (8, 16))
         | derived_slugs([(96, 96)], [8], several=True)
+        | derived_slugs([(96, 96)], [8], several=True, side_by_side=2)
     )
 
 
@@ -163,13 +166,40 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
     ],
 )
 def test_tiles_of_calls_that_are_alike(rows, batch, keys, tile):
-    assert tile_for(128, rows, 8, batch, alike=True, keys=counted_keys(keys)) == tile
+    assert tile_for(128, rows, 8, batch, alike=True, keys=counted_keys(keys)) == (*tile, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "batch", "keys", "tile"),
+    [
+        (4, 8, 3, 25_341, (8, 16, TURNS, True, 2)),
+        (2, 4, 50, 1_458, (8, 32, TURNS, True, 2)),
+        (2, 8, 103, 3_196, (8, 16, RUNS, True, 2)),  # 412 tiles of pairs
+        (8, 16, 110, 709, (8, 16, RUNS, True, 2)),
+        (4, 8, 2, 8_192, (8, 16, TURNS, False, 1)),  # a unit of work each: nobody drifts apart
+        (1, 4, 146, 274, (8, 32, TURNS, False, 1)),  # one split
+        (1, 3, 60, 974, (8, 64, TURNS, True, 1)),  # the third head's line is the next key's
+        (9, 4, 20, 1_458, (16, 32, TURNS, True, 1)),
+    ],
+)
+def test_thread_blocks_of_several_units_read_heads_that_share_lines_by_twos(
+    rows, kv_heads, batch, keys, tile
+):
+    for alike in (True, False):
+        assert tile_for(96, rows, kv_heads, batch, alike=alike, keys=counted_keys(keys)) == tile
 
 
 def test_keys_are_counted_as_far_as_they_choose():
     assert [counted_keys(n) for n in (0, 1, 64, 65, 640, 641, 2_048, 2_049, 10**6)] == [
         *(0, 64, 64, 128, 640, 2_048, 2_048, 2_049, 2_049)
     ]
+
+
+def test_sixteen_rows_of_few_kv_heads_that_share_lines_have_three_thread_blocks_to_an_sm():
+    usual = dict(dtype="bf16", head_dim=96, mask="causal", rows=16, num_splits=64, several=True)
+    assert derived(**usual, head_dim_v=96)[0].slug == "dec_bf16_d96_causal_r16n64_c64_b3"
+    for changes in ({"several": False}, {"num_splits": 32}, {"head_dim_v": 256}, {"by": RUNS}):
+        assert derived(**{"head_dim_v": 96} | usual | changes)[0].values()["blocks"] <= 2
 
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)

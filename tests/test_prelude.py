@@ -106,6 +106,7 @@ HEAD = {
 PLANS = (
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d96_causal_r8n64_c5_streamk",
+    "dec_fp16_d96_causal_r8n64_h2",
     "dec_fp16_d128_causal_r64n64",
     "dec_fp16_d64_causal_r8n64_c3_fixed",
     "dec_bf16_d64_causal_r32n128_streamk",

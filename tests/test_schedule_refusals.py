@@ -277,6 +277,7 @@ SAID_BY_A_SLUG = {
     "bwd_fp16_d256_full_m64n64_dqone": "both compute dQ; leave it out",
     "bwd_fp16_d64_full_m128n128_dqone": "computes dQ, of 64 rows; use 64",
     "bwd_fp16_d128_full_m64n128_s1_intra": "two steps need their Q at once; use 2",
+    "dec_fp16_d96_causal_r8n64_c3_fixed_h2": "needs kv_heads = 1",
     "bwd_fp16_d96_full_m80n128": "into 64 columns, or of 64 columns into 16 rows times",
     "bwd_fp16_d64_full_m112n128": "for each of 2 warpgroups; use 64",
     "bwd_fp16_d256_full_m64n64_keepk": 'only with partition = "keys"; leave it out',

@@ -234,6 +234,12 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
     extents = [by_stride[stride] for stride in ("", *strides)]
     own = attrgetter(tensor_map.columns)(plan)
     sizes = [columns if extent.number == own else counted(extent, "a.") for extent in extents]
+    by = {stride: f"a.{name}_stride_{stride}" for stride in strides}
+    if side := tensor_map.heads_in_row:
+        sizes = [f"{columns} * {side}", *sizes[1:]]
+        head = 1 + strides.index("head")
+        sizes[head] += f" / {side}"
+        by["head"] += f" * {side}"
     box = [one if isinstance(one, str) else cpp(one, plan) for one in tensor_map.box]
     data = f"a.{name}"
     if tensor_map.stand_in:
@@ -242,7 +248,7 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
     fields = (
         f".data = {data}",
         f".sizes = {{{', '.join(sizes)}}}",
-        f".strides = {{{', '.join(f'a.{name}_stride_{stride}' for stride in strides)}}}",
+        f".strides = {{{', '.join(by.values())}}}",
         f".box = {{{', '.join([*box, *('1' for _ in sizes[len(box) :])])}}}",
         f".swizzle = {attrgetter(tensor_map.swizzle)(plan).tma}",
         f".type = {attrgetter(dtype)(plan).tma}",

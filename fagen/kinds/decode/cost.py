@@ -14,7 +14,14 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.kinds.cost import norm
-from fagen.kinds.decode.rules import padded, shares_lines, split_blocks, straddles
+from fagen.kinds.decode.rules import (
+    all_rows,
+    padded,
+    reads_pairs,
+    shares_lines,
+    split_blocks,
+    straddles,
+)
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32
 
@@ -73,17 +80,17 @@ class Parts:
         return self.launches + norm((self.memory, self.chain), SHARPNESS) + self.combining
 
 
-_DEAL_KEYS = ("rows", "block_n", "num_splits", "by", "blocks")
+_DEAL_KEYS = ("rows", "kv_heads", "block_n", "num_splits", "by", "blocks")
 _DEAL_BESIDE = "dtype", "head_dim", "head_dim_v"  # by which heads share lines
 
 
 def dealt(values: Mapping[str, Any], sizes: Sizes) -> Dealt:
     """Return how the splits of a call are dealt to thread blocks."""
-    rows, block_n, num_splits, by, blocks = (values[key] for key in _DEAL_KEYS)
+    rows, kv_heads, block_n, num_splits, by, blocks = (values[key] for key in _DEAL_KEYS)
     group = sizes.heads // sizes.kv_heads
     positions = max(1, min(rows // group, sizes.seqlen_q))
     tiles = ceil(group / min(group, rows)) * ceil(sizes.seqlen_q / positions)
-    outputs = sizes.batch * sizes.kv_heads * tiles
+    outputs = sizes.batch * ceil(sizes.kv_heads / kv_heads) * tiles
     n_blocks = ceil(sizes.seqlen_k / block_n)
     split = split_blocks(sizes.seqlen_k, block_n, num_splits, group)
     splits = ceil(n_blocks / split)
@@ -156,9 +163,9 @@ def _abreast(of_sequence: int, slots: int) -> int:
 
 def step_clocks(values: Mapping[str, Any], resident: int = 1) -> float:
     """Return the clocks of one step of a thread block, `resident` of them beside each other."""
-    rows, block_n, dtype = values["rows"], values["block_n"], values["dtype"]
+    rows, block_n, dtype = all_rows(values), values["block_n"], values["dtype"]
     d, d_v = (padded(values[key], dtype) for key in ("head_dim", "head_dim_v"))
-    read = block_n * (d + d_v) * DTYPES[dtype].bytes
+    read = block_n * (d + d_v) * DTYPES[dtype].bytes * values["kv_heads"]
     clocks = SCORES * rows * block_n / SM90.wgmma_m + READ * read
     clocks = clocks * (1 + CROWD * (resident - 1)) + (0 if values["speculate"] else VOTE)
     ring = 2 * FETCH / (values["stages"] - 1)  # K and V of a step
@@ -181,12 +188,13 @@ def _parts(deal: Dealt, values: Mapping[str, Any], sizes: Sizes) -> Parts:
     row_bytes = columns * DTYPES[dtype].bytes
     cache_bytes = sizes.batch * sizes.kv_heads * sizes.seqlen_k * row_bytes
     partial_bytes = deal.partials * (head_dim_v + 1) * FP32.bytes
-    unit = OUTPUT * values["rows"] * head_dim_v
+    rows = all_rows(values)
+    unit = OUTPUT * rows * head_dim_v
     unit += 0 if values["maximum"] == "fixed" else VOTE
     unit += QUERIES if values["q_stages"] == 1 else 0
-    unit += COMBINE * values["rows"] * head_dim_v if values["by"] == "stream_k" else 0
+    unit += COMBINE * rows * head_dim_v if values["by"] == "stream_k" else 0
     clocks = deal.steps * step_clocks(values, deal.resident) + deal.units * unit
-    clocks += deal.outputs * HAND * values["rows"] * head_dim_v
+    clocks += deal.outputs * HAND * rows * head_dim_v
     return Parts(
         memory=cache_bytes / READ_BYTES
         + (deal.tiles - 1) * cache_bytes / AGAIN_BYTES
@@ -202,6 +210,8 @@ def _read_twice(deal: Dealt, values: Mapping[str, Any]) -> float:
 
     With a unit or two for each thread block those of neighbouring heads are still abreast.
     """
+    if reads_pairs(values):
+        return 0.0
     buffers = values["stages"] * values["blocks"]
     return float(READ_TWICE[values["by"]] * (buffers / 12) ** 2 * min(1.0, deal.units / 2))
 

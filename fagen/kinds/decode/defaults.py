@@ -37,6 +37,12 @@ _WIDEST, _SPILL = 192, 56
 # Buffers of 8 rows where heads share lines of L2, which stay there for as long, and thread blocks
 # have several units of work, or runs.
 _SHARED_LINES_STAGES = 3
+# Head dims of which a thread block reads two KV heads side by side, whose rows share lines of L2,
+# where it has several units of work, and up to how many rows of each.
+_PAIRED, _MOST_PAIRED = (96,), ROWS[0]
+# Of those head dims an SM has so many thread blocks of so many rows where sequences are cut into so
+# many splits, since two had one or two of these.
+_THREE, _THREE_ROWS, _SHORT_SPLITS = 3, 16, 64
 # Rows where no sequence has two splits: two thread blocks share an SM, and one begins where the
 # other ends.
 _MOST_ALONE = 32
@@ -70,13 +76,14 @@ def counted_keys(keys: int) -> int:
 class Tile(NamedTuple):
     """What serves calls of some sizes: bits are the same with any but for `num_splits`.
 
-    `several`: a thread block has several units of work.
+    `several`: a thread block has several units of work; of `side_by_side` KV heads each.
     """
 
     rows: int
     num_splits: int
     by: str
     several: bool
+    side_by_side: int = 1
 
 
 def tile_for(
@@ -90,6 +97,12 @@ def tile_for(
     num_splits, tile = num_splits_for(kv_heads), rows_for(rows)
     if has_one_split(head_dim, keys):
         return Tile(min(tile, _MOST_ALONE), num_splits, "round_robin", several=False)
+    if head_dim in _PAIRED and rows <= _MOST_PAIRED and kv_heads % 2 == 0:
+        pairs = kv_heads // 2
+        by = deal_for(head_dim, rows, pairs, batch, alike=alike, keys=keys, pairs=True)
+        several = by == "stream_k" or kv_heads * batch * num_splits > _slots(head_dim)
+        if True if several else False:  # noqa: SIM210
+            return Tile(tile, num_splits, by, several=True, side_by_side=2)
     two = alike and rows > _LEAST_IN_TWO
     for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
         by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike, keys=keys)
@@ -110,37 +123,38 @@ def deal_for(
     tile: int = 0,
     alike: bool = False,
     keys: int = MANY_KEYS,
+    pairs: bool = False,
 ) -> str:
     """Return how splits are dealt, by rows of queries to a KV head, in tiles of so many rows.
 
     `alike` are the sequences of a call without lengths: their tiles stay whole in runs, if they
-    share out well. Bits are the same either way.
+    share out well. With `pairs` KV heads are counted by twos. Bits are the same either way.
     """
     tile = tile or rows_for(rows)
     of_sequence = -(-rows // tile) * kv_heads
     if alike and _in_registers(head_dim, tile):
         slots, tiles = SM90.sm_count * (1 if head_dim > _WIDEST else 2), of_sequence * batch
         # where registers spill nothing comes behind whole tiles
-        turns = head_dim <= _WIDEST or tile <= _MOST_IN_RUNS
-        even = straddles("fp16", head_dim)
+        turns = not pairs and (head_dim <= _WIDEST or tile <= _MOST_IN_RUNS)
+        even = not pairs and straddles("fp16", head_dim)
         whole = whole_tiles(of_sequence, batch, slots, even=even)
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
         few = _SOME_WHOLE <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
         few = few and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
-        if whole and (few or tiles >= _whole_from(head_dim, rows, slots)):
+        if whole and (few or tiles >= _whole_from(rows, slots, even=even)):
             return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
 
 
-def _whole_from(head_dim: int, rows: int, slots: int) -> float:
+def _whole_from(rows: int, slots: int, *, even: bool) -> float:
     """From how many tiles on they stay whole where sequences are alike.
 
     Partial outputs of few rows cost less than thread blocks without a tile.
     """
     if _MANY_WHOLE <= rows <= _LEAST_IN_TWO:
         return _ONE * SM90.sm_count
-    some = _SOME_WHOLE <= rows < _MANY_WHOLE or straddles("fp16", head_dim)
+    some = _SOME_WHOLE <= rows < _MANY_WHOLE or even
     return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
 
 
@@ -184,6 +198,7 @@ def derived(
     num_splits: int,
     by: str = "round_robin",
     several: bool = False,
+    side_by_side: int = 1,
     maximum: str = "lazy",
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
@@ -196,9 +211,14 @@ def derived(
     keys = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
     if maximum == "fixed":
         keys |= {"maximum": maximum, "speculate": True}
-        by = "round_robin"
+        by, side_by_side = "round_robin", 1
+    if head_dim_v != head_dim:
+        side_by_side = 1
     columns = max(head_dim, head_dim_v)
     block_n, widest = _block_n(columns), columns > _WIDEST
+    short = head_dim == head_dim_v in _PAIRED and num_splits == _SHORT_SPLITS and several
+    three = {"blocks": _THREE} if short and maximum == "lazy" else {}
+    # a pair's buffers are as many
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
     return tuple(
         _fitting(
@@ -208,9 +228,12 @@ def derived(
                 block_n=block_n,
                 num_splits=num_splits,
                 by=deal,
+                kv_heads=heads,
                 **(shallow if tile == ROWS[0] and (several or deal == "stream_k") else {}),
+                **(three if tile == _THREE_ROWS and deal == "round_robin" else {}),
                 max_spill_bytes=_SPILL if widest and tile == 32 and deal == "stream_k" else 0,
             )
+            for heads in dict.fromkeys((side_by_side, 1))
             for tile in reversed([tile for tile in ROWS if tile <= most])
             for deal in dict.fromkeys((by, "round_robin"))
         )
@@ -224,13 +247,18 @@ def steps(schedule: Schedule) -> Iterator[Step]:
     head_dim = fields["head_dim"]
     shared_lines = straddles(fields["dtype"], head_dim, fields["head_dim_v"])
     for rows in ROWS:
-        for kv_heads, num_splits in _CUTS:
-            dealt = {}
-            if runs_from := _runs_from(head_dim, rows):
-                dealt[runs_from] = Tile(rows, num_splits, "stream_k", several=True)
-            if shared_lines and rows == ROWS[0]:
+        paired = 2 if head_dim in _PAIRED and rows <= _MOST_PAIRED else 1
+        for kv_heads, num_splits in (*_CUTS[:-1], *(((2, 64),) if paired > 1 else ()), _CUTS[-1]):
+            dealt, side = {}, paired if kv_heads else 1
+            if runs_from := side * _runs_from(head_dim, rows):
+                dealt[runs_from] = Tile(
+                    rows, num_splits, "stream_k", several=True, side_by_side=side
+                )
+            if shared_lines and rows in (ROWS[0], _THREE_ROWS):
                 several_from = _slots(head_dim) // num_splits + 1
-                dealt[several_from] = Tile(rows, num_splits, "round_robin", several=True)
+                dealt[several_from] = Tile(
+                    rows, num_splits, "round_robin", several=True, side_by_side=side
+                )
             dealt[0] = Tile(rows, num_splits, "round_robin", several=False)
             for tiles, tile in dealt.items():
                 first = partial(_first, **fields, **tile._asdict())

@@ -17,7 +17,7 @@ from fagen.kinds.budget import (
     shared_memory,
 )
 from fagen.kinds.decode.parts import parts
-from fagen.kinds.decode.rules import combines_in_shared, padded, share
+from fagen.kinds.decode.rules import all_rows, combines_in_shared, padded, share
 from fagen.ledger import Margin, symbols
 from fagen.part import Memory
 from fagen.schedule import Schedule, Values
@@ -34,11 +34,11 @@ REGISTERS = "registers of a thread"
 MARGIN = Margin(kernels=8, least=-3, most=22)  # of tests/register_margins.json
 
 # d, d_v padded; e bytes per element
-SYMBOLS = ("rows", "block_n", "d", "d_v", "stages", "q_stages", "e")
+SYMBOLS = ("rows", "kv_heads", "block_n", "d", "d_v", "stages", "q_stages", "e")
 # the keys that they depend on
 SUMMED = (
-    *("rows", "block_n", "head_dim", "head_dim_v", "dtype", "stages", "q_stages", "blocks"),
-    *("speculate", "by"),
+    *("rows", "kv_heads", "block_n", "head_dim", "head_dim_v", "dtype", "stages", "q_stages"),
+    *("blocks", "speculate", "by"),
 )
 
 
@@ -56,8 +56,9 @@ def padded_head_dims(values: Values) -> tuple[int, int]:
 @cache
 def shared_formulae(memory: Memory) -> Mapping[str, Any]:
     """Return each array in shared memory with its bytes, before rounding up to the alignment."""
-    m, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
-    sizes = {"rows": m, "block_n": n, "stages": stages, "q_stages": q_stages, "element_bytes": e}
+    m, h, n, d, d_v, stages, q_stages, e = symbols(SYMBOLS).values()
+    sizes = {"rows": m, "kv_heads": h, "block_n": n, "element_bytes": e}
+    sizes |= {"stages": stages, "q_stages": q_stages}
     return memory.rows({**sizes, "head_dim_padded": d, "head_dim_v_padded": d_v, "warps": WARPS})
 
 
@@ -66,7 +67,7 @@ def register_formulae(speculates: bool, stream_k: bool, in_shared: bool) -> Mapp
     """Return the registers of one thread that computes, by what they hold."""
     import sympy
 
-    m, n, _, d_v, *_ = symbols(SYMBOLS).values()
+    m, _, n, _, d_v, *_ = symbols(SYMBOLS).values()
     # a warpgroup's 64 × rows fp32 accumulator lies in 128 threads
     per_thread = m / sympy.Integer(SM90.warpgroup_threads)
     combined = {"combined": d_v * per_thread + m / 2} if stream_k and not in_shared else {}
@@ -81,7 +82,7 @@ def register_formulae(speculates: bool, stream_k: bool, in_shared: bool) -> Mapp
 
 
 def _sizes(values: Values) -> dict[str, int]:
-    tile = values["rows"], values["block_n"], *padded_head_dims(values)
+    tile = all_rows(values), values["kv_heads"], values["block_n"], *padded_head_dims(values)
     rings = values["stages"], values["q_stages"]
     return dict(zip(SYMBOLS, (*tile, *rings, DTYPES[values["dtype"]].bytes), strict=True))
 

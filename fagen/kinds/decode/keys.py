@@ -33,6 +33,13 @@ class Tile(Section):
         description="query rows of a tile, at most: queries times heads per KV head; N of each "
         "wgmma",
     )
+    kv_heads: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="KV heads of a tile, each with so many rows: 2 read whole lines of L2 where "
+        "heads share some",
+    )
     block_n: int = Field(
         ge=SM90.wgmma_m,
         le=2 * SM90.wgmma_m,

@@ -10,7 +10,13 @@ from functools import cache
 from typing import Any
 
 from fagen.kinds.combining import EVERY_SPLIT, combining
-from fagen.kinds.decode.rules import combines_in_shared, k_is_wider, prefetches, shares_lines
+from fagen.kinds.decode.rules import (
+    combines_in_shared,
+    k_is_wider,
+    prefetches,
+    reads_pairs,
+    shares_lines,
+)
 from fagen.part import (
     BOOL,
     DESCRIPTOR,
@@ -45,6 +51,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
     prefetches,
     combines_in_shared,
     shares_lines,
+    reads_pairs,
 )
 
 # the order of members of SharedStorage and of Params, by name: machine code holds their offsets
@@ -62,6 +69,7 @@ _PARAMS = (
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
     *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs", "whole_rows"),
+    "adjacent",
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -135,11 +143,16 @@ def deals(values: Values) -> Iterator[Part]:
         launch.append("launch_prefetching")
     yield Part(
         about=(f"{texts}/about.cuh",),
-        device=("decode/deals/unit.cuh", f"{texts}/units.cuh", *whole),
+        device=(
+            "decode/deals/unit.cuh",
+            f"{texts}/units.cuh",
+            *whole,
+            *(("decode/deals/pairs.cuh",) if values["reads_pairs"] else ()),
+        ),
         loader=(f"{texts}/first.cuh", run) if prefetched else (run,),
         consumer=(f"{texts}/consumer.cuh", run),
         host=(
-            "decode/deals/launch.cuh",
+            "decode/deals/launch.cuh.j2",
             *(f"{texts}/{text}.cuh" for text in launch),
         ),
         params=(
@@ -156,6 +169,10 @@ def deals(values: Values) -> Iterator[Part]:
             *(_STREAM_K if way == "stream_k" else (_ALONE,)),
         ),
     )
+
+
+def _of_pairs(values: Values) -> str:
+    return "_of_pairs" if values["reads_pairs"] else ""
 
 
 _ALONE = Field("alone", BOOL, note="no sequence has two splits: nothing is left to combine")
@@ -186,23 +203,24 @@ def keys(values: Values) -> Iterator[Part]:
 def loads(values: Values) -> Iterator[Part]:
     """How Q, K and V come into shared memory."""
     widest = "head_dim_padded" if values["k_is_wider"] else "head_dim_v_padded"
-    prefetched = values["prefetches"]
+    prefetched, own = values["prefetches"], _of_pairs(values)
+    lines = _LINES | ({"heads_in_row": "in_row"} if values["reads_pairs"] else {})
+    buffer = amount("block_n", widest, *(("kv_heads",) if values["reads_pairs"] else ()))
     yield Part(
         loader=(
-            "decode/loads/dense.cuh.j2",
+            f"decode/loads/{'pairs' if values['reads_pairs'] else 'dense'}.cuh.j2",
+            f"decode/loads/queries{own}.cuh",
             "decode/loads/unit.cuh",
-            *(("decode/loads/prefetch.cuh",) if prefetched else ()),
+            *(("decode/loads/prefetch.cuh.j2",) if prefetched else ()),
         ),
         kernel=("decode/loads/prefetching.cuh",) if prefetched else (),
         maps=(
             TensorMap("q", (_SLAB, "tile_heads", "tile_positions"), dims=_HEADS_FIRST, **_LINES),
-            TensorMap("k", (_SLAB, amount("block_n")), stand_in="q", **_LINES),
-            TensorMap(
-                "v", (_SLAB, amount("block_n")), columns="head_dim_v", stand_in="q", **_LINES
-            ),
+            TensorMap("k", (_SLAB, amount("block_n")), stand_in="q", **lines),
+            TensorMap("v", (_SLAB, amount("block_n")), columns="head_dim_v", stand_in="q", **lines),
         ),
         shared=(
-            Array("ring", ELEMENT, (_STAGES, amount("block_n", widest))),
+            Array("ring", ELEMENT, (_STAGES, buffer)),
             Array("q", ELEMENT, (_Q_STAGES, amount("rows", "head_dim_padded"))),
             Barrier("full", (_STAGES,), amount(1), transactions=True, aligned=True),
             Barrier("empty", (_STAGES,), _WARPS),
@@ -211,6 +229,7 @@ def loads(values: Values) -> Iterator[Part]:
         ),
         params=(
             Field("q_bytes", INT, note="of a tile's rows"),
+            *((_ADJACENT,) if values["reads_pairs"] else ()),
             *(
                 (Field("prefetched_keys", INT, note="of a thread block's first unit, at most"),)
                 if prefetched
@@ -220,11 +239,20 @@ def loads(values: Values) -> Iterator[Part]:
         constants=(
             Constant("stages", "buffers of the ring, in which blocks of K and V alternate"),
             Constant("q_stages"),
+            *(_PAIRS if values["reads_pairs"] else ()),
             *((Constant("prefetch_warp", "that asks L2 for first keys"),) if prefetched else ()),
         ),
     )
 
 
+_ADJACENT = Field("adjacent", BOOL, note="rows of a tile's KV heads, in the cache")
+_PAIRS = (
+    Constant("kv_heads", "that a thread block reads side by side"),
+    Constant("own_rows", "of queries, for each of them", value=amount("rows", per="kv_heads")),
+    Constant("half_slab", "columns of a head in the slab that two share"),
+    Constant("shared_slab", "which that is"),
+    Constant("pair_slabs", "of two heads' rows that are adjacent: of others there is one more"),
+)
 _SLAB, _HEADS_FIRST = amount("slab"), ("head", "seq", "batch")
 # a row of a box has 128 bytes: twice that, as L2 may fetch, is slower out of memory
 _LINES: dict[str, Any] = {"swizzle": "swizzle", "promotion": 128}
@@ -239,6 +267,7 @@ def scores(values: Values) -> Iterator[Part]:
         device=(f"{folder}/device.cuh",) if fixed else (),
         loader=(f"{folder}/loader.cuh",) if fixed else (),
         consumer=(
+            *(() if fixed else (f"decode/scores/takes{_of_pairs(values)}.cuh",)),
             f"{folder}/consumer.cuh",
             "decode/scores/softmax.cuh",
             *(
@@ -275,10 +304,16 @@ _FIXED = (
 )
 
 
-def steps(_: Values) -> Iterator[Part]:
+def steps(values: Values) -> Iterator[Part]:
     """The products of a step."""
     yield Part(
-        consumer=("decode/steps/gemms.cuh", "decode/steps/steps.cuh"),
+        consumer=(
+            "decode/steps/arrive.cuh",
+            f"decode/steps/products{_of_pairs(values)}.cuh",
+            "decode/steps/buffers.cuh",
+            "decode/steps/clear.cuh.j2",
+            "decode/steps/steps.cuh",
+        ),
     )
 
 
@@ -294,7 +329,12 @@ def combine(values: Values) -> Iterator[Part]:
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),
         host=("decode/combine/launch.cuh",) if in_registers else (),
-        consumer=("decode/combine/rows.cuh.j2", *_FINISH[way]),
+        consumer=(
+            "decode/combine/sums.cuh",
+            f"decode/combine/rows{_of_pairs(values)}.cuh",
+            "decode/combine/numbers.cuh.j2",
+            *_FINISH[way],
+        ),
         shared=(
             Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),
             *((_COMBINED_NUMBERS,) if values["combines_in_shared"] else ()),

@@ -22,8 +22,9 @@ from fagen.kinds.decode.rules import (
     LONGEST_LEAST,
     MOST_BLOCKS,
     SWIZZLE,
+    all_rows,
+    shares_lines,
     split_blocks,
-    straddles,
 )
 from fagen.kinds.decode.signature import signature
 from fagen.launch import Grid, Launch, Launches
@@ -67,7 +68,8 @@ class Plan(Budgeted, Combining):
     head_dim_v: int
     head_dim_padded: int
     head_dim_v_padded: int
-    rows: int
+    rows: int  # of all KV heads
+    kv_heads: int  # that a thread block reads side by side
     block_n: int
     num_splits: int
     stream_k: bool  # a thread block's splits follow each other, and it combines them
@@ -91,6 +93,21 @@ class Plan(Budgeted, Combining):
     least_mean: float  # of P over the keys of a split, relative to such a number of the caller's
 
     @property
+    def half_slab(self) -> int:
+        """How many columns two KV heads that are read together have in the slab that they share."""
+        return self.head_dim % self.slab
+
+    @property
+    def shared_slab(self) -> int:
+        """Which slab that is, of both heads'."""
+        return self.head_dim // self.slab
+
+    @property
+    def pair_slabs(self) -> int:
+        """How many slabs both heads have."""
+        return 2 * self.head_dim // self.slab
+
+    @property
     def pads_v(self) -> bool:
         """Whether some rows of Oᵀ are no column of V."""
         return self.head_dim_v < self.head_dim_v_padded
@@ -98,8 +115,7 @@ class Plan(Budgeted, Combining):
     @property
     def eviction(self) -> str:
         """What L2 does with K and V once read: a line may have parts of two heads' rows."""
-        shared = straddles(self.dtype.name, self.head_dim, self.head_dim_v)
-        return "NORMAL" if shared else "FIRST"
+        return "NORMAL" if shares_lines(self.schedule.values()) else "FIRST"
 
     @property
     def prefetch_warp(self) -> int:
@@ -117,10 +133,10 @@ class Plan(Budgeted, Combining):
     @property
     def gemms(self) -> tuple[Gemm, ...]:
         """The wgmma instructions."""
-        number = self.dtype.ptx
+        number, own_rows = self.dtype.ptx, self.rows // self.kv_heads
         return (
-            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", self.rows, number),
-            Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", self.rows, number, a_along_m=True),
+            Gemm("scores", "Sᵀ = or += K Qᵀ, both as they lie.", own_rows, number),
+            Gemm("output", "Oᵀ += Vᵀ Pᵀ, V as it lies.", own_rows, number, a_along_m=True),
         )
 
     def split_keys(self, length: int, group: int) -> int:
@@ -168,7 +184,7 @@ def plan(schedule: Schedule) -> Plan:
     fixed = values["maximum"] == "fixed"
     above, below = _NARROW if dtype.narrow else _WIDE
     return Plan(
-        **carried(Plan, schedule),
+        **carried(Plan, schedule) | {"rows": all_rows(values)},
         head_dim_padded=d,
         head_dim_v_padded=d_v,
         stream_k=values["by"] == "stream_k",

@@ -13,7 +13,7 @@ _WIDE_ROWS = 32
 _COMBINED_ROWS = 24  # nor a second thread block of more, where what is combined takes as many again
 _NARROW = 128  # columns, up to which such a second thread block has place for it in shared memory
 _MOST_COMBINED = 16  # rows whose splits are combined in registers beside a second thread block
-_LEAST_STAGES = 4  # K and V of a step, and of the one after it
+_LEAST_STAGES = 4  # K and V of a step, and of the one after it; of pairs one less
 _MOST_STAGES = 12
 _BESIDE = 4 * SM90.smem_tile_alignment  # bytes for statistics and barriers, or more than they take
 
@@ -35,6 +35,7 @@ _FORMER: Former = {
 _SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
+        Code("kv_heads", "h"),
         Code("num_splits", "c"),
         Code("by", words=DEALT),
         Code("stages", "s"),
@@ -83,7 +84,7 @@ def k_is_wider(values: Values) -> bool:
 
 def combines_in_shared(values: Values) -> bool:
     """Whether what is combined lies in shared memory: of many rows registers have no place."""
-    many = _MOST_COMBINED < values["rows"] <= _WIDE_ROWS
+    many = _MOST_COMBINED < all_rows(values) <= _WIDE_ROWS
     narrow = padded(values["head_dim_v"], values["dtype"]) <= _NARROW
     return values["by"] == "stream_k" and many and narrow
 
@@ -93,9 +94,21 @@ def prefetches(values: Values) -> bool:
     return not values["max_spill_bytes"]
 
 
+def all_rows(values: Values) -> int:
+    """Return how many rows of queries a tile has, those of all its KV heads."""
+    return int(values["rows"] * values["kv_heads"])
+
+
+def reads_pairs(values: Values) -> bool:
+    """Whether a thread block has more than one KV head."""
+    return bool(values["kv_heads"] > 1)
+
+
 def shares_lines(values: Values) -> bool:
-    """Whether two heads share some lines of L2."""
-    return straddles(values["dtype"], values["head_dim"], values["head_dim_v"])
+    """Whether heads of two thread blocks share some lines of L2."""
+    return not reads_pairs(values) and straddles(
+        values["dtype"], values["head_dim"], values["head_dim_v"]
+    )
 
 
 def straddles(dtype: str, *head_dims: int) -> bool:
@@ -114,9 +127,9 @@ def _stages(keys: Values, blocks: int) -> int:
     """How many buffers fit beside the rest, but no more than are of use."""
     element = DTYPES[keys["dtype"]].bytes
     d, d_v = (padded(keys[key], keys["dtype"]) for key in ("head_dim", "head_dim_v"))
-    buffer = keys["block_n"] * max(d, d_v) * element
-    rest = keys["rows"] * (keys["q_stages"] * d + 2 * keys["block_n"]) * element + _BESIDE
-    rest += keys["rows"] * (d_v + 64) * FP32.bytes if combines_in_shared(keys) else 0
+    buffer = keys["block_n"] * max(d, d_v) * element * keys["kv_heads"]
+    rest = all_rows(keys) * (keys["q_stages"] * d + 2 * keys["block_n"]) * element + _BESIDE
+    rest += all_rows(keys) * (d_v + 64) * FP32.bytes if combines_in_shared(keys) else 0
     return min(_MOST_STAGES, int((share(blocks) - rest) // buffer))
 
 
@@ -133,20 +146,20 @@ _DERIVED: Derived = {
     # V is as wide as K (head_dim)
     "head_dim_v": lambda keys: keys["head_dim"],
     # the next unit's queries are there before this one ends, where they are few (rows)
-    "q_stages": lambda keys: 1 if keys["rows"] > _WIDE_ROWS or combines_in_shared(keys) else 2,
+    "q_stages": lambda keys: 1 if all_rows(keys) > _WIDE_ROWS or combines_in_shared(keys) else 2,
     # where registers are left for it (rows)
-    "speculate": lambda keys: keys["rows"] <= _WIDE_ROWS,
+    "speculate": lambda keys: all_rows(keys) <= _WIDE_ROWS,
     # two, so that one loads where the other begins or ends, if there are registers and buffers for
     # them (head dims, rows, by, block_n, q_stages)
     "blocks": lambda keys: (
         2
-        if keys["rows"]
+        if all_rows(keys)
         <= (
             _COMBINED_ROWS
             if keys["by"] == "stream_k" and not combines_in_shared(keys)
             else _WIDE_ROWS
         )
-        and _stages(keys, 2) >= _LEAST_STAGES
+        and _stages(keys, 2) >= _LEAST_STAGES - reads_pairs(keys)
         else 1
     ),
     # the same keys, and blocks
@@ -164,6 +177,18 @@ def rules(keys: Values) -> Broken:
             )
         if not keys["speculate"]:
             yield "maximum", "needs speculate = true: P is computed before anything is asked"
+        if reads_pairs(keys):
+            yield "maximum", "needs kv_heads = 1: a row that is computed again is one head's"
+    half = SWIZZLE.bytes // DTYPES[keys["dtype"]].bytes // 2
+    if (
+        reads_pairs(keys)
+        and not keys["head_dim"] % (2 * half) == keys["head_dim_v"] % (2 * half) == half
+    ):
+        yield "kv_heads", f"needs head dims that are odd multiples of {half}, whose lines two share"
+    if reads_pairs(keys) and keys["head_dim"] != keys["head_dim_v"]:
+        yield "head_dim_v", "must be head_dim with kv_heads = 2"
+    if all_rows(keys) > SM90.wgmma_m:
+        yield "rows", f"may be {SM90.wgmma_m} of all kv_heads at most"
 
 
 KEYS = Keys(derived=_DERIVED, rules=rules, slug=_SLUG, former=_FORMER)

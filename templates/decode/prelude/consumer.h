@@ -26,6 +26,7 @@ struct Computing {
 
   // scores
   bool takes(const Unit& unit, int j) const;
+  int own_of(int j), own_row(int j) const;  // of several KV heads: whose a column is, and which of its rows
   float first_reference(const Unit& unit, int j) const;
   bool has_references(const Unit& unit, int key) const;
   bool exact, failed;  // of a fixed maximum
@@ -40,7 +41,7 @@ struct Computing {
 
   // combine
   bool combines;
-  void begin_combining(), combine(int j, float total);  // a split's output, with those before it
+  void add_up_sums(), begin_combining(), combine(int j, float total);  // a split's output, with those before it
   float combined_reference_of(int j) const, combined_sum_of(int j) const;
   template <class Store> void for_each_combined(int j, Store store) { for_each_number(o, j, store); }
   void finish(const Unit& unit);  // hands a split's output on

@@ -35,14 +35,15 @@ struct Units {
 };
 
 Unit first_of_whole(const Params& params);
+int first_head_of(const Params& params, const Unit& unit, int own);  // where a tile has several KV heads
 bool has_failed(const Params& params, const Unit& unit, int row);  // by a fixed maximum
 
 // Products, and where an accumulator's numbers are.
 uint32_t row_offset(int row);
-template <bool accumulate>
-void wgmma_scores(float (&s)[kRows / 2], Descriptor keys, Descriptor queries);
-template <bool accumulate>
-void wgmma_output(float (&o)[kRows / 2], Descriptor values, Descriptor p);
+template <bool accumulate, int n>
+void wgmma_scores(float (&s)[n], Descriptor keys, Descriptor queries);
+template <bool accumulate, int n>
+void wgmma_output(float (&o)[n], Descriptor values, Descriptor p);
 int column_at(int j);
 int row_at(int i);
 int element_at(int i, int j);

@@ -8,6 +8,7 @@ struct Loader {
 
   void load_k(const Unit& unit, int key);  // the next buffer of the ring becomes a block of K
   void load_v(const Unit& unit, int key);
+  void load_q(const Unit& unit);
   void prefetch(const Unit& unit);
   bool find_failed(const Unit& unit);  // by a fixed maximum: whether a row is computed again
   void take(const Unit& unit);         // loads all of it

@@ -1,10 +1,3 @@
-  // One arrival per warp, since wgmma completes per warp.
-  __device__ __forceinline__ void arrive(Barrier& barrier) {
-    if (lane() == 0) {
-      barrier.arrive();
-    }
-  }
-
   // Issues Sᵀ = K Qᵀ.
   __device__ __forceinline__ void issue_scores(Scores& s) {
     const Descriptor keys = descriptor<kSlab>(shared.ring[tile.stage], kDescriptor);
@@ -41,34 +34,4 @@
       }
     }
     wgmma_commit();
-  }
-
-  __device__ __forceinline__ void fence_output() {
-#pragma unroll
-    for (int i = 0; i < kColumnTiles; ++i) {
-      fence_operand(o[i]);
-    }
-  }
-
-  // The next buffer of the ring has K: its scores, and the product before them, are there at the end.
-  __device__ __forceinline__ void finish_scores(Scores& s) {
-    wgmma_wait<0>();
-#pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      fence_operand(s[i]);
-    }
-    arrive(shared.empty[tile.stage]);
-    tile.advance();
-  }
-
-  // Makes zeros of what lies behind the last of `keys` rows of V: P is 0 there, but it may be no number.
-  __device__ __forceinline__ void clear_values(Element* values, int keys) {
-    constexpr int kParts = kSlab * sizeof(Element) / sizeof(uint4);  // of a slab's row
-    uint4* const parts = reinterpret_cast<uint4*>(values);
-    for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
-#pragma unroll
-      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
-        parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
-      }
-    }
   }
