@@ -277,10 +277,23 @@ inline cudaError_t cudaGetLastError() {
   return failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
+// Of how many blocks a kernel's clusters are, where its launch does not say so.
+namespace sim {
+inline std::map<const void*, int> clusters;
+
+template <class... Parameters>
+auto clustered(void (*kernel)(Parameters...), int blocks) {
+  clusters[reinterpret_cast<const void*>(kernel)] = blocks;
+  return kernel;
+}
+}  // namespace sim
+
 // What may overlap the launch before it begins after its end here.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), const Arguments&... arguments) {
-  sim::launch(kernel, config->grid_dim, config->block_dim, config->dynamicSmemBytes, 1, arguments...);
+  const auto cluster = sim::clusters.find(reinterpret_cast<const void*>(kernel));
+  const int blocks = cluster == sim::clusters.end() ? 1 : cluster->second;
+  sim::launch(kernel, config->grid_dim, config->block_dim, config->dynamicSmemBytes, blocks, arguments...);
   return cudaGetLastError();
 }
 

@@ -13,6 +13,7 @@ _CLUSTER = re.compile(
     r"__cluster_dims__\((\w+), 1, 1\)[^{;]*?\s(\w+)\s*\(\s*const __grid_constant__"
 )
 _LAUNCH = re.compile(r"(\w+)<<<(.+?)>>>\(\s*(\w*)\);", re.DOTALL)
+_ENQUEUED = re.compile(r"\benqueue\((\w+),")
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];")
 _CONFIGURED = re.compile(r"\.(grid|block)Dim\b")  # a launch's; in a kernel these are macros
 _OPERAND = re.compile(r'\s*(?:\[\w+\]\s*)?"([=+]?)([a-z])"\s*\(')
@@ -44,6 +45,7 @@ def translated(kernel: str) -> str:
     text = _DYNAMIC.sub(shared, text)
     clusters = {kernel: size for size, kernel in _CLUSTER.findall(text)}
     text = _LAUNCH.sub(lambda match: _launch(match, clusters), text)
+    text = _ENQUEUED.sub(lambda match: _enqueued(match, clusters), text)
     return f'#include "gpu.hpp"\n{text}'
 
 
@@ -53,6 +55,11 @@ def _launch(match: re.Match[str], clusters: Mapping[str, str]) -> str:
     shared = rest[0] if rest else "0"
     cluster = clusters.get(name, "1")
     return f"sim::launch({name}, {grid}, {threads}, {shared}, {cluster}, {arguments});"
+
+
+def _enqueued(match: re.Match[str], clusters: Mapping[str, str]) -> str:
+    size = clusters.get(match[1])
+    return f"enqueue(sim::clustered({match[1]}, {size})," if size else match[0]
 
 
 def _without_asm(text: str) -> Iterator[str]:
