@@ -115,6 +115,13 @@ def test_first_heads_one_by_one_and_last_ones_by_length_are_all_there_are(slug: 
     assert all(is_right(slug, library, case, seed) for seed, case in enumerate(SHARED_OUT))
 
 
+def test_more_sequences_than_a_block_has_threads_are_all_counted() -> None:
+    slug = SMALL_CACHE[0]
+    number = planned(slug).threads + 40
+    case = Case(tuple((i % 3, i * 5 % 7) for i in range(number)), 1, 1, poisoned=True)
+    assert is_right(slug, simulator.build(render(planned(slug)).kernel), case, seed=1)
+
+
 def test_where_the_cache_holds_k_and_v_and_in_e4m3_classes_alone_count() -> None:
     full, eight = (
         planned(slug)

@@ -2,6 +2,7 @@
 struct Finder {
   const Params& params;
   uint32_t classes;  // bit c: that there may be tiles of class c
+  int tiles;         // of all classes
   int own_class;     // at hand
   int first;         // of the 32 sequences at hand
   Sequence sequence;

@@ -6,6 +6,12 @@ struct Consumer {
   void run();
 };
 
+// Varlen tiles, which all threads count.
+struct TileFinder {
+  const Params& params;
+  template <class Counted> void count_all(Counted* counted);
+};
+
 // Warps beside the consumers: one loads; others draw tiles, write scales or transpose V.
 void produce(const Params& params, SharedStorage& shared);
 void schedule_tiles(const Params& params, SharedStorage& shared);

@@ -4,7 +4,7 @@
 struct TileFinder {
   const Params& params;
   int tiles;  // of all sequences
-  void begin_with_longest();
+  template <class Counted> void begin_with_longest(const Counted* counted);
   bool find(int number, Tile& tile);
 };
 

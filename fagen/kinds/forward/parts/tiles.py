@@ -19,6 +19,7 @@ from fagen.part import (
     Part,
     Ratio,
     Type,
+    Union,
     amount,
     pointer_to,
 )
@@ -26,6 +27,7 @@ from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 _TILES = {"equal": Type("Tile", 48), "varlen": Type("Tile", 64)}
+_COUNTED = Type("Counted", 16)
 _PREFIX = {"equal": "", "varlen": "varlen_"}
 
 
@@ -44,12 +46,24 @@ def tiles(values: Values) -> Iterator[Part]:
     if values["cluster"] > 1:
         yield Part(constants=(Constant("order.cluster", "thread blocks that share K and V"),))
     if ORDERS[values["order"]].dynamic:
-        yield _ring(_TILES[lengths])
+        yield _ring(_TILES[lengths], lengths)
 
 
-def _ring(tile: Type) -> Part:
+def _ring(tile: Type, lengths: str) -> Part:
     """Tiles that somebody draws are passed on to all others."""
     stages = (amount("tile_stages"),)
+    tiles = Array(
+        *("tiles", tile, stages),
+        row="barriers",
+        note="in work, and next",
+        aligned=False,
+    )
+    counted = Array(
+        *("counted", _COUNTED, (amount("tile_stages", 4),)),
+        note="by warps",
+        aligned=False,
+    )
+    both = Union((tiles, counted), row="barriers", note="the second first", aligned=False)
     note = "blocks before its end that a tile's successor is drawn: enough to hide the answer's way"
     drawn = "beyond the first of each block"
     return Part(
@@ -61,7 +75,7 @@ def _ring(tile: Type) -> Part:
         shared=(
             Barrier("tile_full", stages, amount(1)),
             Barrier("tile_empty", stages, amount("tile_readers")),
-            Array("tiles", tile, stages, row="barriers", note="in work, and next", aligned=False),
+            both if lengths == "varlen" else tiles,
         ),
         params=(Field("tiles_drawn", pointer_to(UINT32), Argument("workspace"), drawn),),
     )
@@ -73,16 +87,17 @@ _FIRST_TILES = {
     True: "forward/keys/first_tile_by_row.cuh",
 }
 _HEADS = {
-    False: "forward/tiles/varlen/by_kv_head.cuh",
-    True: "forward/tiles/varlen/by_head.cuh",
+    False: ("forward/tiles/varlen/by_kv_head.cuh", "forward/tiles/varlen/counted.cuh"),
+    True: ("forward/tiles/varlen/by_head.cuh", "forward/tiles/varlen/counted_steps.cuh"),
 }
 
 
 def _varlen(values: Values) -> Iterator[Part]:
     """Tiles of varlen sequences: the GPU finds out which there are."""
     turns = values["skips_idle_warpgroups"]
+    heads, counted = _HEADS[values["head_major"]]
     yield Part(
-        head=("forward/tiles/varlen/sequence.cuh", "forward/tiles/varlen/tile.cuh.j2"),
+        head=("forward/tiles/varlen/sequence.cuh", "forward/tiles/varlen/tile.cuh.j2", counted),
         device=(
             "forward/tiles/varlen/sequences.cuh",
             "forward/tiles/varlen/finder.cuh.j2",
@@ -92,8 +107,9 @@ def _varlen(values: Values) -> Iterator[Part]:
         finder=(
             *_rows_of_finder(values),
             _FIRST_TILES[MASKS[values["mask"]].last_by_row],
-            _HEADS[values["head_major"]],
+            heads,
         ),
+        kernel=("forward/tiles/varlen/count.cuh",),
         params=(
             CU_SEQLENS_Q,
             *VARLEN_KEYS,

@@ -11,23 +11,43 @@
     return max(0, blocks.last - blocks.first);
   }
 
-  // Counts all tiles, and looks at the first ones.
-  __device__ __forceinline__ void begin_with_longest() {
-    int longest = 0;  // steps of a tile
-    float steps = 0;  // of a head's tiles, whose first and last are taken for the average
-#pragma unroll 4
-    for (int index = lane(); index < params.batch + kAround; index += 32) {
-      if (const int rows = count(index); rows > 0) {
-        longest = max(longest, steps_of(rows - 1));
-        steps += 0.5f * rows * (steps_of(0) + steps_of(rows - 1));
-      }
-    }
+  int longest = 0;  // steps of a tile
+  float steps = 0;  // of a head's tiles, whose first and last are taken for the average
+
+  // Adds up what lanes have counted.
+  __device__ __forceinline__ void add_up_steps() {
     add_up();
     longest = __reduce_max_sync(0xffffffff, longest);
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
       steps += __shfl_xor_sync(0xffffffff, steps, distance);
     }
+  }
+
+  // Counts all tiles, by all threads: a warp would take long for very many sequences.
+  __device__ __forceinline__ void count_all(Counted* counted) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // else all roles would keep lane() from here on
+    for (int index = thread; index < params.batch + kAround; index += kThreads) {
+      if (const int rows = count(index); rows > 0) {
+        longest = max(longest, steps_of(rows - 1));
+        steps += 0.5f * rows * (steps_of(0) + steps_of(rows - 1));
+      }
+    }
+    add_up_steps();
+    if (thread % 32 == 0) {
+      counted[thread / 32] = {classes, tiles, longest, steps};
+    }
+  }
+
+  // Takes what all warps have counted, and looks at the first tiles.
+  __device__ __forceinline__ void begin_with_longest(const Counted* counted) {
+    if (lane() < kThreads / 32) {
+      const Counted own = counted[lane()];
+      classes = own.classes, tiles = own.tiles, longest = own.longest, steps = own.steps;
+    }
+    add_up_steps();
+    own_class = highest_class(classes);
     // Behind them one KV head fills up, and half as much again as all thread blocks take for their longest tile. Heads of
     // a tile or two share little.
     const int group = params.heads_per_kv_head.value;

@@ -1,11 +1,26 @@
   // In a class tiles go sequence by sequence and KV head by KV head: who shares K and V loads them at the same time.
 
-  // Counts all tiles, and looks at the first ones.
-  __device__ __forceinline__ void begin_with_longest() {
-    for (int index = lane(); index < params.batch + kAround; index += 32) {
+  // Counts all tiles, by all threads: a warp would take long for very many sequences.
+  __device__ __forceinline__ void count_all(Counted* counted) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // else all roles would keep lane() from here on
+    for (int index = thread; index < params.batch + kAround; index += kThreads) {
       count(index);
     }
     add_up();
+    if (thread % 32 == 0) {
+      counted[thread / 32] = {classes, tiles};
+    }
+  }
+
+  // Takes what all warps have counted, and looks at the first tiles.
+  __device__ __forceinline__ void begin_with_longest(const Counted* counted) {
+    if (lane() < kThreads / 32) {
+      classes = counted[lane()].classes;
+      tiles = counted[lane()].tiles;
+    }
+    add_up();
+    own_class = highest_class(classes);
     look();
   }
 

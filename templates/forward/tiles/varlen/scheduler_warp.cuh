@@ -1,7 +1,7 @@
 // The warp that draws tiles and passes them on to all others.
 __device__ __forceinline__ void schedule_tiles(const Params& params, SharedStorage& shared) {
   TileFinder finder{params};
-  finder.begin_with_longest();
+  finder.begin_with_longest(shared.counted);
   int number = blockIdx.x;  // nobody draws the first tile of each block
   TileRing ring;
   for (uint32_t passed_on = 0;; ++passed_on) {

@@ -1,0 +1,1 @@
+  TileFinder{params}.count_all(shared.counted);
