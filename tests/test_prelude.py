@@ -141,6 +141,7 @@ PLANS = (
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d48_causal_m64n128_varlen_s1",
     "bwd_bf16_d256_causal_m64n64_varlen_dss1_intra_c2",
+    "bwd_fp16_d256_full_m64n64_varlen",
     "bwd_fp16_d64_full_m96n128_keepk",
     "bwd_bf16_d160_full_m64n64_intra",
     "bwd_bf16_d48_causal_m64n128_persist",
@@ -165,6 +166,7 @@ OFTEN = (
     "fwd_fp16_d128_full_m128n128_noprod",
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d256_causal_m64n64_varlen_dss1_intra_c2",
+    "bwd_fp16_d256_full_m64n64_varlen",
     "quant_bf16_d224_rot_center_shead_vcols",
     "comb_fp32_d16_varlen",
 )

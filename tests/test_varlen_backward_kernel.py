@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_groups_of_long_sequences_are_shared_out(slug: str) -> None:
         cases=(LONG,),
         device="cpu",
     )
-    without = kernel.replace("if (listed.kept < 0 ||", "if (true ||")
+    without = kernel.replace("if (sequence.kept < 0 ||", "if (true ||")
     assert without != kernel
     library = simulator.build(without)
     assert not VARLEN_RULE.error(plan, partial(simulator.call, plan, library), LONG, 0, "cpu").ok
@@ -171,8 +172,9 @@ def test_the_rule_is_kept_for_large_groups_and_any_rows_to_keys(
 def test_the_committed_ones_are_of_three_head_dims_two_dtypes_and_both_masks() -> None:
     problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
     combinations = {(problem.dtype, problem.head_dim, problem.mask) for problem in problems}
-    assert len(combinations) == len(problems) == 12
-    assert {problem.head_dim for problem in problems} == {64, 128, 256}
+    assert len(combinations) == 12
+    # of 256 one for sequences of few tokens too
+    assert Counter(problem.head_dim for problem in problems) == {64: 4, 128: 4, 256: 8}
 
 
 def test_there_is_a_record_for_each_block_of_rows_wherever_sequences_begin() -> None:

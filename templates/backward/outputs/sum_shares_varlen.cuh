@@ -30,12 +30,12 @@ __device__ __forceinline__ void sum_shares(const Params& params, int place, int 
     return;
   }
   const ListedTile listed = params.listed[place];
-  if (listed.kept < 0 || listed.first_head > 0) {
+  const Sequence& sequence = listed.sequence;
+  if (sequence.kept < 0 || listed.first_head > 0) {
     return;
   }
-  const Sequence sequence = sequence_of(params, listed.sequence);
   const int kv_head = head / params.group, shares = ceil_div(params.group, int(listed.heads));
-  const KeyBlock* const first = params.key_blocks + (int64_t(listed.kept) * params.kv_heads + kv_head) * kCluster;
+  const KeyBlock* const first = params.key_blocks + (int64_t(sequence.kept) * params.kv_heads + kv_head) * kCluster;
   const int keys = min(kCluster * kBlockN, sequence.held_k - listed.first_key), first_row = sequence.end_k - sequence.seqlen_k + listed.first_key;
   for (int key = head % params.group * kWarpgroupRows; key < keys; key += params.group * kWarpgroupRows) {
     const KeyBlock& own = first[key / kBlockN];

@@ -97,7 +97,9 @@ struct TileLister {
         place = __shfl_sync(0xffffffff, place, leader) + lane() - leader;
         if (lists && is_one) {
           const int left = min(heads, params.group - first_head);
-          params.listed[place] = {sequence_index, first_key, uint16_t(first_head), uint16_t(left), first_kept < 0 ? -1 : first_kept + rank};
+          Sequence whole = sequence_of(params, sequence_index);
+          whole.kept = first_kept < 0 ? -1 : first_kept + rank;
+          params.listed[place] = {whole, first_key, uint16_t(first_head), uint16_t(left)};
         }
       }
     });
