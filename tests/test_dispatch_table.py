@@ -373,6 +373,8 @@ TEXT, HUGE = dispatch_table.written(rows()), 10**400
          "sizes: leave out rows_to"),
         (dispatch_table.written([Row(CARD, PACKED, 1, 9, queries_to=3)]),
          "whose kernel is one for all sizes: leave out queries_to and keys_from and keys_to"),
+        (dispatch_table.written([few(slug="bwd_fp16_d64_causal_m64n64_varlen")]),
+         "whose kernel is one for all sizes: leave out rows_to"),
         (dispatch_table.written([few(), *rows()]).replace("= 16384", "= 16384\nkeys_from = 5"),
          "[[kernel]] number 1: rows_to goes without keys_from: such a row serves calls with few "
          "query rows whatever their number of keys; leave out keys_from, or rows_to"),

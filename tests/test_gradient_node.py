@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fagen
 from fagen.build.autograd import build_autograd
+from fagen.dispatch import tables
+from fagen.dispatch.rows import Row
 from fagen.runtime import backward
 from fagen.runtime import call as calls
 from tests.attention_helpers import qkv, torch_asks
@@ -175,3 +178,22 @@ def test_without_a_compiler_gradients_go_by_python(monkeypatch: pytest.MonkeyPat
     assert backward._node == [None]
     backward._number("forward", "gradients", torch.device("cuda"))
     assert ("forward", "gradients") not in backward._numbers
+
+
+def test_of_varlen_sequences_each_call_asks_which_kernel_computes_its_gradients(
+    node: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their mean length may choose it, and one forward kernel is for all lengths."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    slug = "bwd_fp16_d64_causal_m64n{}_varlen"
+    few = Row("NVIDIA H200", slug.format(64), keys_to=20)
+    tables.table_at.cache_clear()
+    tables.update(
+        tmp_path / "fagen" / tables.NAME,
+        [few, Row("NVIDIA H200", slug.format(128), keys_from=21)],
+    )
+    for length in (20, 21, 20, 21):
+        q, *rest = packed([(length, length)] * 3)
+        fagen.attention_varlen(q.requires_grad_(), *rest, causal=True).sum().backward()
+    assert node[:2] == node[2:] and node[0] != node[1]
+    tables.table_at.cache_clear()

@@ -357,6 +357,35 @@ def test_a_row_of_a_table_says_which_kernel_computes_gradients(table):
         assert fagen.pick(**problem, deterministic=deterministic).slug == slug
 
 
+@pytest.fixture
+def by_mean(table, tmp_path):
+    """Kernels of gradients for sequences of at most 20 keys in the mean, and for more."""
+    slugs = OTHER_BY, OTHER_BY.replace("m64n64", "m64n128")
+    bounds = {"keys_to": 20}, {"keys_from": 21}
+    rows = [Row("NVIDIA H200", slug, **keys) for slug, keys in zip(slugs, bounds, strict=True)]
+    tables.update(tmp_path / "fagen" / tables.NAME, rows)
+    return slugs
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_mean_length_of_sequences_chooses_the_kernel_of_gradients(
+    compiles, by_mean, fresh_dynamo
+):
+    """By what all have together and their number, whatever each has."""
+    compiled = torch.compile(fagen.attention_varlen, fullgraph=True, backend="aot_eager")
+    call = compiled if compiles else fagen.attention_varlen
+    few, many = by_mean
+    for lengths, expected in ([3, 37], {few}), ([20, 20], {few}), ([4, 38], {few, many}):
+        q, *rest = packed([(length, length) for length in lengths])
+        call(q.requires_grad_(), *rest, causal=True).sum().backward()
+        assert asked_for("backward") == expected
+    problem = dict(dtype="fp16", head_dim=64, lengths="varlen", kind="backward", causal=True)
+    assert [fagen.pick(**problem, seqlen=n, batch=9).slug for n in (20, 21)] == [few, many]
+    keys = dict(dtype="fp16", head_dim=64, causal=True, device="cpu", gradient=True)
+    fagen.prepare_varlen(**keys)
+    assert asked_for("backward") == {few, many}
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 def test_prepared_a_call_finds_its_kernels(gradient, fresh_dynamo, monkeypatch):
     q, *rest = packed()

@@ -72,8 +72,10 @@ class Row:
     share the keys of a tile among SMs. Rows for few query rows go before those by keys alone, since
     large tiles of few rows leave SMs idle; but not before rows from more than OPEN_KEYS keys on,
     which are for accuracy. One of varlen sequences has no bounds: the host knows no length, and
-    what it does know of a call would let a sequence's bits depend on the others. One of
-    `group_rows` is for decoding with so many rows of queries to a KV head, rounded up.
+    what it does know of a call would let a sequence's bits depend on the others. But one of their
+    gradients may be for some keys, those of a sequence in the mean: of dQ the order of additions is
+    open anyway. One of `group_rows` is for decoding with so many rows of queries to a KV head,
+    rounded up.
 
     Several rows for the same calls say what their tiles cost: `step_clocks` each block of keys,
     `tile_clocks` beside those. Of these the kernel serves whose rounds of tiles take the fewest

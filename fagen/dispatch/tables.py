@@ -171,11 +171,14 @@ def _row(table: Any, number: int, origin: Origin) -> Row:
         raise wrong("slug", f"slug = {shown(row.slug)}: {why}") from None
     if _GROUP in table and not PASSES[problem.kind].computes:
         raise wrong(_GROUP, f"{_GROUP} is for kernels of decoding; {row.slug} is none")
-    if problem.varlen and (sizes := [key for key in table if key in _SIZES]):
+    # of gradients the mean of a sequence's keys may choose
+    by_mean = _KEYS if PASSES[problem.kind].gradients else ()
+    beside = [key for key in table if key in _SIZES and key not in by_mean]
+    if problem.varlen and beside:
         raise wrong(
-            sizes[0],
+            beside[0],
             f"{row.slug} is for varlen sequences, whose kernel is one for all sizes: leave out "
-            f"{' and '.join(sizes)}",
+            f"{' and '.join(beside)}",
         )
     _refuse_clocks(table, row, wrong)
     if row.keys_to < row.keys_from:

@@ -6,8 +6,8 @@ Autograd: torch.compile traces both passes as one op each. Either keeps q, k, v,
 log-sum-exp, of varlen sequences also their offsets, and nothing else.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
-sizes of q and k, and by whether the call wanted it deterministic, or torch does when the backward
-pass runs.
+sizes of q and k, of varlen sequences by what one has of them in the mean, and by whether the call
+wanted it deterministic, or torch does when the backward pass runs.
 """
 
 import ctypes
@@ -81,10 +81,11 @@ def results(
                 in_order = deterministic or torch.are_deterministic_algorithms_enabled()
                 number = kernel.numbers.get(in_order)
             if number is None:  # else all is known of such a call
+                offsets = arguments[4] if q.dim() == 3 else None
                 if named:
-                    _traced(kernel.slug, q, k, deterministic)
+                    _traced(kernel.slug, q, k, offsets, deterministic)
                 else:
-                    number = _numbered(kernel, q, k, deterministic)
+                    number = _numbered(kernel, q, k, offsets, deterministic)
             if number is not None:
                 way = _node[len(arguments) > 4]
                 both = way(number, deterministic, return_lse, *arguments)
@@ -137,7 +138,7 @@ def _door(name: str, call: str, prepare: str, noun: str) -> Door:
 
 
 _DENSE = _door("gradients", "fagen.attention", "fagen.prepare", "dtype, head dim, device and size")
-_PACKED = _door(  # lengths do not choose
+_PACKED = _door(
     "gradients_varlen",
     "fagen.attention_varlen",
     "fagen.prepare_varlen",
@@ -145,30 +146,41 @@ _PACKED = _door(  # lengths do not choose
 )
 
 
-def _sizes(q: Tensor, k: Tensor) -> Sizes:
-    if q.dim() == 3:
-        return 1, q.shape[1], k.shape[1], q.shape[0], k.shape[0]
-    return q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+def _sizes(q: Tensor, k: Tensor, offsets: Tensor | None) -> Sizes:
+    if q.dim() == 4:
+        return q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1]
+    number = 1 if offsets is None else offsets.shape[0] - 1
+    number = number if number > 0 else 1
+    mean_q, mean_k = (-(-tensor.shape[0] // number) for tensor in (q, k))  # of a sequence
+    return number, q.shape[1], k.shape[1], mean_q, mean_k
 
 
 def kernel_of_gradients(
-    slug: str, device: torch.device, q: Tensor, k: Tensor, deterministic: bool
+    slug: str,
+    device: torch.device,
+    q: Tensor,
+    k: Tensor,
+    offsets: Tensor | None,
+    deterministic: bool,
 ) -> Kernel:
     """Return the kernel of the gradients of a forward kernel, for such q and k, readied if need be.
+
+    `offsets` are those of varlen sequences, of which the number alone counts; without them all are
+    taken for one.
 
     Raises ValueError where none computes them, ScheduleError where a dispatch table is wrong, and
     what readying a kernel raises.
     """
     door, shape = (_DENSE if q.dim() == 4 else _PACKED), q.shape
     known_key = slug, device, _in_order(device, deterministic)
-    call = *known_key, shape, k.shape
+    call = *known_key, shape, k.shape, offsets is None or offsets.shape
     try:
         if kernel := door.known.get(call):
             return kernel
     except TypeError:  # sizes that are left open are no keys
         pass
     ready = door.alike.get(known_key) or door.ready(_key(slug, device, deterministic), known_key)
-    return _ready(door, ready, _sizes(q, k), call, slug)
+    return _ready(door, ready, _sizes(q, k, offsets), call, slug)
 
 
 def _ready(
@@ -210,14 +222,22 @@ def prepare_gradients(
 # ---- eager ---------------------------------------------------------------------------------------
 
 
-def _numbered(kernel: Kernel, q: Tensor, k: Tensor, deterministic: bool) -> int | None:
+def _numbered(
+    kernel: Kernel, q: Tensor, k: Tensor, offsets: Tensor | None, deterministic: bool
+) -> int | None:
     """Ready the kernel of a kernel's gradients; return the number of both at the node, if any."""
-    gradients = kernel_of_gradients(kernel.slug, q.device, q, k, deterministic)
+    gradients = kernel_of_gradients(kernel.slug, q.device, q, k, offsets, deterministic)
     number = _numbers.get((kernel.slug, gradients.slug))
-    if number is not None and kernel.numbers is not None:
+    if number is not None and kernel.numbers is not None and not _by_mean(kernel, q, deterministic):
         in_order = deterministic or torch.are_deterministic_algorithms_enabled()
         kernel.numbers[in_order] = number
     return number
+
+
+def _by_mean(kernel: Kernel, q: Tensor, deterministic: bool) -> bool:
+    """Whether it depends on a sequence's mean length: a forward kernel is for all lengths."""
+    ready = _PACKED.alike.get((kernel.slug, q.device, _in_order(q.device, deterministic)))
+    return q.dim() == 3 and ready is not None and bool(ready.rows and ready.rows.others)
 
 
 # torch.ops.fagen.attention_with_grad and that of varlen sequences, which do what <slug>_with_grad
@@ -303,7 +323,7 @@ def _number(forward: str, gradients: str, device: torch.device) -> None:
 
 def _numbered_anew(slug: str, deterministic: bool, q: Tensor, k: Tensor) -> int:
     """What the node asks where torch wants another order than when the forward pass ran."""
-    gradients = kernel_of_gradients(slug, q.device, q, k, deterministic)
+    gradients = kernel_of_gradients(slug, q.device, q, k, None, deterministic)
     _number(slug, gradients.slug, q.device)
     return _numbers[slug, gradients.slug]
 
@@ -321,9 +341,9 @@ def _laid_out(dout: Tensor) -> Tensor:
 # ---- by name, as torch.compile traces it ---------------------------------------------------------
 
 
-def _traced(slug: str, q: Tensor, k: Tensor, deterministic: bool) -> Kernel:
+def _traced(slug: str, q: Tensor, k: Tensor, offsets: Tensor | None, deterministic: bool) -> Kernel:
     door = "gradients" if q.dim() == 4 else "gradients_varlen"
-    return traced(door, _sizes(q, k), slug, q.device, deterministic)[1]
+    return traced(door, _sizes(q, k, offsets), slug, q.device, deterministic)[1]
 
 
 @untraced
@@ -414,13 +434,13 @@ def gradients(
     `arguments` are its own by name, out and lse what it gave. Raises as kernel_of_gradients does,
     and where one of them requires a gradient while torch is asked for some.
     """
-    q, k = arguments["q"], arguments["k"]
+    q, k, offsets = arguments["q"], arguments["k"], arguments.get("cu_seqlens_k")
     if is_dynamo_compiling():
-        kernel = _traced(slug, q, k, deterministic)
+        kernel = _traced(slug, q, k, offsets, deterministic)
         # where it begins in its storage is not told then
         dout = dout.clone(memory_format=torch.contiguous_format)
     else:
-        kernel = kernel_of_gradients(slug, out.device, q, k, deterministic)
+        kernel = kernel_of_gradients(slug, out.device, q, k, offsets, deterministic)
         dout = _laid_out(dout)
     operands = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
     dq, dk, dv = kernel.op(*(operands[name] for name in ORDER if name in operands))

@@ -160,6 +160,8 @@ class Door:
                     if rows is not None and by_sizes is not None:
                         is_ready = ready.kernels.__contains__
                         slug = first_slug(rows, *by_sizes, surely=surely_so, ready=is_ready)
+                        if key.problem and key.problem.varlen and not is_ready(slug):
+                            slug = next(iter(ready.kernels), slug)  # each is for all lengths
                 kernel = ready.kernels.get(slug)
                 if kernel is None:
                     usual = Buildable(key.derived, bool(key.problem and key.schedule is None))

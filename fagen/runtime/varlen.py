@@ -99,8 +99,9 @@ def attention_varlen(
     been readied by prepare_varlen(…), or by an earlier call of its dtype, head dims, mask and
     schedule.
 
-    It has gradients, by a kernel of its own kind that is chosen in the same way: those of q, k and
-    v, also through the log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
+    It has gradients, by a kernel of its own kind that is chosen in the same way, but that a row of
+    a table may be for some mean lengths of a sequence: those of q, k and v, also through the
+    log-sum-exp, and zeros in rows of no sequence and of keys that none sees.
     That of q is a sum in any order, whose last bits may differ from call to call, unless
     `deterministic` or torch.use_deterministic_algorithms(True) asks for one order. All else is the
     same in each call anyway.
