@@ -244,7 +244,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_however_a_cache_lies_in_memory_bits_are_the_same(pair_of, head_dim, layout):
     q, k, v, used = taken(head_dim, 32, used=True)
     laid = LAYOUTS[layout](k, v)
