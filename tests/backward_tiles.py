@@ -13,11 +13,12 @@ constexpr int kBlockM = {block_m}, kBlockN = {block_n}, kCluster = {cluster};
 {tile_and_divisor}
 struct Params {{
   int seqlen_q, seqlen_k, heads, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
-  FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor;
+  int cut, cut_keys, kept_keys, flat_shares, first_paired, first_mixed;
+  FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor, paired_heads;
 }};
 using Lengths = Params;
 {tiles}
-"""
+"""  # noqa: E501
 
 
 def compiled(plan: Plan, main: str, folder: Path) -> Path:

@@ -27,6 +27,7 @@ from fagen.vocab import MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.backward_tiles import compiled
 from tests.often import some
+from tests.programs import cut
 from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
 
 # ---- tiles --------------------------------------------------------------------------------------
@@ -34,22 +35,27 @@ from tests.test_masks import FUTURE, LENGTHS, WINDOW, seen
 TILES = """\
 int main() {{
   Params params;
-  for (int batch, section; std::scanf("%d %d %d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
-                                      &params.group, &params.share_heads, &section) == 7;) {{
-    params.shares = ceil_div(params.group, params.share_heads);
-    const int heads = batch * params.kv_heads * params.shares;
+  for (int batch, section, cut; std::scanf("%d %d %d %d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
+                                           &params.group, &params.share_heads, &section, &cut) == 8;) {{
+    struct {{ int batch, kv_heads, seqlen_k; }} a{{batch, params.kv_heads, params.seqlen_k}};
+    const int shares = ceil_div(params.group, params.share_heads), heads = batch * params.kv_heads * shares, tile_blocks = kCluster;
     params.m_blocks = ceil_div(params.seqlen_q, kBlockM);
     params.n_blocks = ceil_div(params.seqlen_k, kBlockN);
     params.sections = ceil_div(heads, section);
     params.section_heads = FastDivisor(section);
     params.section_tiles = FastDivisor(section * params.n_blocks);
     params.last_section_heads = FastDivisor(heads - (params.sections - 1) * section);
-    params.batch_shares = FastDivisor(params.kv_heads * params.shares);
-    params.shares_divisor = FastDivisor(params.shares);
-    for (blockIdx.x = 0; blockIdx.x < params.n_blocks * heads; ++blockIdx.x) {{
+    params.batch_shares = FastDivisor(params.kv_heads * shares);
+    params.shares_divisor = FastDivisor(shares);
+    const int64_t flat_heads = heads;
+    const int n_blocks = params.n_blocks;
+    params.cut = cut;
+    struct {{ int cut; }} deal{{cut}};
+{cutting}
+    for (blockIdx.x = 0; blockIdx.x < tiles; ++blockIdx.x) {{
       const Tile tile = tile_of(params, blockIdx.x);
       for (int head = tile.first_head; head < tile.last_head; ++head)
-        std::printf("%d %d %d %d %d %d %d\\n", tile.batch, head, tile.first_key, tile.first, tile.full_first,
+        std::printf("%d %d %d %d %d %d %d %d\\n", tile.share >= shares, tile.batch, head, tile.first_key, tile.first, tile.full_first,
                     {full_last}, tile.last);
     }}
   }}
@@ -61,29 +67,43 @@ int main() {{
 def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, tmp_path):
     plan = masked("bwd_fp16_d128_causal_m64n128", mask)
     full_last = "tile.full_last" if mask.first_by_row else "tile.last"
-    program = compiled(plan, TILES.format(full_last=full_last), tmp_path)
-    grouped = itertools.cycle([(1, 1), (4, 4), (4, 2), (5, 2), (3, 1)])  # group, heads of a share
+    text = render(plan).kernel
+    cutting = cut(text, "  const int cut_blocks", "  if (m_blocks == 0")
+    cutting += cut(text, "  params.cut_keys =", "  const int grid =")
+    program = compiled(plan, TILES.format(full_last=full_last, cutting=cutting), tmp_path)
+    # group, heads of a share, blocks of rows before the cut
+    grouped = itertools.cycle(
+        [(1, 1, 0), (4, 4, 1), (4, 2, 2), (5, 2, 0), (3, 1, 3), (2, 2, 5), (4, 1, 0)]
+    )
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
-    for (seqlen_q, seqlen_k), (group, share) in zip(sizes, grouped, strict=False):
-        arguments = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4\n"
+    for (seqlen_q, seqlen_k), (group, share, cut_rows) in zip(sizes, grouped, strict=False):
+        cut_rows = max(0, min(cut_rows, -(-seqlen_q // plan.block_m) - 1))
+        arguments = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4 {cut_rows}\n"
         output = run([program], input=arguments).stdout
         tiles = [tuple(map(int, line.split())) for line in output.splitlines()]
         blocks = range(0, seqlen_k, plan.block_n)
         expected = {(b, h, key) for b in range(3) for h in range(2 * group) for key in blocks}
-        assert len(tiles) == len(expected) and {tile[:3] for tile in tiles} == expected
+        after, before = ([tile[1:4] for tile in tiles if tile[0] == part] for part in (0, 1))
+        assert len(after) == len(expected) and {*after} == expected
+        assert len(before) == len({*before}) and {*before} <= expected
         whole = seen(mask, seqlen_q, seqlen_k)
-        for *_, first_key, first, full_first, full_last, last in tiles:
+        for is_before, *_, first_key, first, full_first, full_last, last in tiles:
             keys = whole[:, first_key : first_key + plan.block_n]
             outside = keys.clone()
             outside[first * plan.block_m : last * plan.block_m] = False
-            assert not outside.any(), "a row that sees a key is in no block"
+            cut_at = cut_rows * plan.block_m  # the other tile of these keys has the rest
+            assert first * plan.block_m >= cut_at or is_before or first == last
+            own = outside[:cut_at] if is_before else outside[cut_at:]
+            assert not own.any(), "a row that sees a key is in no block"
+            if not is_before and outside.any():
+                assert first_key in {key for *_, key in before}, "rows before the cut have no tile"
             masked_to, full_to = max(first, min(full_first, last)), min(full_last, last)
             full = keys[masked_to * plan.block_m : max(masked_to, full_to) * plan.block_m]
             assert full.all()
             if full.numel():
                 assert keys.shape[1] == plan.block_n, "keys beyond the last are not masked"
         heaviest = [last - first for *_, first, _, _, last in tiles[:2]]
-        if mask.name == "causal":  # those that most rows see come first
+        if mask.name == "causal" and not cut_rows:  # those that most rows see come first
             assert min(heaviest) == max(last - first for *_, first, _, _, last in tiles)
 
 

@@ -235,18 +235,20 @@ def test_gradients_of_65536_heads_of_packed_sequences_are_launched_in_parts() ->
     assert grids(SMALL, **sizes) == [*prepared, (2 * tiles, 1, 1), *rounded]
 
 
-def test_the_workspace_of_gradients_holds_sums_of_a_groups_shares() -> None:
+def test_the_workspace_of_gradients_holds_sums_of_a_groups_shares_and_of_rows_cut_in_two() -> None:
     plan, library = simulated(SPREAD[0])
     ask = library_at(library)[f"fagen_{plan.slug}_workspace"]
     ask.restype = ctypes.c_int64
 
-    def room(heads: int) -> int:
-        sizes = dict(batch=2, heads=heads, kv_heads=2, seqlen_q=70, seqlen_k=90)
+    def room(heads: int, keys: int = 300) -> int:
+        sizes = dict(batch=2, heads=heads, kv_heads=2, seqlen_q=keys, seqlen_k=keys)
         return int(ask(ctypes.byref(arguments(plan, sizes))))
 
-    assert room(2) == 2 * 2 * 2 * plan.record_bytes
+    assert room(2) == 2 * 2 * 5 * plan.record_bytes
     sums = 128 * (128 + 128) * 4  # of dK and dV, by each of a group's two shares
-    assert room(4) == 2 * 4 * 2 * plan.record_bytes + 2 * 2 * 2 * sums
+    assert room(4) == 2 * 4 * 5 * plan.record_bytes + 2 * 2 * 2 * 3 * sums
+    # long and few: rows are cut in two
+    assert room(2, 1280) == 2 * 2 * 20 * plan.record_bytes + 2 * 2 * 2 * 10 * sums
 
 
 def test_the_workspace_of_gradients_is_told_at_once_for_any_group_of_heads() -> None:

@@ -111,8 +111,10 @@ KERNELS = {
             "produce_transposed_v|transpose_block|transpose|TileFinder::(tile_of|find_row)|Consumer::mean_score",
         ),
     ),
-    "bwd_fp16_d128_causal_m64n128": Tried((STEPS,), (("kMultiprocessors", 8),)),
-    "bwd_fp16_d64_causal_m64n64_det": Tried((STEPS,), careful=("add_dq",)),
+    "bwd_fp16_d128_causal_m64n128": Tried(
+        (STEPS,), (("kMultiprocessors", 8), ("kLeastSteps", 2), ("kLaunch", 0))
+    ),
+    "bwd_fp16_d64_causal_m64n64_det": Tried((STEPS,), (("kLaunch", 0),), careful=("add_dq",)),
     "bwd_bf16_d256_causal_m64n64_dss1_c2": Tried((STEPS, ONE_HEAD)),
     "bwd_fp16_d128_causal_m64n128_persist_post": Tried(
         (EARLY, SHARES, ONE_HEAD), (("kMultiprocessors", 4),), sections=True

@@ -214,10 +214,32 @@ def test_a_tile_of_several_heads_goes_through_each_block_for_all_of_them(slug):
     """Few tiles are shared out so that each has one head: here they are not."""
     plan = registry.plan_of(slug)
     text = render(plan).kernel
-    whole = text.replace("  return best;\n", "  return group;\n")
+    whole = text.replace("  return best;\n", "  return {group, 0};\n")
     assert whole != text
     sizes = Sizes(1, 4, 1, 3 * plan.block_m + 5, 2 * plan.block_n * plan.cluster + 3)
     assert backward(plan, simulator.build(whole), sizes, 0)[0]
+
+
+# rows of a mask and of none, persistent thread blocks, pairs, and sums in order
+CUT = (
+    "bwd_fp16_d128_causal_m64n128_det_persist_post",
+    "bwd_bf16_d64_full_m128n128_det_s3_dos2_underdp",
+    "bwd_bf16_d64_causal_m128n128_underdp",
+    "bwd_fp16_d192v128_causal_m48n128_underdp",
+    "bwd_fp16_d256_causal_m64n64_dss1_intra_c2",
+)
+
+
+@pytest.mark.parametrize("slug", some(CUT, CUT[:2]))
+def test_rows_that_are_cut_in_two_have_tiles_of_their_own(slug):
+    """So few are not cut by themselves; heads are shared out too."""
+    plan = registry.plan_of(slug)
+    text, m = render(plan).kernel, plan.block_m
+    cases = (1, 2, Sizes(1, 4, 2, 3 * m + 5, 4 * m + 3)), (2, 1, Sizes(2, 2, 1, 3 * m, 2 * m + 40))
+    for heads, cut, sizes in cases:
+        dealt = text.replace("  return best;\n", f"  return {{{heads}, {cut}}};\n")
+        assert dealt != text
+        assert backward(plan, simulator.build(dealt), sizes, 0)[0]
 
 
 def test_thread_blocks_that_stay_draw_all_tiles_though_none_has_a_row():

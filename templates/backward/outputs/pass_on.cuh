@@ -7,7 +7,7 @@
 
   // Both gradients of a tile, where all have read dS.
   __device__ __forceinline__ void leave(const Tile& tile, const KeyGradient& dk, const ValueGradient& dv) {
-    if (params.shares > 1) {
+    if (tile.first_key < params.kept_keys) {
       keep(share_of(tile).dv, dv);
       keep(share_of(tile).dk, dk);
     }

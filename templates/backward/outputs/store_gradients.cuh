@@ -6,7 +6,7 @@ template <int columns, int slab>
 __device__ __forceinline__ void store_gradient(const Params& params, const CUtensorMap& map, Barrier& full, uint32_t phase, const Element* space, const Tile& tile) {
   full.wait(phase);
 #pragma unroll 1  // few registers
-  for (int column = 0; column < columns && params.shares == 1; column += slab) {
+  for (int column = 0; column < columns && tile.first_key >= params.kept_keys; column += slab) {
     cute::SM90_TMA_STORE_4D::copy(&map, space + column * kBlockN, column, tile.first_key, tile.kv_head, tile.batch);
   }
   cute::tma_store_arrive();

@@ -2,12 +2,13 @@
 template <int columns, int padded>
 __device__ __forceinline__ void sum_rows(const Params& params, const float* first, const Rows<Element>& to, int key, int head, int batch, float scale) {
   constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  const int shares = key < params.cut_keys ? params.shares : params.shares_divisor.value;
   __shared__ uint32_t rounded[kWarpgroupRows][padded / 2 + 4];
   for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator, as of dQ
     const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4, pair = i / kWarpgroup * 4 + thread % 4;
     float4 sum = {};
-    for (int share = 0; share < params.shares; ++share) {
+    for (int share = 0; share < shares; ++share) {
       const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }

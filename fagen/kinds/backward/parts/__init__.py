@@ -79,6 +79,7 @@ _PARAMS = (
     *("sections", "section_tiles", "section_heads", "last_section_heads"),
     *("batch_shares", "shares_divisor", "scale", "scale_log2", "first_head", "first_batch"),
     *("list", "listed", "most_tiles", "most_kept"),
+    *("cut", "cut_keys", "kept_keys", "flat_shares", "first_mixed", "first_paired", "paired_heads"),
 )
 _INITIALISED = (
     *("k_full", "v_full", "q_full", "q_empty", "dout_full", "dout_empty"),

@@ -16,10 +16,13 @@ def launcher(values: Values) -> Iterator[Part]:
             launches=_texts(*launched),
         )
         return
-    meanwhile = values["postprocess"]
+    meanwhile, rising = values["postprocess"], values["mask"].last_by_row
     round_dq = "backward/launcher/launch_round_rest.cuh.j2"
     yield Part(
-        workspace=("backward/outputs/shares.cuh.j2",),
+        workspace=tuple(
+            f"backward/outputs/{text}.cuh.j2"
+            for text in ("deal", f"deals_{'rising' if rising else 'same'}", "shares")
+        ),
         host=_texts(*_order(values)),
         launches=(
             *_texts("launch_prepare", "launch", "launch_sum_shares"),
@@ -32,7 +35,7 @@ def _order(values: Values) -> Iterator[str]:
     yield from ("scale", "pair" if values["cluster"] > 1 else "block", "equal", "l2_share")
     yield "share_in_order" if values["deterministic"] else "share"
     yield "last_section" if values["mask"].last_by_row else "last_head"
-    yield "sections"
+    yield from ("sections", "cut")
     yield "persistent" if values["persistent"] else "grid"
     if values["postprocess"]:
         yield "early_blocks"

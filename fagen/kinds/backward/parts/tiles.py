@@ -51,7 +51,7 @@ def works_out_anew(values: Values) -> bool:
     """Whether consumers work their tile out once more to store its gradients: for registers."""
     dense = values["lengths"] == "equal" and not values["persistent"]
     by_blocks = rounds(values) == "block_by_block"
-    return dense and by_blocks and values["partition"] == "keys"
+    return dense and values["partition"] == "keys" and (by_blocks or values["kept"] != "none")
 
 
 def keys(values: Values) -> Iterator[Part]:
@@ -159,6 +159,13 @@ def _dense(persistent: bool) -> Part:
             Field("shares_divisor", DIVISOR, note="and of one"),
             Field("first_head", INT, note=_OF_A_LAUNCH),
             Field("first_batch", INT),
+            Field("cut", INT, note="blocks of rows that have tiles of their own"),
+            Field("cut_keys", INT, note="that some of those rows see"),
+            Field("kept_keys", INT, note="of whose dK and dV there are parts"),
+            Field("flat_shares", INT, note="of all groups of all batches"),
+            Field("first_paired", INT, note="where tiles of rows before the cut begin"),
+            Field("first_mixed", INT, note="block of keys of the other tiles from there on"),
+            Field("paired_heads", DIVISOR, note="of a block of keys, from there on"),
         ),
     )
 
