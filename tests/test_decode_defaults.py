@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fagen import registry
+from fagen.kinds.decode.cost import whole_tiles
 from fagen.kinds.decode.defaults import (
     ROWS,
     counted_keys,
@@ -131,8 +132,12 @@ def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turn
 @pytest.mark.parametrize(
     ("head_dim", "rows", "turns", "runs"),
     [
-        (128, 4, (1, 13, 30), (31, 33, 34, 100)),
+        (128, 1, (1, 13, 30), (31, 33, 34, 100)),
+        (128, 4, (1, 11, 17, 30), (12, 13, 16, 31, 33, 34, 100)),
         (256, 32, (12, 15, 17), (16, 30)),
+        (256, 4, (13,), (16,)),
+        # second tiles of narrow heads, for some or in turns behind the first
+        (64, 4, (34, 35, 45), (32, 33, 60)),
         # fewer of more rows, whose partial outputs are larger
         (128, 8, (11, 17, 24), (12, 16, 25, 34)),
         (128, 32, (12, 15), (16, 17, 34)),
@@ -163,6 +168,7 @@ def test_tiles_that_are_alike_are_dealt_in_runs_where_they_stay_whole(head_dim, 
         (4, 3, 700, (8, 16, TURNS, True)),
         (8, 14, 2_048, (8, 16, TURNS, True)),
         (8, 14, 2_049, (8, 16, RUNS, True)),  # 112 tiles
+        (4, 16, 2_048, (8, 16, TURNS, True)),
     ],
 )
 def test_tiles_of_calls_that_are_alike(rows, batch, keys, tile):
@@ -187,6 +193,19 @@ def test_thread_blocks_of_several_units_read_heads_that_share_lines_by_twos(
 ):
     for alike in (True, False):
         assert tile_for(96, rows, kv_heads, batch, alike=alike, keys=counted_keys(keys)) == tile
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "batch", "by"), [(1, 200, RUNS), (1, 160, TURNS), (2, 66, RUNS), (8, 25, TURNS)]
+)
+def test_four_rows_of_few_kv_heads_stay_whole_from_three_tiles_of_four_on(kv_heads, batch, by):
+    assert deal_for(128, 4, kv_heads, batch, alike=True) == by
+
+
+@pytest.mark.parametrize(("batch", "slots", "most"), [(105, 132, 7), (71, 132, 0), (42, 264, 0)])
+def test_some_have_a_tile_more_if_they_are_enough_to_read_memory(batch, slots, most):
+    """72 of 128 thread blocks that have an SM each, or 56; 72 of 264."""
+    assert whole_tiles(8, batch, slots, even=False) == most
 
 
 def test_keys_are_counted_as_far_as_they_choose():

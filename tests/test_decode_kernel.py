@@ -122,6 +122,12 @@ def test_whole_tiles_come_first_and_splits_of_the_others_are_taken_in_turns(batc
     assert_dealt_alike(Case(Sizes(batch, 2 * kv_heads, kv_heads, 1, 64 * 17)))
 
 
+@pytest.mark.parametrize("lengths", [(640, 300, 70, 0, 150), (64, 320, 321, 1, 65, 600, 0) * 6])
+def test_splits_of_several_blocks_come_first_and_turns_go_back_and_forth(lengths):
+    """Of up to 32 sequences those that are one split, beside others' splits of a block."""
+    assert_dealt_alike(Case(Sizes(len(lengths), 3, 1, 1, 640), lengths))
+
+
 @pytest.mark.parametrize("lengths", [(1_024, 1_024, 70, 70), (70, 1_024, 0, 1_000)])
 def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""

@@ -136,7 +136,8 @@ def whole_tiles(of_sequence: int, batch: int, slots: int, *, even: bool) -> int:
         most = ceil(groups / runs)
         return most if most and ceil(groups / most) * 10 >= runs * 7 else 0
     left = groups % runs
-    enough, shared = left == 0 or left * 10 >= of_sm * 7, left > of_sm and left * 4 <= of_sm * 5
+    least = 5 if slots == SM90.sm_count else 7  # tenths
+    enough, shared = left == 0 or left * 10 > of_sm * least, left > of_sm and left * 4 <= of_sm * 5
     return ceil(groups / runs) if enough and not (groups < runs and shared) else 0
 
 

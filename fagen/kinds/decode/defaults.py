@@ -29,6 +29,8 @@ _MOST_IN_SHARED = 32  # and where splits are combined in shared memory
 # of four, or at most one for each SM; nearly each thread block.
 _MANY_WHOLE, _ONE = 16, 0.96
 _SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
+# The same where that was measured for fewer rows: of few KV heads, at most one for each SM.
+_TIMED_FOR_FEW_ROWS, _SOME_WHOLE_OF_FEW, _FEW_WHOLE = (128,), 4, 2
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = (128,)  # head dims of which that was measured
@@ -136,25 +138,32 @@ def deal_for(
         slots, tiles = SM90.sm_count * (1 if head_dim > _WIDEST else 2), of_sequence * batch
         # where registers spill nothing comes behind whole tiles
         turns = not pairs and (head_dim <= _WIDEST or tile <= _MOST_IN_RUNS)
+        # a second tile of narrow heads takes as long as the first
+        lone = head_dim <= _NARROW and tile == ROWS[0] and slots < tiles < _IN_RUNS * slots
         even = not pairs and straddles("fp16", head_dim)
         whole = whole_tiles(of_sequence, batch, slots, even=even)
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
-        few = _SOME_WHOLE <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
+        least = _FEW_WHOLE if head_dim in _TIMED_FOR_FEW_ROWS else _SOME_WHOLE
+        few = least <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
         few = few and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
-        if whole and (few or tiles >= _whole_from(rows, slots, even=even)):
+        enough = _whole_from(head_dim, rows, kv_heads, slots, even=even)
+        if whole and not lone and (few or tiles >= enough):
             return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
 
 
-def _whole_from(rows: int, slots: int, *, even: bool) -> float:
+def _whole_from(head_dim: int, rows: int, kv_heads: int, slots: int, *, even: bool) -> float:
     """From how many tiles on they stay whole where sequences are alike.
 
-    Partial outputs of few rows cost less than thread blocks without a tile.
+    Partial outputs of few rows cost less than thread blocks without a tile, but not where few KV
+    heads have many splits.
     """
     if _MANY_WHOLE <= rows <= _LEAST_IN_TWO:
         return _ONE * SM90.sm_count
-    some = _SOME_WHOLE <= rows < _MANY_WHOLE or even
+    timed = head_dim in _TIMED_FOR_FEW_ROWS and kv_heads < _CUTS[1][0]
+    least = _SOME_WHOLE_OF_FEW if timed else _SOME_WHOLE
+    some = least <= rows < _MANY_WHOLE or even
     return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
 
 

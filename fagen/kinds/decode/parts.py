@@ -69,7 +69,7 @@ _PARAMS = (
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
     *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs", "whole_rows"),
-    "adjacent",
+    *("adjacent", "next_begins"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -328,7 +328,11 @@ def combine(values: Values) -> Iterator[Part]:
     yield Part(
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),
-        host=("decode/combine/launch.cuh",) if in_registers else (),
+        host=("decode/combine/launch.cuh",)
+        if in_registers
+        else ("decode/combine/launch_next.cuh",)
+        if by_blocks
+        else (),
         consumer=(
             "decode/combine/sums.cuh",
             f"decode/combine/rows{_of_pairs(values)}.cuh",
@@ -339,7 +343,7 @@ def combine(values: Values) -> Iterator[Part]:
             Array("sums", FLOAT, (_WARPS, amount("rows")), row="statistics", aligned=False),
             *((_COMBINED_NUMBERS,) if values["combines_in_shared"] else ()),
         ),
-        params=(_COMBINED,) if in_registers else (),
+        params=(_COMBINED,) if in_registers else (_NEXT_BEGINS,) if by_blocks else (),
     )
 
 
@@ -356,6 +360,9 @@ _COMBINED_NUMBERS = Array(
     FLOAT,
     (amount("rows", per=4), amount("head_dim_v_padded", per=32, plus=2), amount(128)),
     aligned=False,
+)
+_NEXT_BEGINS = Field(
+    "next_begins", BOOL, note="the launch after that which combines, under the end of this one"
 )
 _COMBINED = Field("combined", pointer_to(Type("Combined")), note="(batch, seqlen_q, heads)")
 _SHARE, _STORED = "decode/combine/share.cuh", "decode/combine/stored.cuh.j2"
