@@ -2,7 +2,7 @@
 // at `most` of the rows of a warp; the `first` of them and the `step` to the next; and what `reference`, `sum` and `total`
 // begin with, once the launch before has ended. Where there are descales they also say a row's `scale`, what K's mean adds, and
 // numbers of two columns.
-constexpr int kWindow = 8, kCombineLanes = 32, kCombineRows = 8;
+constexpr int kWindow = 8, kCombineLanes = 32, kCombineRows = 8, kWeighed = 32;
 
 struct Window {
   Share share;
