@@ -206,6 +206,15 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a kernel before has put a tensor anew: expressions of the launcher."""
+
+    data: str
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A member of Params by which TMA copies boxes of a tensor of the signature.
 
@@ -224,6 +233,7 @@ class TensorMap:
     promotion: int = 256  # bytes that a miss of the L2 cache fetches
     stand_in: str = ""  # another tensor, whose address serves where this one is empty
     heads_in_row: str = ""  # a variable of the launcher: so many heads are one's columns
+    place: "Place | None" = None  # where it is not that of the signature
 
 
 @dataclass(frozen=True)

@@ -326,6 +326,7 @@ PRODUCERS = ("warp", "none")
 SUMS = ("threads", "tensor")
 MAXIMA = ("lazy", "online")
 V_LAYOUTS = ("columns", "rows")
+TRANSPOSITIONS = ("producer", "kernel")  # of row-major V: in each tile, or before all of them
 SCALES = ("head", "tensor", "block")  # of Q and K
 KERNEL_SCALES = ("head", "block")  # that of a tensor is that of each of its heads
 V_SCALES = ("column", "block")

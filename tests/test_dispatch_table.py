@@ -14,7 +14,7 @@ from fagen.errors import FagenError, ScheduleError
 from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
-from fagen.registry import committed_file, plan
+from fagen.registry import committed_file, from_slug, plan
 from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
 
 CARD, OTHER_CARD = "NVIDIA H200", "NVIDIA H100"
@@ -272,6 +272,29 @@ def test_splits_that_fill_the_sms_serve_where_they_take_the_fewest_clocks_with_c
     assert clocks(own[0].tiles, 132, 132, 129, 3_072) == MOST  # SMs are busy anyway
     # no split has more than 131,072 keys
     assert clocks(own[0].tiles, 132, 132, 1, 2**18) == COMBINING + 2 * (102_400 + 50)
+
+
+def test_v_that_is_transposed_before_all_tiles_is_paid_for_by_those_of_its_kv_heads(folders):
+    """Counted by hand, of 512 keys, 10 KV heads and 132 tiles a round, of 4 steps."""
+    within, before = (f"fwd_e4m3_d128_full_m128n128_vrows{end}" for end in ("", "_pretrans"))
+    update(
+        folders[0],
+        [
+            Row(CARD, within, step_clocks=220, tile_clocks=100),
+            Row(CARD, before, step_clocks=200, tile_clocks=100),
+        ],
+    )
+    problem = Problem.of(from_slug(within))
+    # a launch, and 4,096 clocks of an SM for each block of 128 keys of a KV head
+    more = 2_000 + 4_096 * 10 * 4 // 132
+    both = {128: (9_800, 9_000 + more), 1_280: (98_000, 90_000 + more)}  # 10 and 100 rounds
+    for queries, (first, second) in both.items():
+        assert [
+            clocks(row.tiles, 1_320, 10, queries, 512) for row in rows_for(problem)
+        ] == [first, second]  # fmt: skip
+        sizes, best = Sizes(1, 1_320, 10, queries, 512), within if first <= second else before
+        assert served(problem, sizes).slug == best
+        assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
 
 
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):

@@ -233,6 +233,23 @@ REFUSED = {  # what keys are changed to, and what is said of it
         ({"cluster": 2}, r"\.cluster .*must be 1"),
         ({"scale_rows": 64}, r'\.scale_rows .*with scales = "block"'),
         ({"v_row_stages": 1}, r'\.v_row_stages .*but with v_layout = "rows"'),
+        ({"transposes": "kernel"}, r'\.transposes .*but with v_layout = "rows"'),
+        (
+            {"v_layout": "rows", "transposes": "kernel", "v_row_stages": 2},
+            r"\.v_row_stages .*which the producer transposes",
+        ),
+        (
+            {"v_layout": "rows", "transposes": "kernel", "lengths": "varlen"},
+            r'\.lengths .*must be "equal" with transposes = "kernel"',
+        ),
+        (
+            {"v_layout": "rows", "transposes": "kernel", "num_splits": 3},
+            r'\.num_splits .*must be 1 with transposes = "kernel"',
+        ),
+        (
+            {"v_layout": "rows", "transposes": "kernel", "mask": "causal", "order": "dynamic"},
+            r'\.order .*which has the workspace; use order = "lpt"',
+        ),
         ({"v_layout": "rows", "v_row_stages": 1}, r"\.v_row_stages .*intra_warpgroup = false"),
         ({"v_layout": "rows", "v_row_stages": 3}, r"\.v_row_stages .*neither 1 nor stages, 2"),
         ({"v_scales": "block"}, r'\.v_scales .*"block" needs scales = "block"'),

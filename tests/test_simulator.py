@@ -31,7 +31,8 @@ PAIRS = ("bwd_bf16_d256_causal_m64n64_dss1_c2",)
 PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
 # in e4m3: V as it comes; V transposed in the kernel, a descale for each block; each block's PV
 # added to O in parts, two at a time, or one while the next block's P is worked out; keys in splits;
-# rescaled where parts are added, or seldom; one buffer of rows of V
+# rescaled where parts are added, or seldom; one buffer of rows of V; V transposed by a kernel
+# before
 FP8 = (
     "fwd_e4m3_d64_full_m128n128",
     "fwd_e4m3_d128_full_m128n128_vrows_sblock",
@@ -40,6 +41,7 @@ FP8 = (
     "fwd_e4m3_d64_causal_m64n64_split3_vrows_pm1_pc32",
     "fwd_e4m3_d64_full_m64n64_lazymax_pm1_pc32",
     "fwd_e4m3_d128_full_m64n64_vr1_nointra_vrows_pm1_pc32",
+    "fwd_e4m3_d96_full_m64n64_vrows_pretrans_pm1_pc32",
 )
 # tiles in orders that no committed schedule of such a mask has; K far ahead of V, which waits for O
 ORDERED = (

@@ -56,11 +56,14 @@ Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is t
 # What a kernel's tiles cost: whether a row sees keys as far as its place says, whether heads of a
 # group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
 # and of a tile beside its steps; of how many splits the keys may be, and clocks of combining the
-# rows of a tile; () where no row says.
+# rows of a tile, or without splits of what is done before to a KV head's V of a step; () where no
+# row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 12
 COMBINING = 10_000  # clocks, of a launch that combines splits
+# A kernel that transposes V before all tiles takes a launch, and an SM a clock for so many bytes.
+TRANSPOSED_LAUNCH, TRANSPOSED_BYTES = 2_000, 4
 MOST_SHARED = 100_000  # queries, up to which tiles that heads share are counted as such
 
 
@@ -141,7 +144,10 @@ class Row:
         rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
         ways = int(MASKS[values["mask"]].by_row), int(values["pack_gqa"])
         step = values["block_n"], self.step_clocks, self.tile_clocks
-        return *ways, rows, at_once, *step, values["num_splits"], self.combine_clocks
+        more = self.combine_clocks
+        if values.get("transposes") == "kernel":
+            more = values["block_n"] * values["head_dim_v"] // TRANSPOSED_BYTES
+        return *ways, rows, at_once, *step, values["num_splits"], more
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -197,11 +203,13 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     Tiles that see all keys take as long, and every round as the first. Under a mask by row they
     are drawn, longest first, so that SMs end together but for the last; where few differ in length,
     someone has as many as there are rounds, each as long as the first of the last round. Heads that
-    share tiles are as one of more queries.
+    share tiles are as one of more queries. What is done to V before is dealt to all SMs.
     """
-    by_row, shared, rows, at_once, step_keys, step, tile, splits, _ = tiles
+    by_row, shared, rows, at_once, step_keys, step, tile, splits, before = tiles
     if splits > 1:
         return _clocks_of_splits(tiles, heads, queries, keys)
+    if before:
+        before = TRANSPOSED_LAUNCH + kv_heads * -(-keys // step_keys) * before // at_once
     # many queries have few empty rows, and no more heads share tiles
     shared = shared and 0 < kv_heads <= heads and queries <= MOST_SHARED
     group = min(heads // kv_heads, GROUP_TILE) if shared else 1
@@ -210,7 +218,7 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     heads //= group
     longest = -(-keys // step_keys) * step + tile
     if not by_row:
-        return -(-heads * -(-queries * group // rows) // at_once) * longest
+        return before + -(-heads * -(-queries * group // rows) // at_once) * longest
     seeing = min(queries, keys)
     count = max(1, -(-seeing * group // rows))
     steps = (count - 1) * -(-(keys - seeing) // step_keys)  # that all of them have
@@ -222,7 +230,7 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     rounds = max(0, heads * count - 1) // at_once  # before the last
     place = rounds * at_once // max(1, heads)  # in a head, from the end, of the last one's first
     seen = keys - seeing + min(seeing, (count - place) * rows // group)
-    return max(longest, mean, (rounds + 1) * (-(-seen // step_keys) * step + tile))
+    return before + max(longest, mean, (rounds + 1) * (-(-seen // step_keys) * step + tile))
 
 
 def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:

@@ -245,10 +245,14 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
     if tensor_map.stand_in:
         rows = next(e.name for e in extents if e.name and not e.name.endswith("heads"))
         data = f"a.{rows} > 0 ? {data} : a.{tensor_map.stand_in}"
+    stepped = list(by.values())
+    if tensor_map.place:
+        place = tensor_map.place
+        data, sizes, stepped = place.data, list(place.sizes), list(place.strides)
     fields = (
         f".data = {data}",
         f".sizes = {{{', '.join(sizes)}}}",
-        f".strides = {{{', '.join(by.values())}}}",
+        f".strides = {{{', '.join(stepped)}}}",
         f".box = {{{', '.join([*box, *('1' for _ in sizes[len(box) :])])}}}",
         f".swizzle = {attrgetter(tensor_map.swizzle)(plan).tma}",
         f".type = {attrgetter(dtype)(plan).tma}",

@@ -8,7 +8,14 @@ from typing import Any
 import fagen
 from fagen import evidence
 from fagen.combining import Filling
-from fagen.dispatch.rows import COMBINING, DRAWN_LAST, GROUP_TILE, MOST, MOST_SHARED
+from fagen.dispatch.rows import (
+    COMBINING,
+    DRAWN_LAST,
+    GROUP_TILE,
+    MOST,
+    MOST_SHARED,
+    TRANSPOSED_LAUNCH,
+)
 from fagen.evidence import Evidence
 from fagen.kind import Plan
 from fagen.paths import locate
@@ -170,6 +177,7 @@ class Folder:
     scale_rows = SCALE_ROWS  # how many rows may share a scale
     most = MOST  # what is open to the top
     drawn_last, combining, split_keys = DRAWN_LAST, COMBINING, Filling.most_keys
+    transposed_launch = TRANSPOSED_LAUNCH
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
     no_kernel = NO_KERNEL  # the status of a call that none of its kernels computes
     # nvcc's flags, for whoever builds without CMake; and those that CMake knows by no other words

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fagen.combining import Filling
-from fagen.dispatch.rows import COMBINING, DRAWN_LAST, GROUP_TILE, MOST_SHARED, OPEN_KEYS
+from fagen.dispatch.rows import (
+    COMBINING,
+    DRAWN_LAST,
+    GROUP_TILE,
+    MOST_SHARED,
+    OPEN_KEYS,
+    TRANSPOSED_LAUNCH,
+)
 from fagen.paths import locate
 from fagen.problem import Problem
 from fagen.render import HEADER, header_file, written
@@ -110,6 +117,7 @@ class Package:
     install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
     open_keys = OPEN_KEYS
     drawn_last, combining, split_keys = DRAWN_LAST, COMBINING, Filling.most_keys
+    transposed_launch = TRANSPOSED_LAUNCH
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
     alignment = ALIGNMENT
     cutlass = source.CUTLASS

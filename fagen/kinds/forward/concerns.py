@@ -11,7 +11,9 @@ from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.forward import structure
 from fagen.kinds.forward.rules import consumers
 from fagen.kinds.forward.structure import TRANSPOSERS
+from fagen.launch import Grid, Launch, Product
 from fagen.schedule import Values
+from fagen.signature import Extent
 from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Swizzle, swizzle_of
 
 # Of a warpgroup, which has whole queries of a group, so many of the 64 rows may stay empty: five
@@ -78,6 +80,8 @@ class Pipeline:
     lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
     k_ahead: int  # blocks that K is loaded ahead of V: as many as are skipped before O is stored
     unrolled_copies: int  # that a thread issues without a loop: of all of a tile, or one
+    transposes: bool  # warps of the producer transpose V
+    transposes_before: bool  # or a kernel before
     transposed_loads: int  # units that a transposer has in flight
     # K of the next block is loaded behind V: where rows of V have one buffer, they are wanted first
     v_first: bool
@@ -99,9 +103,40 @@ def pipeline(values: Values) -> Pipeline:
         lays_q_anew=structure.lays_q_anew(values),
         k_ahead=-(-values["block_m"] // values["block_n"]) if far else 1,
         unrolled_copies=SM90.wgmma_n_max // 32 if unrolls else 1,
+        transposes=values["transposes"] == "producer",
+        transposes_before=values["transposes"] == "kernel",
         transposed_loads=4 if unrolls else 2,
         v_first=structure.single_v_rows(values),
     )
+
+
+@dataclass(frozen=True)
+class Transposition:
+    """The kernel that transposes V before all tiles, and where it leaves it in the workspace."""
+
+    threads: ClassVar[int] = 128
+    keys: ClassVar[int] = 128  # of a thread block
+    columns: ClassVar[int] = 64
+
+    head_dim_v: int
+
+    @property
+    def launch(self) -> Launch:
+        """The kernel, which may begin under the end of the one before it."""
+        patches = Extent(number=-(-self.head_dim_v // self.columns))
+        keys = Extent("seqlen_k", per=self.keys)
+        grid = Grid(Product((keys, patches, *_KV_HEADS)))
+        named = "transposing_threads"
+        return Launch("transpose_v", grid, self.threads, overlaps=True, threads_as=named)
+
+    @property
+    def workspace(self) -> Product:
+        """The bytes of V by columns, each from a line of the cache on."""
+        keys = Extent("seqlen_k", per=self.keys, times=self.keys)
+        return Product((keys, Extent(number=self.head_dim_v), *_KV_HEADS))
+
+
+_KV_HEADS = Extent("kv_heads"), Extent("batch")
 
 
 @dataclass(frozen=True)
@@ -169,7 +204,7 @@ def order(values: Values) -> Order:
 def _tile_readers(values: Values) -> int:
     """Return how many warps follow the producer's tiles: consumers, transposers, that of scales."""
     warps = consumers(values) * SM90.warpgroup_threads // SM90.warp_threads
-    transposers = TRANSPOSERS if values["v_layout"] == "rows" else 0
+    transposers = TRANSPOSERS if values["transposes"] == "producer" else 0
     scales = values["scales"] == "block" and not transposers  # else a transposer writes them too
     # where a warp of its own draws tiles, the producer reads them too
     return warps + transposers + scales + structure.scheduler_warp(values)

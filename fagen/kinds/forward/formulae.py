@@ -41,6 +41,7 @@ SUMMED = (
     *(
         "v_layout",
         "v_row_stages",
+        "transposes",
         "promote",
         "promote_columns",
         "intra_warpgroup",
@@ -105,11 +106,12 @@ def register_formulae(
     per_thread = sympy.Rational(SM90.wgmma_m, SM90.warpgroup_threads)
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
     rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
+    p = n * per_thread * e / 4
     if promoted and (intra_warpgroup or not promote_columns):
         rows["o_fp32"] = (promote_columns or d_v) * per_thread
-    elif promoted:  # two parts of PV, once S is done
-        rows["s"] = sympy.Max(rows["s"], 2 * promote_columns * per_thread)
-    rows["p"] = n * per_thread * e / 4
+    elif promoted:  # two parts of PV, once S is done, some of whose registers P has taken
+        rows["s"] = sympy.Max(rows["s"] - p, 2 * promote_columns * per_thread)
+    rows["p"] = p
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
     # with nothing else in flight than two parts there are no descriptors of S to keep
     alone = promoted and promote_columns and not intra_warpgroup

@@ -23,6 +23,7 @@ from fagen.vocab import (
     SCALE_ROWS_DEFAULT,
     SUMS,
     TOTALS,
+    TRANSPOSITIONS,
     V_LAYOUTS,
     V_SCALES,
 )
@@ -172,8 +173,12 @@ class Fp8(Section):
 
     v_layout: Annotated[str, OneOf(V_LAYOUTS)] = derived(
         '"columns": V is transposed, keys in the order of P, as fagen.quantize '
-        'writes it; "rows": row-major, and the producer transposes it; by default columns, '
+        'writes it; "rows": row-major, see transposes; by default columns, '
         "with varlen rows"
+    )
+    transposes: Annotated[str, OneOf(TRANSPOSITIONS)] = derived(
+        'what transposes row-major V: "producer", warps of each thread block; "kernel", one '
+        "before, once for all tiles, into the workspace; producer by default"
     )
     scales: Annotated[str, OneOf(KERNEL_SCALES)] = derived(
         "what shares a scale of Q and of K: a head, or a block of its rows; head by default"

@@ -14,6 +14,7 @@ from fagen.kinds.forward.concerns import (
     Pipeline,
     Scales,
     Tile,
+    Transposition,
     order,
     pipeline,
     scales,
@@ -114,6 +115,11 @@ class Plan(Budgeted, Combining):
         return Combination(self.num_splits, self.head_dim_v, window, descaled=self.descales)
 
     @property
+    def transposition(self) -> Transposition:
+        """The kernel that transposes V before all tiles."""
+        return Transposition(self.head_dim_v)
+
+    @property
     def filling(self) -> Filling:
         """How many splits fill the SMs."""
         return filling(self.schedule.values())
@@ -163,6 +169,10 @@ class Plan(Budgeted, Combining):
             return Launches(kernels, self.combination.workspace(), empty=_EMPTY)
         kernel = self._kernel(Grid(tiles, resident=True, cluster=self.order.cluster))
         empty = _EMPTY_VARLEN if self.varlen else _EMPTY
+        if self.pipeline.transposes_before:
+            before = self.transposition.launch
+            kernels = before, replace(kernel, overlaps=True)
+            return Launches(kernels, self.transposition.workspace, empty=empty)
         if not self.order.dynamic:
             return Launches((kernel,), empty=empty)
         counter = Product((Extent(number=_COUNTER_BYTES),))

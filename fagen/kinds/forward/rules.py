@@ -14,6 +14,7 @@ from fagen.vocab import (
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
     TOTALS,
+    TRANSPOSITIONS,
     V_LAYOUTS,
     V_SCALES,
     swizzle_of,
@@ -39,6 +40,7 @@ _CODES = (
     Code("maximum", words={"lazy": "lazymax", "online": "onlinemax"}),
     Code("rescale_threshold", "t"),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
+    Code("transposes", words={"producer": "prodtrans", "kernel": "pretrans"}),
     Code("scales", words={"head": "shead", "block": "sblock"}),
     Code("scale_rows", "sr"),
     Code("v_scales", words={"column": "vscol", "block": "vsblock"}),
@@ -84,7 +86,10 @@ _SLUG = SlugForm(
     },
 )
 
-_FP8_KEYS = ("v_layout", "v_row_stages", "scales", "scale_rows", "v_scales", "p_offset")
+_FP8_KEYS = (
+    *("v_layout", "transposes", "v_row_stages"),
+    *("scales", "scale_rows", "v_scales", "p_offset"),
+)
 
 # Keys whose default follows from others, in an order that works.  Each is a structural rule over
 # keys that stand before it here or follow from none: all of these are in the slug, so one that
@@ -104,8 +109,10 @@ _DERIVED: Derived = {
     # (dtype, lengths)
     "v_layout": lambda keys: _v_layout(keys) if _fp8(keys) else "",
     "scales": lambda keys: KERNEL_SCALES[0] if _fp8(keys) else "",
-    # those of V where that comes row-major (dtype, v_layout, stages)
-    "v_row_stages": lambda keys: keys["stages"] if _fp8(keys) and keys["v_layout"] == "rows" else 0,
+    # a constant where V comes row-major (dtype, v_layout)
+    "transposes": lambda keys: _transposes(keys) if _fp8(keys) else "",
+    # those of V where the producer transposes it (transposes, stages)
+    "v_row_stages": lambda keys: keys["stages"] if keys["transposes"] == "producer" else 0,
     # a constant where a block of rows shares a scale (scales)
     "scale_rows": lambda keys: SCALE_ROWS_DEFAULT if keys["scales"] == "block" else 0,
     "v_scales": lambda keys: V_SCALES[0] if _fp8(keys) else "",
@@ -116,7 +123,7 @@ _DERIVED: Derived = {
     # a constant where sums are promoted (promote)
     "totals": lambda keys: TOTALS[0] if keys["promote"] else "",
     # three consumers or four use up the register file; a producer beside fewer has what it needs
-    # (producer, block_m, v_layout, scales, lengths)
+    # (producer, block_m, transposes, scales, lengths)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
 }
@@ -146,6 +153,10 @@ def _v_layout(keys: Values) -> str:
     return "rows" if keys["lengths"] == "varlen" else V_LAYOUTS[0]
 
 
+def _transposes(keys: Values) -> str:
+    return TRANSPOSITIONS[0] if keys["v_layout"] == "rows" else ""
+
+
 def _registers_of(keys: Values) -> tuple[int, int]:
     """Registers of a producer's and of a consumer's thread, where a schedule does not say."""
     if keys["producer"] != "warp":
@@ -153,7 +164,7 @@ def _registers_of(keys: Values) -> tuple[int, int]:
     # with 24 the producer spills
     producer, consumer = {3: (32, 160), 4: (32, 112)}.get(consumers(keys), (40, 232))
     both = keys["scales"] == "block" or keys["lengths"] == "varlen"
-    if keys["v_layout"] == "rows" and both:  # its warps transpose V, and write scales or draw tiles
+    if keys["transposes"] == "producer" and both:  # which also writes scales, or draws tiles
         return producer + 8 * max(2, consumers(keys)), consumer - 8
     return producer, consumer
 
@@ -383,6 +394,8 @@ def _rules_of_fp8(keys: Values) -> Broken:
     for key, only in (("sum", "threads"), ("producer", "warp"), ("cluster", 1)):
         if keys[key] != only:
             yield key, f"must be {_toml(only)} in e4m3; {_toml(keys[key])} is for 16-bit kernels"
+    if keys["transposes"]:
+        yield from _rules_of_transpositions(keys)
     if keys["v_row_stages"]:
         yield from _rules_of_v_rows(keys)
     if keys["scale_rows"] and keys["scales"] != "block":
@@ -396,10 +409,27 @@ def _rules_of_fp8(keys: Values) -> Broken:
     yield from _range_of_p(keys["p_offset"], keys["rescale_threshold"])
 
 
+def _rules_of_transpositions(keys: Values) -> Broken:
+    if keys["v_layout"] != "rows":
+        yield "transposes", 'has no meaning but with v_layout = "rows"; leave it out'
+    elif keys["transposes"] == "kernel":
+        for key, only, why in (
+            ("lengths", "equal", "only the GPU knows where sequences of their own lengths end"),
+            ("num_splits", 1, "partial outputs have the workspace"),
+        ):
+            if keys[key] != only:
+                yield key, f'must be {_toml(only)} with transposes = "kernel": {why}; leave it out'
+        if keys["lengths"] == "equal" and ORDERS[keys["order"]].dynamic:
+            static = ORDERS[keys["order"]].static
+            fault = f'"{keys["order"]}" does not go with transposes = "kernel"'
+            yield "order", f'{fault}, which has the workspace; use order = "{static}"'
+
+
 def _rules_of_v_rows(keys: Values) -> Broken:
     count, stages = keys["v_row_stages"], keys["stages"]
-    if keys["v_layout"] != "rows":
-        yield "v_row_stages", 'has no meaning but with v_layout = "rows"; leave it out'
+    if keys["transposes"] != "producer":
+        fault = 'has no meaning but with v_layout = "rows", which the producer transposes'
+        yield "v_row_stages", f"{fault}; leave it out"
     elif count not in (1, stages):
         yield "v_row_stages", f"= {count} is neither 1 nor stages, {stages}; use one of these"
     elif count == 1 and keys["intra_warpgroup"]:

@@ -66,12 +66,17 @@ def single_v_rows(values: Values) -> bool:
     return bool(values["v_row_stages"] == 1)
 
 
+def v_in_shared(values: Values) -> str:
+    """How V in e4m3 comes into shared memory: as a kernel before has laid it, if any."""
+    return "columns" if values["transposes"] == "kernel" else str(values["v_layout"])
+
+
 def scheduler_warp(values: Values) -> bool:
     """Whether a warp of its own draws tiles, whose number the GPU alone knows.
 
     Where all warps beside the producer's transpose V, that one draws them.
     """
-    return bool(values["lengths"] == "varlen" and values["v_layout"] != "rows")
+    return bool(values["lengths"] == "varlen" and values["transposes"] != "producer")
 
 
 def head_major(values: Values) -> bool:
@@ -173,6 +178,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
     *(
         fuses_rescaling,
         single_v_rows,
+        v_in_shared,
         scheduler_warp,
         head_major,
         tile_stages,

@@ -119,7 +119,8 @@ _ABOUT = {
     ("pack_gqa", True): "forward/tiles/about_packed.cuh",
     ("lengths", "varlen"): "forward/tiles/varlen/about.cuh",
     ("v_layout", "columns"): "forward/values/about_columns.cuh.j2",
-    ("v_layout", "rows"): "forward/values/about_rows.cuh.j2",
+    ("transposes", "producer"): "forward/values/about_rows.cuh.j2",
+    ("transposes", "kernel"): "forward/values/about_transposed.cuh.j2",
     ("scales", "block"): "forward/scores/about_blocks.cuh",
 }
 

@@ -56,7 +56,7 @@ def loads(values: Values) -> Iterator[Part]:
         yield Part(loader=_waits(values))
     if by_block:
         yield Part(producer=(_DESCALES[values["v_scales"]], "forward/loads/scales.cuh"))
-    if values["v_layout"] == "rows":
+    if values["transposes"] == "producer":
         yield _TRANSPOSED[values["single_v_rows"]]
         yield _TRANSPOSERS[values["scales"]]
     elif by_block:
@@ -88,7 +88,7 @@ def _copies(values: Values) -> tuple[str, ...]:
     q = _Q[values["skips_idle_warpgroups"], values["pack_gqa"]]
     if values["cluster"] > 1:
         return *copies, q, "forward/loads/multicast.cuh"
-    v = _V[values["v_layout"], values["single_v_rows"]]
+    v = _V[values["v_in_shared"], values["single_v_rows"]]
     return *copies, q, "forward/loads/k.cuh", v
 
 
@@ -113,7 +113,7 @@ _Q = {
     (False, True): "forward/loads/packed_q.cuh",
     (True, True): "forward/loads/packed_q_in_turns.cuh",
 }
-# by V's layout, and whether rows of it have one buffer
+# by how V comes, and whether rows of it have one buffer
 _V = {
     ("", False): "forward/loads/v.cuh",
     ("rows", False): "forward/loads/v_rows.cuh",
@@ -127,7 +127,7 @@ def _waits(values: Values) -> tuple[str, ...]:
     ahead = values["producer"] == "warp" and values["skips_masked_blocks"]
     return (
         *(("forward/loads/k_ahead.cuh",) if ahead else ()),
-        *(("forward/output/wait_for_output.cuh",) if values["v_layout"] != "rows" else ()),
+        *(("forward/output/wait_for_output.cuh",) if values["transposes"] != "producer" else ()),
     )
 
 
@@ -135,8 +135,11 @@ def _waits(values: Values) -> tuple[str, ...]:
 _LOADS = Constant(
     "pipeline.transposed_loads", "units in flight while one is stored; each has four registers"
 )
+_LOAD_TRANSPOSED = "forward/loads/load_transposed.cuh"
 _TRANSPOSED = {  # by whether there is one buffer of rows
-    alone: Part(constants=(_LOADS,), producer=("forward/loads/transpose.cuh", block))
+    alone: Part(
+        constants=(_LOADS,), producer=(_LOAD_TRANSPOSED, "forward/loads/transpose.cuh", block)
+    )
     for alone, block in (
         (False, "forward/loads/transpose_block.cuh"),
         (True, "forward/loads/transpose_block_alone.cuh"),

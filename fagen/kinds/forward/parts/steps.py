@@ -142,7 +142,7 @@ _LOADS_AS_THREAD = "forward/steps/roles/one_thread.cuh"
 
 def _roles(values: Values) -> Iterator[str]:
     """Yield what warps of the producer's warpgroup do."""
-    transposes, varlen = values["v_layout"] == "rows", values["lengths"] == "varlen"
+    transposes, varlen = values["transposes"] == "producer", values["lengths"] == "varlen"
     makes_tiles = varlen and not values["scheduler_warp"]
     yield _LOADS_AS_WARP if makes_tiles else _LOADS_AS_THREAD
     if values["scheduler_warp"]:
@@ -186,7 +186,7 @@ def output(values: Values) -> Iterator[Part]:
         )
         if dtype.fp8:
             yield Part(constants=(Alias("OutElement", "out_dtype.cpp"),))
-        if values["v_layout"] == "rows":
+        if values["transposes"] == "producer":
             yield Part(device=("sm90/store_matrices.cuh",))
         yield combining(start, "limited" if limited else "average", descaled=dtype.fp8)
         return

@@ -122,7 +122,7 @@ def _varlen(values: Values) -> Iterator[Part]:
             constants=(Constant("order.l2_bytes", type=INT64),),
             params=(Field("exceeds_l2", BOOL, note="K and V do"),),
         )
-    if not turns or values["v_layout"] == "rows":
+    if not turns or values["transposes"] == "producer":
         yield Part(device=("forward/tiles/varlen/empty.cuh",))
     if values["scheduler_warp"]:
         yield Part(

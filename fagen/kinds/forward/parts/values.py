@@ -6,13 +6,18 @@ from fagen.kinds.forward.parts.loads import rows_of_box
 from fagen.part import (
     DESCRIPTOR,
     ELEMENT,
+    INT64,
     Amount,
+    Argument,
     Array,
     Barrier,
     Constant,
+    Field,
     Part,
+    Place,
     TensorMap,
     amount,
+    pointer_to,
 )
 from fagen.schedule import Values
 from fagen.vocab import DTYPES
@@ -24,7 +29,7 @@ _ROW_STAGES: dict[bool, tuple[Amount, ...]] = {False: (_STAGES,), True: ()}  # b
 def v(values: Values) -> Iterator[Part]:
     """How V lies, how P reaches it, and what adds their products up."""
     yield Part(device=_device(values), consumer=_consumer(values))
-    transposed, here = DTYPES[values["dtype"]].fp8, values["v_layout"] == "rows"
+    transposed, here = DTYPES[values["dtype"]].fp8, values["transposes"] == "producer"
     note = "of keys: V lies transposed" if transposed else ""
     bits = Constant("tile.v_swizzle.xor_bits", name="v_swizzle_bits")
     constants = (
@@ -35,9 +40,19 @@ def v(values: Values) -> Iterator[Part]:
     row_stages = _ROW_STAGES[values["single_v_rows"]]
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
+        yield from _BEFORE.get(values["transposes"], ())
         yield Part(
             constants=constants,
-            maps=(TensorMap("v", box, "tile.v_swizzle", "head_dim_v", stand_in="q"),),
+            maps=(
+                TensorMap(
+                    "v",
+                    box,
+                    "tile.v_swizzle",
+                    "head_dim_v",
+                    stand_in="q",
+                    place=_PLACES.get(values["transposes"]),
+                ),
+            ),
             shared=(Barrier("v_full", (_STAGES,), amount(1), transactions=True),),
         )
         return
@@ -71,6 +86,33 @@ def v(values: Values) -> Iterator[Part]:
             Barrier("v_rows_empty", row_stages, amount("transposers")),
         ),
     )
+
+
+_COLUMNS = Place(
+    "a.seqlen_k > 0 ? params.v_columns : a.q",
+    ("padded", "kHeadDimV", "a.kv_heads", "a.batch"),
+    ("padded", "kHeadDimV * padded", "a.kv_heads * kHeadDimV * padded"),
+)
+_V_STRIDES = "v_stride_batch", "v_stride_head", "v_stride_seq"
+
+
+# by what transposes V: a kernel before all tiles, and where it leaves V
+_BEFORE = {
+    "kernel": (
+        Part(
+            device=("sm90/dependent_launch.cuh",),
+            kernels=("forward/loads/load_transposed.cuh", "forward/values/transpose_before.cuh.j2"),
+            kernel=("sm90/wait_for_launch.cuh",),
+            host=("forward/launcher/transposed.cuh",),
+            params=(
+                Field("v_rows", pointer_to(ELEMENT, const=True), Argument("v"), "as it is given"),
+                *(Field(name, INT64, Argument(name)) for name in _V_STRIDES),
+                Field("v_columns", pointer_to(ELEMENT), note="transposed"),
+            ),
+        ),
+    ),
+}
+_PLACES = {"kernel": _COLUMNS}
 
 
 def _device(values: Values) -> tuple[str, ...]:
