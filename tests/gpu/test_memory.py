@@ -110,7 +110,7 @@ SIZES = {
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2": BACKWARD,
     # dQ transposed, ones in shared memory; K in registers; additions in order under dP; pairs
     "bwd_fp16_d128_full_m80n128_underdp": BACKWARD,
-    "bwd_fp16_d64_causal_m128n128_keepk_spill96": BACKWARD,
+    "bwd_fp16_d64_causal_m128n128_keepk_spill128": BACKWARD,
     "bwd_fp16_d64_full_m128n128_det_s3_dos2_underdp": BACKWARD,
     "bwd_fp16_d256_causal_m64n64_dss1_intra_c2": BACKWARD,
     "bwd_fp16_d128_causal_m64n128_persist_post": MANY,
