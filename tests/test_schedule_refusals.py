@@ -260,7 +260,7 @@ REFUSED = {  # what keys are changed to, and what is said of it
             r'\.promote_columns .*totals = "registers"',
         ),
         ({"promote": 1, "promote_columns": 48}, r"\.promote_columns .*does not divide the 128"),
-        ({"promote": 1, "promote_columns": 128}, r"\.promote_columns .*does not divide the 128"),
+        ({"promote": 1, "promote_columns": 256}, r"\.promote_columns .*does not divide the 128"),
         *(
             ({"totals": value}, "softmax.totals has no meaning but with promote; leave it out")
             for value in ("registers", "shared")

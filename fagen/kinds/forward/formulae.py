@@ -20,7 +20,7 @@ from fagen.kinds.budget import (
 )
 from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.rules import consumers, possible_outputs
-from fagen.kinds.forward.structure import keys_of_a_scale, threads, tile_stages
+from fagen.kinds.forward.structure import keys_of_a_scale, one_part, threads, tile_stages
 from fagen.ledger import Ledger, Margin, symbols
 from fagen.part import Memory
 from fagen.schedule import Schedule, Values
@@ -93,11 +93,12 @@ def shared_formulae(
 
 @cache
 def register_formulae(
-    row_sum: str, promoted: bool, promote_columns: int, intra_warpgroup: bool
+    row_sum: str, promoted: bool, part_columns: int, whole: bool, intra_warpgroup: bool
 ) -> Mapping[str, Any]:
     """Return the registers of one consumer thread by what they hold.
 
-    `promoted`: O is added to a second one, or, of so many columns if not 0, that one to O.
+    `promoted`: O is added to a second one, or, of so many columns if not 0, that one to O; these
+    are as many as are under way at a time, of all of which a part is if `whole`.
     """
     import sympy
 
@@ -107,15 +108,17 @@ def register_formulae(
     ones = SM90.wgmma_n_step if row_sum == "tensor" else 0
     rows = {"s": n * per_thread, "o": (d_v + ones) * per_thread}
     p = n * per_thread * e / 4
-    if promoted and (intra_warpgroup or not promote_columns):
-        rows["o_fp32"] = (promote_columns or d_v) * per_thread
-    elif promoted:  # two parts of PV, once S is done, some of whose registers P has taken
-        rows["s"] = sympy.Max(rows["s"] - p, 2 * promote_columns * per_thread)
+    if promoted and (intra_warpgroup or not part_columns):
+        rows["o_fp32"] = (part_columns or d_v) * per_thread
+    elif promoted:  # once S is done, some of whose registers P has taken
+        rows["s"] = sympy.Max(rows["s"] - p, part_columns * per_thread)
     rows["p"] = p
     rows["softmax"] = sympy.Integer(SOFTMAX_REGISTERS)
-    # with nothing else in flight than two parts there are no descriptors of S to keep
-    alone = promoted and promote_columns and not intra_warpgroup
-    rows["working"] = sympy.Integer(WORKING_REGISTERS - 4 if alone else WORKING_REGISTERS)
+    # with nothing else in flight than these there are no descriptors of S to keep, and in one part
+    # none of V but the first
+    alone = promoted and part_columns and not intra_warpgroup
+    spared = 10 if promoted and whole else 4 if alone else 0
+    rows["working"] = sympy.Integer(WORKING_REGISTERS - spared)
     return rows
 
 
@@ -142,7 +145,8 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
         else f"{SM90.registers_per_sm:,} in {in_block} threads"
     )
     promoted = values["totals"] == "registers"
-    choices = values["sum"], promoted, values["promote_columns"], values["intra_warpgroup"]
+    parts = _columns_under_way(values), one_part(values)
+    choices = values["sum"], promoted, *parts, values["intra_warpgroup"]
     unit = str(MARGIN)
     yield Account(REGISTERS, unit, register_formulae, choices, usable, source, "block_n")
     if values["producer"] == "warp":
@@ -152,6 +156,12 @@ def _accounts(values: Values) -> Iterator[Account | Ledger]:
             "consumers": (consumers(values), "consumer_registers"),
         }
         yield register_file(values, roles, in_block, -(-launched // quantum) * quantum)
+
+
+def _columns_under_way(values: Values) -> int:
+    """How many of PV's columns are: of two parts where there are two and S is done."""
+    columns: int = values["promote_columns"]
+    return columns if values["intra_warpgroup"] or one_part(values) else 2 * columns
 
 
 def _shared_choices(values: Values) -> tuple[Any, ...]:

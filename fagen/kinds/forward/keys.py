@@ -161,7 +161,7 @@ class Softmax(Section):
         le=SM90.wgmma_n_max,
         multiple_of=SM90.wgmma_n_step,
         description="with promote = 1 in e4m3: columns of PV that are promoted at a time, which "
-        "takes registers for so many columns beside O; 0: all",
+        "takes registers for so many columns beside O; 0: all, by a second O",
     )
     totals: Annotated[str, OneOf(TOTALS)] = derived(
         "where that fp32 accumulator is; registers by default"

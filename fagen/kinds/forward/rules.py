@@ -317,7 +317,7 @@ def _rules_of_columns(keys: Values) -> Broken:
             f'= {columns} needs promote = 1 and totals = "registers", since each block is '
             "added to O; leave it out, or use these",
         )
-    if all_columns % columns or columns == all_columns:
+    if all_columns % columns:
         yield (
             "promote_columns",
             f"= {columns} does not divide the {all_columns} columns of O into parts; leave it out",

@@ -61,6 +61,12 @@ def fuses_rescaling(values: Values) -> bool:
     return bool(values["promote_columns"] and raises)
 
 
+def one_part(values: Values) -> bool:
+    """Whether all columns of PV are promoted in one part."""
+    columns = DTYPES[values["dtype"]].filled_up(values["head_dim_v"])
+    return bool(values["promote_columns"] == columns)
+
+
 def single_v_rows(values: Values) -> bool:
     """Whether row-major V has one buffer, whatever V has once it is transposed."""
     return bool(values["v_row_stages"] == 1)
@@ -177,6 +183,7 @@ def lays_q_anew(values: Values) -> bool:
 RULES: tuple[Callable[[Values], Any], ...] = (
     *(
         fuses_rescaling,
+        one_part,
         single_v_rows,
         v_in_shared,
         scheduler_warp,

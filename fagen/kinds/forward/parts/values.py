@@ -134,12 +134,14 @@ _OPERANDS = {
     ("threads", "column"): ("p_quads.cuh", "columns.cuh", "prefetch_columns.cuh"),
     ("threads", "block"): ("p_quads.cuh", "columns.cuh", "prefetch_means.cuh"),
 }
-# whether PV is added up in parts of its columns, and under the next block's softmax
+# whether PV is added up in parts of its columns, under the next block's softmax, all in one part
 _PRODUCTS = {
-    (False, False): ("whole.cuh", "whole_alone.cuh"),
-    (False, True): ("whole.cuh",),
-    (True, False): ("parts.cuh", "parts_alone.cuh"),
-    (True, True): ("parts.cuh", "parts_under_softmax.cuh"),
+    (False, False, False): ("whole.cuh", "whole_alone.cuh"),
+    (False, True, False): ("whole.cuh",),
+    (True, False, False): ("parts.cuh", "parts_alone.cuh"),
+    (True, True, False): ("parts.cuh", "parts_under_softmax.cuh"),
+    (True, False, True): ("parts.cuh", "parts_alone.cuh"),
+    (True, True, True): ("parts.cuh", "one_part_under_softmax.cuh"),
 }
 
 
@@ -149,7 +151,7 @@ def _consumer(values: Values) -> tuple[str, ...]:
     names = [*_OPERANDS[values["sum"], values["v_scales"]]]
     if not parts and values["sum"] == "threads":
         names.append("issue.cuh")
-    names += _PRODUCTS[parts, values["intra_warpgroup"]]
+    names += _PRODUCTS[parts, values["intra_warpgroup"], values["one_part"]]
     if values["promote"] and not parts:
         names += [f"promote/{values['totals']}.cuh", "promote/count.cuh"]
     if not parts:
