@@ -116,10 +116,10 @@ class Combination:
 
     num_splits: int  # of a sequence, at most
     head_dim_v: int
-    window: int = 16  # splits that are combined at a time, weighed by as many lanes
+    window: int = 16  # splits that are combined at a time
     resumes: bool = False  # thread blocks have combined some, from a row's first on
     descaled: bool = False  # scores and columns of V have factors, and means were taken off
-    several: bool = False  # of a row that has one split it is the output already
+    several: bool = False  # of a row that has one split it is the output already; a warp weighs
 
     @property
     def lanes(self) -> int:

@@ -63,7 +63,7 @@ EVERY = (
 OFTEN = (
     "fwd_fp16_d256_causal_m128n64_split4",
     "fwd_fp16_d256_full_m64n64_reusev_pm64_smemtotals_c2",
-    *(*FP8[::2], SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], *PAIRS),
+    *(*FP8[::2], *FP8[7::2], SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], *PAIRS),
     *(DECODE[0], *DECODE[2:4], DECODE[-5], DECODE[-2]),
     *(VARLEN[0], *VARLEN[1:4:2], VARLEN[5], VARLEN_GRADIENTS[0], *VARLEN_GRADIENTS[1:4:2]),
 )
