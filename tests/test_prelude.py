@@ -40,7 +40,10 @@ COMBINING = {
 }
 STAND_IN = {
     "decode": {
-        "loader": (("decode/loader",), "struct Producer : Loader {{ {} }};"),
+        "loader": (
+            ("decode/loader",),
+            "struct Producer : Loader {{ using Loader::prefetch; {} }};",
+        ),
         "consumer": (("decode/consumer",), "struct Consumer : Computing {{ {} }};"),
         "kernel": (("decode/kernel",), STATEMENTS),
         **COMBINING,
@@ -114,6 +117,8 @@ PLANS = (
     "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
     "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d256_full_m128n128_vr1_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_full_m128n128_half_nointra_vrows_pretrans_pm1_pc64",
+    "fwd_e4m3_d128_full_m128n128_nointer_vrows_pm1_pc128",
     "fwd_e4m3_d128_causal_m128n128_varlen_nointer_pm1_pc64",
     "fwd_e4m3_d64_causal_m192n96_varlen_s3_nointer_pm1",
     "fwd_e4m3_d128_full_m128n128_lazymax",

@@ -152,7 +152,8 @@ def deals(values: Values) -> Iterator[Part]:
         loader=(f"{texts}/first.cuh", run) if prefetched else (run,),
         consumer=(f"{texts}/consumer.cuh", run),
         host=(
-            "decode/deals/launch.cuh.j2",
+            f"decode/deals/launch_rows{_of_pairs(values)}.cuh",
+            "decode/deals/launch.cuh",
             *(f"{texts}/{text}.cuh" for text in launch),
         ),
         params=(
@@ -211,7 +212,7 @@ def loads(values: Values) -> Iterator[Part]:
             f"decode/loads/{'pairs' if values['reads_pairs'] else 'dense'}.cuh.j2",
             f"decode/loads/queries{own}.cuh",
             "decode/loads/unit.cuh",
-            *(("decode/loads/prefetch.cuh.j2",) if prefetched else ()),
+            *(_prefetch(values) if prefetched else ()),
         ),
         kernel=("decode/loads/prefetching.cuh",) if prefetched else (),
         maps=(
@@ -243,6 +244,10 @@ def loads(values: Values) -> Iterator[Part]:
             *((Constant("prefetch_warp", "that asks L2 for first keys"),) if prefetched else ()),
         ),
     )
+
+
+def _prefetch(values: Values) -> tuple[str, ...]:
+    return f"decode/loads/prefetch_block{_of_pairs(values)}.cuh", "decode/loads/prefetch.cuh"
 
 
 _ADJACENT = Field("adjacent", BOOL, note="rows of a tile's KV heads, in the cache")
@@ -311,7 +316,7 @@ def steps(values: Values) -> Iterator[Part]:
             "decode/steps/arrive.cuh",
             f"decode/steps/products{_of_pairs(values)}.cuh",
             "decode/steps/buffers.cuh",
-            "decode/steps/clear.cuh.j2",
+            f"decode/steps/clear{_of_pairs(values)}.cuh",
             "decode/steps/steps.cuh",
         ),
     )
@@ -336,7 +341,8 @@ def combine(values: Values) -> Iterator[Part]:
         consumer=(
             "decode/combine/sums.cuh",
             f"decode/combine/rows{_of_pairs(values)}.cuh",
-            "decode/combine/numbers.cuh.j2",
+            _NUMBERS[values["reads_pairs"]],
+            "decode/combine/partial.cuh",
             *_FINISH[way],
         ),
         shared=(
@@ -361,6 +367,7 @@ _COMBINED_NUMBERS = Array(
     (amount("rows", per=4), amount("head_dim_v_padded", per=32, plus=2), amount(128)),
     aligned=False,
 )
+_NUMBERS = "decode/combine/numbers.cuh.j2", "decode/combine/numbers_of_pairs.cuh"
 _NEXT_BEGINS = Field(
     "next_begins", BOOL, note="the launch after that which combines, under the end of this one"
 )

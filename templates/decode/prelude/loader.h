@@ -10,6 +10,7 @@ struct Loader {
   void load_v(const Unit& unit, int key);
   void load_q(const Unit& unit);
   void prefetch(const Unit& unit);
+  template <int columns> void prefetch(const CUtensorMap& map, const Unit& unit, int key);  // a block of K, or of V
   bool find_failed(const Unit& unit);  // by a fixed maximum: whether a row is computed again
   void take(const Unit& unit);         // loads all of it
 };

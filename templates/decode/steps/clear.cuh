@@ -4,7 +4,7 @@
     uint4* const parts = reinterpret_cast<uint4*>(values);
     for (int i = keys * kParts + threadIdx.x; i < kBlockN * kParts; i += kWarpgroup) {
 #pragma unroll
-      for (int slab = 0; slab < {{ "kKvHeads * " if plan.kv_heads > 1 }}kHeadDimVPadded / kSlab; ++slab) {
+      for (int slab = 0; slab < kHeadDimVPadded / kSlab; ++slab) {
         parts[slab * kBlockN * kParts + i] = make_uint4(0, 0, 0, 0);
       }
     }

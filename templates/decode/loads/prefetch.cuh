@@ -1,5 +1,3 @@
-{% include "decode/loads/prefetch_block" ~ ("_of_pairs" if plan.kv_heads > 1 else "") ~ ".cuh" %}
-
   // Asks for first keys and values in the L2 cache, while the launch before this one ends. That may change them, which L2
   // then knows.
   __device__ __forceinline__ void prefetch(const Unit& unit) {

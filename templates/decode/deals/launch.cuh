@@ -1,4 +1,3 @@
-{% include "decode/deals/launch_rows" ~ ("_of_pairs" if plan.kv_heads > 1 else "") ~ ".cuh" %}
   // How many splits a sequence may have: what there is of keys is known here.
   const int blocks = blocks_of(params.seqlen_k, kBlockN);
   const int most_splits =
