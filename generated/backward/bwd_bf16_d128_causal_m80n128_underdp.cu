@@ -232,6 +232,13 @@ struct Params {
   float scale_log2;            // of S, times log2(e)
   int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
   int first_batch;
+  int cut;                   // blocks of rows that have tiles of their own
+  int cut_keys;              // that some of those rows see
+  int kept_keys;             // of whose dK and dV there are parts
+  int flat_shares;           // of all groups of all batches
+  int first_mixed;           // block of keys of the other tiles from there on
+  int first_paired;          // where tiles of rows before the cut begin
+  FastDivisor paired_heads;  // of a block of keys, from there on
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
@@ -342,24 +349,44 @@ __device__ __forceinline__ void find_blocks(Tile& tile, const Lengths& lengths, 
 }
 
 // The keys that most rows see come first; heads in sections, so that what their tiles read stays in
-// the L2 cache.
+// the L2 cache. Where rows are cut in two, tiles of those before the cut begin among the last of
+// the others, which are as long, or behind them.
 __device__ __forceinline__ Tile tile_of(const Params& params, int index) {
-  const int section = min(params.section_tiles.divide(index), params.sections - 1);
-  const int rank = index - section * params.section_tiles.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int n_block = heads.divide(rank);
-  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
+  const int paired = index - params.first_paired;
+  const bool is_mixed = paired >= 0;
+  const int section =
+      is_mixed ? params.sections - 1 : min(params.section_tiles.divide(index), params.sections - 1);
+  const FastDivisor& heads = is_mixed                        ? params.paired_heads
+                             : section + 1 < params.sections ? params.section_heads
+                                                             : params.last_section_heads;
+  const int rank = is_mixed ? paired : index - section * params.section_tiles.value;
+  int n_block = heads.divide(rank);
+  int flat_share = rank - n_block * heads.value;
+  const bool is_before = is_mixed && flat_share < params.flat_shares;
+  if (!is_before) {
+    flat_share += section * params.section_heads.value;
+    if (is_mixed) {
+      flat_share -= params.flat_shares;
+      n_block += params.first_mixed;
+    }
+  }
   Tile tile;
   const int first_key = n_block * kCluster * kBlockN;
   tile.first_key = first_key;
   tile.batch = params.batch_shares.divide(flat_share);
   const int share = flat_share - tile.batch * params.batch_shares.value;
   tile.kv_head = params.shares_divisor.divide(share);
-  tile.share = share - tile.kv_head * params.shares;
+  tile.share = share - tile.kv_head * params.shares_divisor.value;
   tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
   tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
   find_blocks(tile, params, first_key, params.m_blocks);
+  if (is_before) {
+    tile.share += params.shares_divisor.value;
+    tile.last = min(tile.last, params.cut);
+  } else {
+    tile.first = min(max(tile.first, params.cut), tile.last);
+  }
+  tile.full_first = min(max(tile.full_first, tile.first), tile.last);
   return tile;
 }
 
@@ -577,13 +604,14 @@ __device__ __forceinline__ void sum_rows(const Params& params, const float* firs
                                          const Rows<Element>& to, int key, int head, int batch,
                                          float scale) {
   constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  const int shares = key < params.cut_keys ? params.shares : params.shares_divisor.value;
   __shared__ uint32_t rounded[kWarpgroupRows][padded / 2 + 4];
   for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator, as of dQ
     const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
               pair = i / kWarpgroup * 4 + thread % 4;
     float4 sum = {};
-    for (int share = 0; share < params.shares; ++share) {
+    for (int share = 0; share < shares; ++share) {
       const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
@@ -1170,7 +1198,7 @@ struct Consumer {
   // Both gradients of a tile, where all have read K and V.
   __device__ __forceinline__ void leave(const Tile& tile, const KeyGradient& dk,
                                         const ValueGradient& dv) {
-    if (params.shares > 1) {
+    if (tile.first_key < params.kept_keys) {
       keep(share_of(tile).dv, dv);
       keep(share_of(tile).dk, dk);
       return;
@@ -1465,53 +1493,98 @@ using namespace fagen_bwd_bf16_d128_causal_m80n128_underdp_kernel;
 using namespace fagen_host;
 using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+constexpr int kMultiprocessors = 132;                   // of the largest Hopper GPU
+constexpr int kMachines = kMultiprocessors / kCluster;  // that take a tile each
+
+// What a thread block goes through. All query heads of a KV head's group, and all rows that see its
+// keys, where there are enough thread blocks; else the group parts in shares of so many heads, and
+// rows in two, and what each finds of dK and dV is summed up afterwards.
+struct Deal {
+  int heads;
+  int cut;                   // blocks of rows, the first ones, that have tiles of their own
+  double clocks = INFINITY;  // of a device of kMultiprocessors, as the longest of them works
+};
+
+// Clocks of a step, of a tile beside its steps, of one more kernel, and of a part of dK and dV;
+// bytes that L2 passes on in one.
+constexpr double kStep = 4266, kTile = 12000.0;
+constexpr double kLaunch = 3500;
+constexpr double kBytes = 1400, kPart = 2 * sizeof(KeyBlock) * kCluster / kBytes;
+constexpr int kLeastSteps = 8;             // of rows that are cut
+constexpr int kMostTiles = 4 * kMachines;  // of which rows are cut
 
 constexpr int64_t kHeldBytes =
     34'000'000;  // of Q, dO and dQ, that the L2 cache holds while tiles pass
 
-// How many query heads of a KV head's group a thread block goes through. All of them, where there
-// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
-// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
-// of a device of kMultiprocessors, as the longest of them works.
-int share_heads(const FagenBackwardArgs& a) {
-  constexpr double kStep = 4266, kTile = 12e3, kLaunch = 3500,
-                   kBytes = 1400;  // the last of L2, a clock
+// The best of shares of so many heads, where the first keys are seen by the most rows.
+void deal_shares(const FagenBackwardArgs& a, int heads, double shares, Deal& best) {
+  constexpr double kKeys = kCluster * kBlockN,
+                   kRow = (kHeadDim + kHeadDimV) * sizeof(Element) +
+                          kHeadDim * sizeof(float);  // Q, dO, sums of dQ
+  const double n_blocks = ceil_div(a.seqlen_k, kCluster * kBlockN), tiles = n_blocks * shares;
+  const double rows = std::min(a.seqlen_q, a.seqlen_k), steps = std::ceil(rows / kBlockM);
+  const double seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
+  const int unseeing = std::max(0, a.seqlen_q - a.seqlen_k) / kBlockM;  // blocks of rows
+  // tiles that are in work at a time are of so many shares, and if not all began at once, each at a
+  // row of its own: what of their rows is not held comes from memory for many tiles anew
+  const auto from_memory = [&](double at_once, double read_rows, double blocks) {
+    const double again =
+        blocks / 20 * std::max(0., at_once * heads * read_rows * kRow / kHeldBytes - 1);
+    return double(a.batch) * a.heads * read_rows * (kRow + kHeadDim * sizeof(float)) *
+           std::min(1 + again, std::max(1., blocks)) / kBytes;
+  };
+  const double at_once = tiles > kMachines ? std::min(kMachines / n_blocks, shares) : 0;
+  // a block of rows has so many tiles fewer than the next, and each of these is of keys that all
+  // rows see
+  const double fewer = shares * kBlockM / kKeys, alike = tiles - fewer * steps;
+  const bool cuts = steps >= kLeastSteps && tiles < kMostTiles && a.seqlen_k - rows < rows / 8;
+  for (int cut = 0; cut <= (cuts ? steps / 2 : 0); cut += std::max(1, int(steps / 24))) {
+    const double cut_blocks = cut > 0 ? std::ceil((a.seqlen_k - rows + cut * kBlockM) / kKeys) : 0,
+                 all_tiles = tiles + cut_blocks * shares;
+    // what the tile takes that so many come before, the longest first
+    const auto tile_clocks = [&](double before) {
+      double left = heads * (steps - std::max(0., before - alike) / fewer);
+      if (left < heads * cut) {
+        left = heads * (steps + cut - (before - 2 * alike) / fewer) / 2;
+      }
+      return std::clamp(left, 0., heads * (steps - cut)) * kStep + kTile;
+    };
+    // a machine has the last of the first round and the first of the second, or others that take as
+    // long together, and so on
+    double working = 0;
+    for (double round = 0; round * kMachines < all_tiles && round < 16; round += 2) {
+      const double next = (round + 1) * kMachines;
+      working += next < all_tiles ? tile_clocks(next - 1) + tile_clocks(next)
+                                  : tile_clocks(round * kMachines);
+    }
+    const double even = (tiles * heads * steps * seen * kStep + all_tiles * kTile) / kMachines;
+    working = std::max({working, tile_clocks(0), 1.02 * even});
+    const double memory =
+        from_memory(at_once, rows, n_blocks) +
+        (cut > 0 ? from_memory(std::min<double>(shares, kMachines), cut * kBlockM, cut_blocks) : 0);
+    const double parts =
+        shares > double(a.kv_heads) * a.batch ? all_tiles : 2 * (all_tiles - tiles);
+    // a cut has to be worth it beyond what this estimate gets wrong
+    const double clocks = (cut > 0 ? 1.015 : 1) * std::hypot(working, memory) +
+                          (parts > 0 ? kLaunch + kPart * parts : 0);
+    if (clocks < best.clocks) {
+      best = {heads, cut > 0 ? unseeing + cut : 0, clocks};
+    }
+  }
+}
+
+// The same for the same sizes, on any device.
+Deal deal_of(const FagenBackwardArgs& a) {
   const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
-  constexpr double kRow =
-      (kHeadDim + kHeadDimV) * sizeof(Element) + kHeadDim * sizeof(float);  // Q, dO, and sums of dQ
-  // the first keys are seen by the most rows
-  const double rows = std::min(a.seqlen_q, a.seqlen_k),
-               seen = a.seqlen_q <= a.seqlen_k ? 1 - rows / 2 / std::max(1, a.seqlen_k) : 0.5;
-  const double steps = std::ceil(rows / kBlockM);
-  const double tiles =
-      double(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads * a.batch;
-  int best = group;
-  double least = INFINITY;
+  const double groups = double(a.kv_heads) * a.batch,
+               tiles = groups * ceil_div(a.seqlen_k, kCluster * kBlockN);
+  Deal best{group, 0};
   for (int shares = 1; tiles * shares < 1 << 30;) {
     const int heads = ceil_div(group, shares);
-    const double waves = std::ceil(tiles * shares / kMultiprocessors);
-    // short ones fill up behind the longest: at the end a fifth of one of those is lost, or so
-    const double longest = std::max<double>(
-        heads * steps, tiles * group * steps * seen / kMultiprocessors + heads * steps / 5);
-    const double summing =
-        shares > 1 ? kLaunch + 1.2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
-    // tiles that are in work at a time are of so many shares; what of their rows is not held comes
-    // from memory for many tiles anew
-    const double blocks = tiles / std::max(1, a.kv_heads * a.batch) / kCluster;
-    const double at_once = std::min<double>(kMultiprocessors / kCluster / std::max(1., blocks),
-                                            double(a.kv_heads) * a.batch * shares);
-    const double again = blocks / 20 * std::max(0., at_once * heads * rows * kRow / kHeldBytes - 1);
-    const double memory = double(a.batch) * a.heads * rows * (kRow + kHeadDim * sizeof(float)) *
-                          std::min(1 + again, std::max(1., blocks)) / kBytes;
-    const bool equal = group % heads == 0;  // unequal ones end one after another
-    const double clocks =
-        equal ? std::hypot(longest * kStep + waves * kTile, memory) + summing : INFINITY;
-    if (clocks < least) {
-      least = clocks;
-      best = heads;
+    if (heads * shares == group) {  // unequal ones end one after another
+      deal_shares(a, heads, groups * shares, best);
     }
-    if (heads <= 1 || summing > least) {  // which it is of more shares too
+    if (heads <= 1 || kPart * tiles * shares > best.clocks) {  // which it is of more shares too
       break;
     }
     shares = ceil_div(group, heads - 1);  // the fewest of fewer heads
@@ -1524,9 +1597,10 @@ int shares_of(const FagenBackwardArgs& a, int heads) {
   return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, heads)) : 1;
 }
 
-// What shares of dK and dV take of the workspace.
+// What parts of dK and dV take of the workspace.
 int64_t shares_bytes(const FagenBackwardArgs& a) {
-  const int shares = shares_of(a, share_heads(a));
+  const Deal deal = deal_of(a);
+  const int shares = shares_of(a, deal.heads) * (deal.cut > 0 ? 2 : 1);
   return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads *
                           a.batch * shares * sizeof(KeyBlock)
                     : 0;
@@ -1674,17 +1748,25 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
 
   const int tile_blocks = 1;  // thread blocks of a tile
 
-  const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
+  const Deal deal = deal_of(a);
+  const int shares = shares_of(a, deal.heads);
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  const int64_t tiles = int64_t(n_blocks) * a.kv_heads * a.batch * shares;
+  params.cut = deal.cut;
+  const int cut_blocks =
+      deal.cut > 0
+          ? std::clamp(
+                int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)),
+                0, n_blocks)
+          : 0;
+  const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;
   }
   params.key_blocks =
       reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
-  params.shares = shares;
-  params.share_heads = heads_of_share;
+  params.shares = cut_blocks > 0 ? 2 * shares : shares;
+  params.share_heads = deal.heads;
   params.m_blocks = m_blocks;
   params.n_blocks = n_blocks;
   params.batch_shares = FastDivisor(a.kv_heads * shares);
@@ -1697,14 +1779,12 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
 
   const int64_t share = kL2Share;
 
-  // The last has tiles for two rounds and a half, so that long ones do not begin last; where many
-  // of several heads each read the same for one, and for more if the L2 cache holds all of it.
+  // The last has tiles for two rounds and a half, so that long ones do not begin last; where tiles
+  // are many, only if the L2 cache holds all that they read, but for one round at least.
   const int64_t all_rounds =
       ceil_div(5 * kMultiprocessors / 2, tile_blocks * std::max(1, n_blocks));
   const int64_t round = ceil_div(kMultiprocessors, tile_blocks * std::max(1, n_blocks));
-  const int64_t held = params.share_heads > 1 && n_blocks > 8
-                           ? kHeldBytes / std::max<int64_t>(1, head_bytes)
-                           : all_rounds;
+  const int64_t held = n_blocks > 8 ? kHeldBytes / std::max<int64_t>(1, head_bytes) : all_rounds;
   const int64_t last = std::min(flat_heads, std::max(round, std::min(all_rounds, held)));
 
   const int64_t section =
@@ -1713,6 +1793,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.section_heads = FastDivisor(int(section));
   params.section_tiles = FastDivisor(int(section * n_blocks));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+
+  // Tiles of rows before the cut begin among the last of the others, which are as long, or behind
+  // all of them.
+  params.cut_keys = cut_blocks * tile_blocks * kBlockN;
+  params.kept_keys = shares > 1 ? a.seqlen_k : params.cut_keys;
+  params.flat_shares = int(flat_heads);
+  params.first_mixed = n_blocks - cut_blocks;
+  params.paired_heads = FastDivisor(std::max(
+      1, int(flat_heads) + (params.first_mixed > 0 ? params.last_section_heads.value : 0)));
+  params.first_paired =
+      cut_blocks > 0 ? int(tiles - int64_t(cut_blocks) * params.paired_heads.value) : INT32_MAX;
 
   const int grid = int(tiles * tile_blocks);
 
@@ -1796,10 +1887,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (tiles > 0) {
     attention_backward<<<grid, kThreads, shared_bytes, stream>>>(params);
   }
-  if (tiles > 0 && shares > 1) {
+  if (tiles > 0 && params.shares > 1) {
     by_heads(params, a.kv_heads, a.batch, [&](int heads, int batches) {
-      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), heads, batches), kRowThreads, 0,
-                   stream>>>(params);
+      sum_shares<<<dim3(ceil_div(std::min(a.seqlen_k, params.kept_keys), kWarpgroupRows), heads,
+                        batches),
+                   kRowThreads, 0, stream>>>(params);
     });
   }
   if (m_blocks > 0) {
@@ -1841,7 +1933,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       kThreads,
       kLaunchRegisters,
       "bwd_bf16_d128_causal_m80n128_underdp",
-      "e5e14dbec7462c27822a3991231c75a5a2de22cc5773906af7bd70059008d12f"};
+      "9f42d5a16a5411fa2601a1d1d6642c9b2504a85f7db9ec08813eebec87c7ab44"};
   return &info;
 }
-// sha256 of what is above: 7f86066e1aa2dde2941bb2ce98a6d2484e66943bcdb7bbbc0a2934c2ebb259a3
+// sha256 of what is above: 9cc35ee06e1d92a60780ce6d4aa6419f0beccbd9d3d4ec07f5d6023aee57f8c1

@@ -142,10 +142,10 @@ constexpr int kMachines = kMultiprocessors / kCluster;  // each of which has a t
 // kernel: those with the most steps first, whichever sequence they are of. Of a sequence that is
 // the order of its keys.
 struct alignas(16) ListedTile {
-  int sequence, first_key;
+  Sequence
+      sequence;  // of a KV head what is kept, if other tiles have the rest of the group; else -1
+  int first_key;
   uint16_t first_head, heads;  // of the group
-  int kept;  // where what its query heads give to dK and dV is kept, if other tiles have the rest
-             // of the group; else -1
 };
 
 struct alignas(16) TileList {
@@ -520,8 +520,9 @@ struct TileLister {
         place = __shfl_sync(0xffffffff, place, leader) + lane() - leader;
         if (lists && is_one) {
           const int left = min(heads, params.group - first_head);
-          params.listed[place] = {sequence_index, first_key, uint16_t(first_head), uint16_t(left),
-                                  first_kept < 0 ? -1 : first_kept + rank};
+          Sequence whole = sequence_of(params, sequence_index);
+          whole.kept = first_kept < 0 ? -1 : first_kept + rank;
+          params.listed[place] = {whole, first_key, uint16_t(first_head), uint16_t(left)};
         }
       }
     });
@@ -620,13 +621,14 @@ __device__ __forceinline__ Tile tile_of(const Params& params, const TileList& li
             heads = section < sections ? params.section_heads : params.kv_heads - first_head;
   const int rank = index - first_head * list.tiles, place = rank / heads;
   const ListedTile listed = params.listed[place];
-  sequence = sequence_of(params, listed.sequence);
+  sequence = listed.sequence;
   Tile tile;
   tile.first_key = listed.first_key;
   tile.kv_head = first_head + rank - place * heads;
   tile.first_head = tile.kv_head * params.group + listed.first_head;
   tile.last_head = tile.first_head + listed.heads;
-  sequence.kept = listed.kept < 0 ? -1 : (listed.kept * params.kv_heads + tile.kv_head) * kCluster;
+  sequence.kept =
+      sequence.kept < 0 ? -1 : (sequence.kept * params.kv_heads + tile.kv_head) * kCluster;
   find_blocks(tile, sequence, listed.first_key, ceil_div(sequence.seqlen_q, kBlockM));
   return tile;
 }
@@ -864,13 +866,13 @@ __device__ __forceinline__ void sum_shares(const Params& params, int place, int 
     return;
   }
   const ListedTile listed = params.listed[place];
-  if (listed.kept < 0 || listed.first_head > 0) {
+  const Sequence& sequence = listed.sequence;
+  if (sequence.kept < 0 || listed.first_head > 0) {
     return;
   }
-  const Sequence sequence = sequence_of(params, listed.sequence);
   const int kv_head = head / params.group, shares = ceil_div(params.group, int(listed.heads));
   const KeyBlock* const first =
-      params.key_blocks + (int64_t(listed.kept) * params.kv_heads + kv_head) * kCluster;
+      params.key_blocks + (int64_t(sequence.kept) * params.kv_heads + kv_head) * kCluster;
   const int keys = min(kCluster * kBlockN, sequence.held_k - listed.first_key),
             first_row = sequence.end_k - sequence.seqlen_k + listed.first_key;
   for (int key = head % params.group * kWarpgroupRows; key < keys;
@@ -2075,7 +2077,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d128_causal_m64n128_varlen_info
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d128_causal_m64n128_varlen",
-      "51200171bf0d8c955a7fddfd518f8e1928c3d1e1c8abea639c23cc5353bb6839"};
+      "4a27ef59ca8d5400a6403825343106790f704eff6371862edfcbd7f6f0fe6123"};
   return &info;
 }
-// sha256 of what is above: 89da0601fbb58dd0a2331f0e9fc197cc676617d0887299987140bd9afbaacdfa
+// sha256 of what is above: a1ae83970f8525430e1fe1d5983b03498d18bc2965d8eb5cbc61385295cec01b

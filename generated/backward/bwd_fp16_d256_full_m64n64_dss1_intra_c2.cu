@@ -243,6 +243,13 @@ struct Params {
   float scale_log2;            // of S, times log2(e)
   int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
   int first_batch;
+  int cut;                   // blocks of rows that have tiles of their own
+  int cut_keys;              // that some of those rows see
+  int kept_keys;             // of whose dK and dV there are parts
+  int flat_shares;           // of all groups of all batches
+  int first_mixed;           // block of keys of the other tiles from there on
+  int first_paired;          // where tiles of rows before the cut begin
+  FastDivisor paired_heads;  // of a block of keys, from there on
 
   __device__ __forceinline__ RowBlock& row_block(int batch, int head, int m_block) const {
     const int flat_head =
@@ -340,24 +347,44 @@ __device__ __forceinline__ int cluster_rank() {
 }
 
 // The keys that most rows see come first; heads in sections, so that what their tiles read stays in
-// the L2 cache.
+// the L2 cache. Where rows are cut in two, tiles of those before the cut begin among the last of
+// the others, which are as long, or behind them.
 __device__ __forceinline__ Tile tile_of(const Params& params, int index) {
-  const int section = min(params.section_tiles.divide(index), params.sections - 1);
-  const int rank = index - section * params.section_tiles.value;
-  const FastDivisor& heads =
-      section + 1 < params.sections ? params.section_heads : params.last_section_heads;
-  const int n_block = heads.divide(rank);
-  const int flat_share = section * params.section_heads.value + rank - n_block * heads.value;
+  const int paired = index - params.first_paired;
+  const bool is_mixed = paired >= 0;
+  const int section =
+      is_mixed ? params.sections - 1 : min(params.section_tiles.divide(index), params.sections - 1);
+  const FastDivisor& heads = is_mixed                        ? params.paired_heads
+                             : section + 1 < params.sections ? params.section_heads
+                                                             : params.last_section_heads;
+  const int rank = is_mixed ? paired : index - section * params.section_tiles.value;
+  int n_block = heads.divide(rank);
+  int flat_share = rank - n_block * heads.value;
+  const bool is_before = is_mixed && flat_share < params.flat_shares;
+  if (!is_before) {
+    flat_share += section * params.section_heads.value;
+    if (is_mixed) {
+      flat_share -= params.flat_shares;
+      n_block += params.first_mixed;
+    }
+  }
   Tile tile;
   const int first_key = n_block * kCluster * kBlockN;
   tile.first_key = first_key + cluster_rank() * kBlockN;
   tile.batch = params.batch_shares.divide(flat_share);
   const int share = flat_share - tile.batch * params.batch_shares.value;
   tile.kv_head = params.shares_divisor.divide(share);
-  tile.share = share - tile.kv_head * params.shares;
+  tile.share = share - tile.kv_head * params.shares_divisor.value;
   tile.first_head = tile.kv_head * params.group + tile.share * params.share_heads;
   tile.last_head = min(tile.first_head + params.share_heads, (tile.kv_head + 1) * params.group);
   find_blocks(tile, params, first_key, params.m_blocks);
+  if (is_before) {
+    tile.share += params.shares_divisor.value;
+    tile.last = min(tile.last, params.cut);
+  } else {
+    tile.first = min(max(tile.first, params.cut), tile.last);
+  }
+  tile.full_first = min(max(tile.full_first, tile.first), tile.last);
   return tile;
 }
 
@@ -604,13 +631,14 @@ __device__ __forceinline__ void sum_rows(const Params& params, const float* firs
                                          const Rows<Element>& to, int key, int head, int batch,
                                          float scale) {
   constexpr int kShare = sizeof(KeyBlock) / sizeof(float4);
+  const int shares = key < params.cut_keys ? params.shares : params.shares_divisor.value;
   __shared__ uint32_t rounded[kWarpgroupRows][padded / 2 + 4];
   for (int i = threadIdx.x; i < kWarpgroupRows * padded / 4; i += kRowThreads) {
     // four neighbours of a thread's accumulator, as of dQ
     const int thread = i % kWarpgroup, row = thread / 32 * 16 + thread % 32 / 4,
               pair = i / kWarpgroup * 4 + thread % 4;
     float4 sum = {};
-    for (int share = 0; share < params.shares; ++share) {
+    for (int share = 0; share < shares; ++share) {
       const float4 x = reinterpret_cast<const float4*>(first)[int64_t(share) * kShare + i];
       sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
     }
@@ -1219,7 +1247,7 @@ struct Consumer {
 
   // One gradient of a tile, where both have read what it is the gradient of.
   __device__ __forceinline__ void leave_dv(const Tile& tile, const ValueGradient& dv) {
-    if (params.shares > 1) {
+    if (tile.first_key < params.kept_keys) {
       keep(share_of(tile).dv, dv);
       return;
     }
@@ -1228,7 +1256,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void leave_dk(const Tile& tile, const KeyGradient& dk) {
-    if (params.shares > 1) {
+    if (tile.first_key < params.kept_keys) {
       keep(share_of(tile).dk, dk);
       return;
     }
@@ -1654,34 +1682,66 @@ using namespace fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_kernel;
 using namespace fagen_host;
 using fagen_host::ceil_div;  // of 64 bits: not what a kernel calls so
 
-constexpr int kMultiprocessors = 132;  // of the largest Hopper GPU
+constexpr int kMultiprocessors = 132;                   // of the largest Hopper GPU
+constexpr int kMachines = kMultiprocessors / kCluster;  // that take a tile each
 
-// How many query heads of a KV head's group a thread block goes through. All of them, where there
-// are enough thread blocks; else the group parts in shares of so many, and what each finds of dK
-// and dV is summed up afterwards. The same for the same sizes, on any device. Estimated in clocks
-// of a device of kMultiprocessors, as the longest of them works.
-int share_heads(const FagenBackwardArgs& a) {
-  constexpr double kStep = 3413, kTile = 12e3, kLaunch = 3500,
-                   kBytes = 1400;  // the last of L2, a clock
+// What a thread block goes through. All query heads of a KV head's group, and all rows that see its
+// keys, where there are enough thread blocks; else the group parts in shares of so many heads, and
+// rows in two, and what each finds of dK and dV is summed up afterwards.
+struct Deal {
+  int heads;
+  int cut;                   // blocks of rows, the first ones, that have tiles of their own
+  double clocks = INFINITY;  // of a device of kMultiprocessors, as the longest of them works
+};
+
+// Clocks of a step, of a tile beside its steps, of one more kernel, and of a part of dK and dV;
+// bytes that L2 passes on in one.
+constexpr double kStep = 3413, kTile = 8000.0;
+constexpr double kLaunch = 3500;
+constexpr double kBytes = 1400, kPart = 2 * sizeof(KeyBlock) * kCluster / kBytes;
+constexpr int kLeastSteps = 8;  // of rows that are cut
+
+// The best of shares of so many heads, where all rows see the same keys: tiles come in rounds.
+void deal_shares(const FagenBackwardArgs& a, int heads, double shares, Deal& best) {
+  const double n_blocks = ceil_div(a.seqlen_k, kCluster * kBlockN), tiles = n_blocks * shares,
+               steps = ceil_div(a.seqlen_q, kBlockM);
+  const double rounds = std::ceil(tiles / kMachines), idle = rounds * kMachines - tiles;
+  // in one round of one share all add to dQ of the same rows
+  const double block = heads * kStep * (rounds == 1 && n_blocks > kMachines / 2 ? 1.04 : 1);
+  const double whole = rounds * (steps * block + kTile) +
+                       (shares > double(a.kv_heads) * a.batch ? kLaunch + kPart * tiles : 0);
+  if (whole < best.clocks) {
+    best = {heads, 0, whole};
+  }
+  if (idle < 1 || steps < kLeastSteps) {
+    return;
+  }
+  for (int more = 0; more <= 2; ++more) {
+    // what is cut off goes to machines that the last round leaves idle, so many to each, and into
+    // rounds of its own behind it; each key has two parts, which cost less than those of two shares
+    const double each = std::max(0., std::ceil((tiles - more * kMachines) / idle));
+    const int cut = int(
+        std::clamp((steps * block + kTile - each * kTile) / (block * (1 + each)), 0., steps / 2));
+    const double clocks = rounds * ((steps - cut) * block + kTile) + more * (cut * block + kTile) +
+                          kLaunch + 1.2 * kPart * tiles;
+    if (cut > 0 && clocks < best.clocks) {
+      best = {heads, cut, clocks};
+    }
+  }
+}
+
+// The same for the same sizes, on any device.
+Deal deal_of(const FagenBackwardArgs& a) {
   const int group = a.kv_heads > 0 ? a.heads / a.kv_heads : 1;
-  const double rows = a.seqlen_q;
-  const double steps = std::ceil(rows / kBlockM);
-  const double tiles =
-      double(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads * a.batch;
-  int best = group;
-  double least = INFINITY;
+  const double groups = double(a.kv_heads) * a.batch,
+               tiles = groups * ceil_div(a.seqlen_k, kCluster * kBlockN);
+  Deal best{group, 0};
   for (int shares = 1; tiles * shares < 1 << 30;) {
     const int heads = ceil_div(group, shares);
-    const double waves = std::ceil(tiles * shares / kMultiprocessors);
-    const double longest = waves * heads * steps;
-    const double summing =
-        shares > 1 ? kLaunch + 2 * tiles * shares * sizeof(KeyBlock) / kBytes : 0;
-    const double clocks = longest * kStep + waves * kTile + summing;
-    if (clocks < least) {
-      least = clocks;
-      best = heads;
+    if (heads * shares == group) {  // unequal ones end one after another
+      deal_shares(a, heads, groups * shares, best);
     }
-    if (heads <= 1 || summing > least) {  // which it is of more shares too
+    if (heads <= 1 || kPart * tiles * shares > best.clocks) {  // which it is of more shares too
       break;
     }
     shares = ceil_div(group, heads - 1);  // the fewest of fewer heads
@@ -1694,9 +1754,10 @@ int shares_of(const FagenBackwardArgs& a, int heads) {
   return a.kv_heads > 0 ? ceil_div(a.heads / a.kv_heads, std::max(1, heads)) : 1;
 }
 
-// What shares of dK and dV take of the workspace.
+// What parts of dK and dV take of the workspace.
 int64_t shares_bytes(const FagenBackwardArgs& a) {
-  const int shares = shares_of(a, share_heads(a));
+  const Deal deal = deal_of(a);
+  const int shares = shares_of(a, deal.heads) * (deal.cut > 0 ? 2 : 1);
   return shares > 1 ? int64_t(ceil_div(a.seqlen_k, kCluster * kBlockN)) * kCluster * a.kv_heads *
                           a.batch * shares * sizeof(KeyBlock)
                     : 0;
@@ -1844,17 +1905,25 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
 
   const int tile_blocks = kCluster;  // thread blocks of a tile
 
-  const int heads_of_share = share_heads(a), shares = shares_of(a, heads_of_share);
+  const Deal deal = deal_of(a);
+  const int shares = shares_of(a, deal.heads);
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  const int64_t tiles = int64_t(n_blocks) * a.kv_heads * a.batch * shares;
+  params.cut = deal.cut;
+  const int cut_blocks =
+      deal.cut > 0
+          ? std::clamp(
+                int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)),
+                0, n_blocks)
+          : 0;
+  const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;
   }
   params.key_blocks =
       reinterpret_cast<KeyBlock*>(params.row_blocks + int64_t(a.batch) * a.heads * m_blocks);
-  params.shares = shares;
-  params.share_heads = heads_of_share;
+  params.shares = cut_blocks > 0 ? 2 * shares : shares;
+  params.share_heads = deal.heads;
   params.m_blocks = m_blocks;
   params.n_blocks = n_blocks;
   params.batch_shares = FastDivisor(a.kv_heads * shares);
@@ -1875,6 +1944,17 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   params.section_heads = FastDivisor(int(section));
   params.section_tiles = FastDivisor(int(section * n_blocks));
   params.last_section_heads = FastDivisor(int(flat_heads - (params.sections - 1) * section));
+
+  // Tiles of rows before the cut begin among the last of the others, which are as long, or behind
+  // all of them.
+  params.cut_keys = cut_blocks * tile_blocks * kBlockN;
+  params.kept_keys = shares > 1 ? a.seqlen_k : params.cut_keys;
+  params.flat_shares = int(flat_heads);
+  params.first_mixed = n_blocks - cut_blocks;
+  params.paired_heads = FastDivisor(std::max(
+      1, int(flat_heads) + (params.first_mixed > 0 ? params.last_section_heads.value : 0)));
+  params.first_paired =
+      cut_blocks > 0 ? int(tiles - int64_t(cut_blocks) * params.paired_heads.value) : INT32_MAX;
 
   const int grid = int(tiles * tile_blocks);
 
@@ -1958,10 +2038,11 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   if (tiles > 0) {
     attention_backward<<<grid, kThreads, shared_bytes, stream>>>(params);
   }
-  if (tiles > 0 && shares > 1) {
+  if (tiles > 0 && params.shares > 1) {
     by_heads(params, a.kv_heads, a.batch, [&](int heads, int batches) {
-      sum_shares<<<dim3(ceil_div(a.seqlen_k, kWarpgroupRows), heads, batches), kRowThreads, 0,
-                   stream>>>(params);
+      sum_shares<<<dim3(ceil_div(std::min(a.seqlen_k, params.kept_keys), kWarpgroupRows), heads,
+                        batches),
+                   kRowThreads, 0, stream>>>(params);
     });
   }
   if (m_blocks > 0) {
@@ -2003,7 +2084,7 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       kThreads,
       kLaunchRegisters,
       "bwd_fp16_d256_full_m64n64_dss1_intra_c2",
-      "73c2884e45802c47bd42a9751516e021834ce62c9811b00979c6b28b5630fc82"};
+      "8cffc958c9d546a9952c453af20d8168c5fc112ad88d5a6a459d2783a4ca8257"};
   return &info;
 }
-// sha256 of what is above: 16ae70f291cf04366f47844403b3464ee5f29976f9f4498899a61cc319102c6b
+// sha256 of what is above: 44ca3a4e1a7fe6e02dad416fc32e39753e5c7830e831b252b7eefa1310e52fa6

@@ -1678,6 +1678,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.split_units = row_tiles * a.kv_heads;
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
+
   // How many splits a sequence may have: what there is of keys is known here.
   const int blocks = blocks_of(params.seqlen_k, kBlockN);
   const int most_splits = blocks <= kMostBlocks
@@ -1704,10 +1705,10 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   int64_t runs = most_runs, whole_groups = 0;
 
   // Tiles that are alike stay whole, as many in each run. What is left are tiles of some runs, one
-  // more in each, if they are enough for memory to be busy; of runs that have no others, not if
-  // some multiprocessors would have two.
+  // more in each, if they are enough for memory to be busy, as fewer thread blocks that have an SM
+  // each are; of runs that have no others, not if some SMs would have two.
   const int64_t left = groups % most_runs;
-  const bool enough = left == 0 || left * 10 >= sm_runs * 7,
+  const bool enough = left == 0 || left * 10 > sm_runs * (kBlocks == 1 ? 5 : 7),
              shared = left > sm_runs && left * 4 <= sm_runs * 5;
   if (alike && units > 0 && enough && !(groups < most_runs && shared)) {
     params.of_run = int(groups / most_runs);
@@ -1817,7 +1818,7 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_i
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d192v128_causal_r8n64_streamk",
-      "7cbef75d128e3e6aa89da2d6d3949d41ddb0622cac786e59f7372c31a5da38cf"};
+      "b10c0dcfae484259426dd3e429b35d7fb7240e6386d379894f5fc3a94a2969ba"};
   return &info;
 }
-// sha256 of what is above: 88f21635cd9bdb676ba61fa9ef45529180749f8047082bbc907bba3bbc9ac373
+// sha256 of what is above: 930d6cd8b2b1bf1839a5913eb304da04e126a755fd6d1bfd721ec1e28d72a301

@@ -146,6 +146,7 @@ struct Params {
   float scale_log2;  // times log2(e)
   int least_blocks;  // of keys, that a split has
   bool alone;        // no sequence has two splits: nothing is left to combine
+  bool next_begins;  // the launch after that which combines, under the end of this one
 
   // Where a split's partial output of a row is.
   __device__ __forceinline__ int64_t partial(int batch, int split, int position, int head) const {
@@ -242,13 +243,16 @@ struct Unit {
 
 // Units by their number, dealt to thread blocks in turns. Those of a sequence follow each other, KV
 // heads fastest, so that blocks that run at a time read neighbouring memory and every sequence is
-// dealt to all SMs.
+// dealt to all SMs. Of 32 sequences those come first that are one split of several blocks, beside
+// splits of others that have one: they take longest.
 struct Units {
   const Params& params;
   int window = 0;  // of 32 sequences, one for each lane: the first of them
   int before = 0;  // units of the sequences before
   Sequence own;    // the lane's
-  int ends;        // units of the window up to the lane's sequence, with its own
+  int begin;       // units of the window before those of the lane's sequence,
+  int own_units;   // those,
+  int all_units;   // and all
 
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
@@ -260,27 +264,34 @@ struct Units {
   __device__ __forceinline__ void count() {
     const int batch = window + lane();
     own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, -1};
-    ends = units_of(own);
+    own_units = units_of(own);
+    int ends = own_units;  // of the lanes up to this one
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int others = __shfl_up_sync(0xffffffffu, ends, step);
       ends += lane() >= step ? others : 0;
     }
+    all_units = __shfl_sync(0xffffffffu, ends, 31);
+    const bool is_long =
+        !params.alone && own.length > kBlockN && own.length <= kMostBlocks * kBlockN;
+    const uint32_t longs = __ballot_sync(0xffffffffu, is_long), lanes_before = (1u << lane()) - 1;
+    begin = __popc(longs & (is_long ? lanes_before : ~lanes_before)) * params.split_units +
+            (is_long ? 0 : ends - own_units);
   }
 
   // By all lanes of a warp, with numbers that rise; false: there is none of this number.
   __device__ __forceinline__ bool find(int number, Unit& unit) {
-    uint32_t beyond;
-    while (!(beyond = __ballot_sync(0xffffffffu, number < before + ends))) {
-      before += __shfl_sync(0xffffffffu, ends, 31);
+    while (number >= before + all_units) {
+      before += all_units;
       window += 32;
       if (window >= params.batch) {
         return false;
       }
       count();
     }
-    const int owner = __ffs(beyond) - 1;
-    const int rank = number - before - __shfl_sync(0xffffffffu, ends - units_of(own), owner);
+    int rank = number - before - begin;
+    const int owner = __ffs(__ballot_sync(0xffffffffu, rank >= 0 && rank < own_units)) - 1;
+    rank = __shfl_sync(0xffffffffu, rank, owner);
     unit.batch = window + owner;
     unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
     unit.sequence.length = __shfl_sync(0xffffffffu, own.length, owner);
@@ -518,7 +529,10 @@ struct Producer {
   __device__ __forceinline__ void run() {
     Units units(params);
     Unit unit;
-    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
+    // back and forth: who has one of the first units, which take longest, has none of the last
+    int step = 2 * int(gridDim.x - blockIdx.x) - 1;
+    for (int number = blockIdx.x; units.find(number, unit);
+         number += step, step = 2 * int(gridDim.x) - step) {
       take(unit);
     }
   }
@@ -693,7 +707,10 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     Units units(params);
     Unit unit;
-    for (int number = blockIdx.x; units.find(number, unit); number += gridDim.x) {
+    // back and forth: who has one of the first units, which take longest, has none of the last
+    int step = 2 * int(gridDim.x - blockIdx.x) - 1;
+    for (int number = blockIdx.x; units.find(number, unit);
+         number += step, step = 2 * int(gridDim.x) - step) {
       take(unit);
     }
   }
@@ -1141,9 +1158,11 @@ constexpr int kCombineThreads = 128;
 constexpr int kCombineRows = kCombineThreads / kCombineLanes;  // per thread block
 constexpr int kWindow = 8;  // splits that are combined while as many are on their way
 
-// Splits of a row, as one lane has them: the share of one of them, and its own columns of all.
+constexpr int kWeighed =
+    kCombineLanes < 32 ? kCombineLanes : 32;  // splits whose weights lanes work out at a time
+
+// Splits of a row, as one lane has them: its own columns.
 struct Window {
-  Share share;
   float2 numbers[kWindow];
 };
 
@@ -1166,50 +1185,66 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int most = __reduce_max_sync(0xffffffffu, splits);       // of the rows of a warp
   const int64_t step = int64_t(params.seqlen_q) * params.heads;  // from split to split
   const int64_t first = params.partial(batch, 0, position, head);
-  const float* const partials = params.partials + first * kHeadDimV + column;
+  if (params.next_begins) {
+    let_next_launch_begin();
+  }
+  const float* from =
+      params.partials + first * kHeadDimV + column;  // where the next window's numbers begin
   const Share* const shares = params.shares + first;
   const int weighed =
-      threadIdx.x % kWindow;  // which of a window's splits this lane works the weight out of
-  const auto load = [&](Window& window, int begin) {
-    window.share = begin + weighed < splits ? __ldcg(shares + (begin + weighed) * step)
-                                            : make_float2(-INFINITY, 0.0f);
+      threadIdx.x % kWeighed;  // which of as many splits this lane works the weight out of
+  const int64_t row_step = step * kHeadDimV;
+  int left = splits;
+  const auto load_share = [&](int begin) {
+    return begin + weighed < splits ? __ldcg(shares + (begin + weighed) * step)
+                                    : make_float2(-INFINITY, 0.0f);
+  };
+  const auto load = [&](Window& window) {
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-      const bool needed = begin + i < splits;
       window.numbers[i] =
-          needed
-              ? __ldcg(reinterpret_cast<const float2*>(partials + (begin + i) * step * kHeadDimV))
-              : make_float2(0.0f, 0.0f);
+          i < left ? __ldcg(reinterpret_cast<const float2*>(from)) : make_float2(0.0f, 0.0f);
+      from += row_step;
     }
+    left -= kWindow;
   };
   wait_for_launch_before();
   let_next_launch_begin();
 
   float reference = -INFINITY, sum = 0.0f, total[2] = {};
+
+  Share share = load_share(0);
   Window window;
-  load(window, 0);
+  load(window);
 #pragma unroll 1
-  for (int begin = 0; begin < most; begin += kWindow) {
-    Window next;
-    load(next, begin + kWindow);
-    float so_far = window.share.x;  // the largest of this lane's and those before it
+  for (int weighed_from = 0; weighed_from < most; weighed_from += kWeighed) {
+    const Share next_share = load_share(weighed_from + kWeighed);
+    float so_far = share.x;  // the largest of this lane's and those before it
 #pragma unroll
-    for (int lanes = 1; lanes < kWindow; lanes *= 2) {
-      so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWindow));
+    for (int lanes = 1; lanes < kWeighed; lanes *= 2) {
+      so_far = fmaxf(so_far, __shfl_up_sync(0xffffffffu, so_far, lanes, kWeighed));
     }
-    const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWindow);
-    const float weight = weigh(
-        params.rise(weighed == 0 ? reference : fmaxf(reference, before), window.share.x), 0.0f);
-    reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWindow - 1, kWindow));
+    const float before = __shfl_up_sync(0xffffffffu, so_far, 1, kWeighed);
+    const float weight =
+        weigh(params.rise(weighed == 0 ? reference : fmaxf(reference, before), share.x), 0.0f);
+    const float weighed_sum = times(share.y, own_weight(weight));
+    reference = fmaxf(reference, __shfl_sync(0xffffffffu, so_far, kWeighed - 1, kWeighed));
+    const int end = min(kWeighed, most - weighed_from);
+#pragma unroll 1
+    for (int begin = 0; begin < end; begin += kWindow) {
+      Window next;
+      load(next);
 #pragma unroll
-    for (int i = 0; i < kWindow; ++i) {
-      const float of_split = __shfl_sync(0xffffffffu, weight, i, kWindow);
-      const float old = old_weight(of_split), own = own_weight(of_split);
-      total[0] = accumulate(total[0], window.numbers[i].x, old, own);
-      total[1] = accumulate(total[1], window.numbers[i].y, old, own);
-      sum = accumulate(sum, __shfl_sync(0xffffffffu, window.share.y, i, kWindow), old, own);
+      for (int i = 0; i < kWindow; ++i) {
+        const float of_split = __shfl_sync(0xffffffffu, weight, begin + i, kWeighed);
+        const float old = old_weight(of_split), own = own_weight(of_split);
+        total[0] = accumulate(total[0], window.numbers[i].x, old, own);
+        total[1] = accumulate(total[1], window.numbers[i].y, old, own);
+        sum = plus(times(sum, old), __shfl_sync(0xffffffffu, weighed_sum, begin + i, kWeighed));
+      }
+      window = next;
     }
-    window = next;
+    share = next_share;
   }
   if (!there || of_sequence == 1) {
     return;
@@ -1447,6 +1482,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   params.split_units = row_tiles * a.kv_heads;
   params.row_tiles = FastDivisor(row_tiles);
   params.head_tiles = FastDivisor(head_tiles);
+
   // How many splits a sequence may have: what there is of keys is known here.
   const int blocks = blocks_of(params.seqlen_k, kBlockN);
   const int most_splits = blocks <= kMostBlocks
@@ -1462,6 +1498,10 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
 
   const int64_t rows = int64_t(a.batch) * a.seqlen_q * a.heads;
   params.shares = reinterpret_cast<Share*>(params.partials + rows * kNumSplits * kHeadDimV);
+
+  // Few thread blocks of the next call may come before these are combined: each has an SM of its
+  // own. Of more, some SMs would have two, and others none.
+  params.next_begins = 2 * grid <= multiprocessors;
 
   const Tensor q{.data = a.q,
                  .sizes = {kHeadDim, a.heads, a.seqlen_q, a.batch},
@@ -1539,7 +1579,7 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64",
-      "c3c989cf2c788507a8ad2c25b9fda137dbc84c2692e11ed6b4c7dd3982928618"};
+      "01995d4717540e96cc55cd0677b8e1794e5ab5f6af72026be3179455562c23bb"};
   return &info;
 }
-// sha256 of what is above: ec2295df197ce7c3d1fbdf59eb49480bf327e085b65d34e1c16319f03a9e6aa8
+// sha256 of what is above: a20e2dc94f05fdf2a64bd21d3528e17791deb8d40bb2b76b2b87403b998cddbf

@@ -147,6 +147,14 @@ struct alignas(16) Tile {
   Blocks blocks;                    // last < first: no tile
 };
 
+// What a warp has counted of all sequences, and of a head's tiles the steps of the longest, and of
+// all of them.
+struct Counted {
+  uint32_t classes;
+  int tiles, longest;
+  float steps;
+};
+
 struct SharedStorage {
   alignas(1024) Element q[kQStages][kBlockM * kHeadDimPadded];
   alignas(1024) Element k[kStages][kBlockN * kHeadDimPadded];
@@ -161,7 +169,10 @@ struct SharedStorage {
   Barrier v_empty[kStages];
   Barrier tile_full[kTileStages];
   Barrier tile_empty[kTileStages];
-  Tile tiles[kTileStages];  // in work, and next
+  union {                              // the second first
+    Tile tiles[kTileStages];           // in work, and next
+    Counted counted[kTileStages * 4];  // by warps
+  };
   Barrier tile_wanted;
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -297,7 +308,6 @@ struct TileFinder {
   __device__ __forceinline__ void add_up() {
     tiles = __reduce_add_sync(0xffffffff, tiles);
     classes = __reduce_or_sync(0xffffffff, classes);
-    own_class = highest_class(classes);
   }
 
   // Of the 32 sequences from `first` on, a head's tiles in this class.
@@ -371,23 +381,43 @@ struct TileFinder {
     return max(0, blocks.last - blocks.first);
   }
 
-  // Counts all tiles, and looks at the first ones.
-  __device__ __forceinline__ void begin_with_longest() {
-    int longest = 0;  // steps of a tile
-    float steps = 0;  // of a head's tiles, whose first and last are taken for the average
-#pragma unroll 4
-    for (int index = lane(); index < params.batch + kAround; index += 32) {
-      if (const int rows = count(index); rows > 0) {
-        longest = max(longest, steps_of(rows - 1));
-        steps += 0.5f * rows * (steps_of(0) + steps_of(rows - 1));
-      }
-    }
+  int longest = 0;  // steps of a tile
+  float steps = 0;  // of a head's tiles, whose first and last are taken for the average
+
+  // Adds up what lanes have counted.
+  __device__ __forceinline__ void add_up_steps() {
     add_up();
     longest = __reduce_max_sync(0xffffffff, longest);
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
       steps += __shfl_xor_sync(0xffffffff, steps, distance);
     }
+  }
+
+  // Counts all tiles, by all threads: a warp would take long for very many sequences.
+  __device__ __forceinline__ void count_all(Counted* counted) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // else all roles would keep lane() from here on
+    for (int index = thread; index < params.batch + kAround; index += kThreads) {
+      if (const int rows = count(index); rows > 0) {
+        longest = max(longest, steps_of(rows - 1));
+        steps += 0.5f * rows * (steps_of(0) + steps_of(rows - 1));
+      }
+    }
+    add_up_steps();
+    if (thread % 32 == 0) {
+      counted[thread / 32] = {classes, tiles, longest, steps};
+    }
+  }
+
+  // Takes what all warps have counted, and looks at the first tiles.
+  __device__ __forceinline__ void begin_with_longest(const Counted* counted) {
+    if (lane() < kThreads / 32) {
+      const Counted own = counted[lane()];
+      classes = own.classes, tiles = own.tiles, longest = own.longest, steps = own.steps;
+    }
+    add_up_steps();
+    own_class = highest_class(classes);
     // Behind them one KV head fills up, and half as much again as all thread blocks take for their
     // longest tile. Heads of a tile or two share little.
     const int group = params.heads_per_kv_head.value;
@@ -962,7 +992,7 @@ struct Loader {
 // The warp that draws tiles and passes them on to all others.
 __device__ __forceinline__ void schedule_tiles(const Params& params, SharedStorage& shared) {
   TileFinder finder{params};
-  finder.begin_with_longest();
+  finder.begin_with_longest(shared.counted);
   int number = blockIdx.x;  // nobody draws the first tile of each block
   TileRing ring;
   for (uint32_t passed_on = 0;; ++passed_on) {
@@ -1547,6 +1577,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.tile_wanted.init(1);
     cutlass::arch::fence_barrier_init();
   }
+  TileFinder{params}.count_all(shared.counted);
   __syncthreads();
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
@@ -1871,7 +1902,7 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_pac
       kThreads,
       kLaunchRegisters,
       "fwd_bf16_d128_causal_m128n128_varlen_packgqa",
-      "beac94ddc1ff287c2b60218b11f0243983e1d282d68433d272ab4c9c12ff169a"};
+      "ac35fb82c1c996058026a75a69c23b6a2b6346099a51587d0ea15637a08446eb"};
   return &info;
 }
-// sha256 of what is above: 3e8b7ed1ca3a63c3b18ad8752c228e20cee44c0419af2b4247acf4fca7e76211
+// sha256 of what is above: f44648dbe1d86be031c218de94f65fd4659a2c089c1eb01987b8fc8bda6c6417

@@ -1480,7 +1480,9 @@ Status launch(const FagenForwardArgs& a, cudaStream_t stream) {
 
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             blocks = int(ceil_div(a.seqlen_k, kBlockN));
+
   params.split_blocks = std::max(1, int(ceil_div(blocks, kNumSplits)));
+
   params.kv_head_tiles = FastDivisor(m_blocks * (a.heads / a.kv_heads));
   params.split_tiles = FastDivisor(m_blocks * a.heads * a.batch);
   params.slots = int(ceil_div(blocks, params.split_blocks)) * params.split_tiles.value;
@@ -1566,4 +1568,4 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d64_causal_m128n128_split16_q2_
       "e257f400e34a0c5c668fc5367bbc22f2de08785d7fa36bff8a9ea664af460e20"};
   return &info;
 }
-// sha256 of what is above: 1ab4bf930015d123186173e1b25fbaadae8a19654e7de7da8dbc94673e21476f
+// sha256 of what is above: 7f75cfc9a9e7a10c6303da16f381853408d253d49b6396532b027ad0a709a4e6

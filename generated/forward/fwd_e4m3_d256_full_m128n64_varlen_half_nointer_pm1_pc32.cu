@@ -145,6 +145,12 @@ struct alignas(16) Tile {
   Blocks blocks;                    // last < first: no tile
 };
 
+// What a warp has counted of all sequences.
+struct alignas(16) Counted {
+  uint32_t classes;
+  int tiles;
+};
+
 // Descales in global memory, by batch and head, one for each block of rows where scales are by
 // block.
 struct ScaleTensor {
@@ -207,7 +213,10 @@ struct SharedStorage {
   Barrier v_empty[kStages];
   Barrier tile_full[kTileStages];
   Barrier tile_empty[kTileStages];
-  Tile tiles[kTileStages];  // in work, and next
+  union {                              // the second first
+    Tile tiles[kTileStages];           // in work, and next
+    Counted counted[kTileStages * 4];  // by warps
+  };
 };
 constexpr int kSharedBytes = sizeof(SharedStorage);
 static_assert(kSharedBytes <= 164864, "the layout outgrew the plan's ledger");
@@ -332,7 +341,6 @@ struct TileFinder {
   __device__ __forceinline__ void add_up() {
     tiles = __reduce_add_sync(0xffffffff, tiles);
     classes = __reduce_or_sync(0xffffffff, classes);
-    own_class = highest_class(classes);
   }
 
   // Of the 32 sequences from `first` on, a head's tiles in this class.
@@ -371,12 +379,27 @@ struct TileFinder {
   // In a class tiles go sequence by sequence and KV head by KV head: who shares K and V loads them
   // at the same time.
 
-  // Counts all tiles, and looks at the first ones.
-  __device__ __forceinline__ void begin_with_longest() {
-    for (int index = lane(); index < params.batch + kAround; index += 32) {
+  // Counts all tiles, by all threads: a warp would take long for very many sequences.
+  __device__ __forceinline__ void count_all(Counted* counted) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // else all roles would keep lane() from here on
+    for (int index = thread; index < params.batch + kAround; index += kThreads) {
       count(index);
     }
     add_up();
+    if (thread % 32 == 0) {
+      counted[thread / 32] = {classes, tiles};
+    }
+  }
+
+  // Takes what all warps have counted, and looks at the first tiles.
+  __device__ __forceinline__ void begin_with_longest(const Counted* counted) {
+    if (lane() < kThreads / 32) {
+      classes = counted[lane()].classes;
+      tiles = counted[lane()].tiles;
+    }
+    add_up();
+    own_class = highest_class(classes);
     look();
   }
 
@@ -929,7 +952,7 @@ struct TileScheduler {
 __device__ __forceinline__ void produce(const Params& params, SharedStorage& shared) {
   Loader loader{params, shared};
   TileScheduler tiles{shared, {params}};
-  tiles.finder.begin_with_longest();
+  tiles.finder.begin_with_longest(shared.counted);
   for (Tile tile; tiles.next(tile);) {
     if (lane() > 0) {
       continue;  // one lane loads
@@ -1620,6 +1643,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     cutlass::arch::fence_barrier_init();
   }
+  TileFinder{params}.count_all(shared.counted);
   __syncthreads();
   const int warpgroup =
       __shfl_sync(0xffffffff, threadIdx.x / kWarpgroup, 0);  // known to be uniform
@@ -1976,7 +2000,7 @@ fagen_fwd_e4m3_d256_full_m128n64_varlen_half_nointer_pm1_pc32_info(void) {
       kThreads,
       kLaunchRegisters,
       "fwd_e4m3_d256_full_m128n64_varlen_half_nointer_pm1_pc32",
-      "2ca6d5369e0aa402927511b8a221133729d858bd0db2bcbf0ccfaa11675d9066"};
+      "aa19f1ad70957f1d187827de145401f01360b3dc1ec6d12fcd312d263e64fe00"};
   return &info;
 }
-// sha256 of what is above: 0b5e3743cdc8190334ff67662ac14b72c47df84c1b759479a74ba590691e1980
+// sha256 of what is above: 3099c03bc69a3ff4c21507f7d939aa31589f952976f0dae2ae7909673f361f98
