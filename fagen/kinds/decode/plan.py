@@ -200,11 +200,15 @@ def plan(schedule: Schedule) -> Plan:
 
 
 def _combination(values: Values) -> Combination:
-    """Combine 8 splits at a time: faster where a row fills warps; nvcc spills elsewhere."""
-    resumes = values["by"] == "stream_k"
+    """Combine 8 splits at a time: faster where a row fills warps; nvcc spills elsewhere.
+
+    So it does with 16 where a warp weighs splits, and lanes are beyond a row's end, if their number
+    is no power of two.
+    """
+    num_splits, resumes = values["num_splits"], values["by"] == "stream_k"
     several = not resumes and values["maximum"] == "lazy"
-    combination = Combination(
-        values["num_splits"], values["head_dim_v"], 8, resumes=resumes, several=several
-    )
-    whole = combination.lanes % 32 == 0 and not combination.ragged
-    return combination if whole else replace(combination, window=16)
+    combination = Combination(num_splits, values["head_dim_v"], 8, resumes=resumes, several=several)
+    if combination.lanes % 32 == 0 and not combination.ragged:
+        return combination
+    scarce = several and combination.ragged and num_splits.bit_count() > 1
+    return replace(combination, window=4 if scarce else 16)
