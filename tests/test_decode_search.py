@@ -14,7 +14,7 @@ from fagen.dispatch.select import sized
 from fagen.errors import ScheduleError
 from fagen.kinds.decode import cost
 from fagen.kinds.decode.keys import Schedule
-from fagen.kinds.decode.rules import combines_in_shared
+from fagen.kinds.decode.rules import combines_in_shared, reads_pairs
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.registry import schedules
@@ -92,6 +92,7 @@ def logs_of(timings, by, straddles):
         if values(slug)["by"] == by
         and bool(values(slug)["head_dim"] * 2 % SM90.l2_line_bytes) == straddles
         and not combines_in_shared(values(slug))  # newer than the fit
+        and not reads_pairs(values(slug))  # likewise
     ]
 
 
@@ -129,7 +130,7 @@ READ_BYTES = {"NVIDIA H200": cost.READ_BYTES, "NVIDIA H100": 3.1e12}
     [
         ("round_robin", False, 0.042, 0.13, 70),
         ("stream_k", False, 0.052, 0.15, 44),
-        ("round_robin", True, 0.07, 0.13, 12),
+        ("round_robin", True, 0.08, 0.13, 12),
         ("stream_k", True, 0.085, 0.2, 8),
     ],
 )
