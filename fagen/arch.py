@@ -1,5 +1,6 @@
 """Hold what one kind of GPU is made of: every hardware number, each with its source."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -110,3 +111,14 @@ class Arch:
 
 
 SM90 = Arch()
+
+# What an operation of a score takes of each element: instructions of the MUFU, and all of them.  A
+# model of what nvcc 13.0 makes of fast functions; conversions run beside the MUFU, at its rate.
+SCORE_OPERATIONS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("fma", "*", "abs", "min", "max", "where"), (0, 1)),
+    **dict.fromkeys(("<=", "<", "==", "and", "or", "not"), (0, 1)),
+    **dict.fromkeys(("tanh", "sqrt", "float"), (1, 1)),
+    **dict.fromkeys(("exp", "log", "/"), (1, 2)),
+    **dict.fromkeys(("//", "%"), (1, 14)),
+    "table": (0, 4),
+}

@@ -12,6 +12,14 @@ class ScheduleError(FagenError):
     """A schedule cannot be read, or says what does not hold together."""
 
 
+class ExpressionError(FagenError):
+    """A mask or a score is not of fagen's language, or none that kernels compute."""
+
+    def __init__(self, sentence: str, column: int = 0) -> None:
+        super().__init__(f"column {column}: {sentence}" if column else sentence)
+        self.sentence, self.column = sentence, column  # of its text, from 1 on; 0: of no place
+
+
 class OverBudget(FagenError):  # noqa: N818 - it names what is wrong
     """A schedule asks for more than one SM has."""
 
