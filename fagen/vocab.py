@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from fagen.expr import words
+from fagen.expr.cpp import printed
+from fagen.expr.words import Word
+
 # How many times as many columns of shared memory wider slabs may take. On an H200, in slabs of 32
 # bytes, 104, 176 and 208 took a third longer than 128, 192 and 224 for as many heads, 136 a sixth
 # longer than 160; 112 and 144, whose rows are aligned, took no longer than 128 and 160.
@@ -78,6 +82,17 @@ class Mask:
     pairs: Callable[[int, int], float]  # of a query and a key, as FLOPs are counted
     first: str = ""
     last: str = ""
+
+    @classmethod
+    def of(cls, word: Word, order: str) -> "Mask":
+        """Return the mask that a named text is: one whose ends no call gives anything for."""
+        found = word.ranges
+        first, last = (printed(end) if end else "" for end in (found.first, found.last))
+
+        def keys(row: Any, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
+            return found.keys({"q_idx": row, "len_q": seqlen_q, "len_k": seqlen_k})
+
+        return cls(word.name, order, keys, lambda q, k: word.visible(q, k, {}), first, last)
 
     @property
     def first_by_row(self) -> bool:
@@ -160,10 +175,10 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
 
-Word = TypeVar("Word", bound=_Named)
+Row = TypeVar("Row", bound=_Named)
 
 
-def _table(*rows: Word) -> Mapping[str, Word]:
+def _table(*rows: Row) -> Mapping[str, Row]:
     return {row.name: row for row in rows}
 
 
@@ -280,27 +295,9 @@ KEY_ORDER = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
 LEAST_MAXIMUM = 2.0**-40
 
 
-def _causal_pairs(seqlen_q: int, seqlen_k: int) -> float:
-    """A triangle counts as half its square, diagonal included, as everybody counts it."""
-    if seqlen_q <= seqlen_k:
-        return seqlen_q * seqlen_k - seqlen_q * seqlen_q / 2
-    return seqlen_k * seqlen_k / 2
-
-
 MASKS = _table(
-    Mask(
-        "full",
-        order="persistent",
-        keys=lambda row, seqlen_q, seqlen_k: (0, seqlen_k),
-        pairs=lambda seqlen_q, seqlen_k: float(seqlen_q * seqlen_k),
-    ),
-    Mask(
-        "causal",  # aligned to the bottom right: the last query sees the last key
-        order="dynamic",
-        last="row + seqlen_k - seqlen_q + 1",
-        keys=lambda row, seqlen_q, seqlen_k: (0, row + seqlen_k - seqlen_q + 1),
-        pairs=_causal_pairs,
-    ),
+    Mask.of(words.MASKS["full"], order="persistent"),
+    Mask.of(words.MASKS["causal"], order="dynamic"),
 )
 # A single query sees the same keys under all of them; decoding has kernels of this one for it.
 ONE_QUERY = "causal"

@@ -229,21 +229,10 @@ MASK = Sample(
     edits=(
         Edit(
             "fagen/vocab.py",
-            """        pairs=_causal_pairs,
-    ),
-)
+            """    Mask.of(words.MASKS["causal"], order="dynamic"),
 """,
-            """        pairs=_causal_pairs,
-    ),
-    Mask(
-        "window",
-        order="lpt",
-        first="row + seqlen_k - seqlen_q - 29",
-        last="row + seqlen_k - seqlen_q + 1",
-        keys=lambda row, q, k: (row + k - q - 29, row + k - q + 1),
-        pairs=lambda q, k: 30.0 * q,
-    ),
-)
+            """    Mask.of(words.MASKS["causal"], order="dynamic"),
+    Mask.of(Word("window", "mask", "0 <= q_pos - k_idx < 30", "thirty keys"), order="lpt"),
 """,
         ),
         Edit(
