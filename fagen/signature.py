@@ -168,11 +168,14 @@ class Scalar:
     words: int = 0
     positive: bool = False  # and finite, as a float32
     most: float | None = None  # that one that is positive may be, a float32
+    least: int | None = None  # that one may be; `most` is said too then
     present: bool = True
 
     @property
     def demand(self) -> str:
-        """What one that is `positive` must be, in words."""
+        """What one that is `positive`, or has a least, must be, in words."""
+        if self.least is not None:
+            return f"from {self.least} to {self.most:.0f}"
         demand = "finite and above 0 as a float32" if self.type == "float" else "above 0"
         return f"{demand}, and {self.limit}" if self.limit else demand
 

@@ -33,6 +33,9 @@ def statuses(signatures: Sequence[Any]) -> tuple[Status, ...]:
     numbers = [s for signature in signatures for s in signature.numbers if s.positive]
     limited = _once(f"{s.name} {s.limit}" for s in numbers if s.limit)
     scalars = _once(s.name for s in numbers)
+    between = _once(
+        f"{s.name} {s.demand}" for of in signatures for s in of.numbers if s.least is not None
+    )
     ratios = _once(f"{r.size} must be a multiple of {r.by}" for s in signatures for r in s.rules)
     together = _once(
         f"{_and(tensor.name for tensor in group)} go together; only one is given"
@@ -56,7 +59,8 @@ def statuses(signatures: Sequence[Any]) -> tuple[Status, ...]:
         Status(
             "bad scalar",
             f"{', '.join(scalars) or 'a number'} must be finite and positive"
-            + "".join(f", {limit}" for limit in limited),
+            + "".join(f", {limit}" for limit in limited)
+            + "".join(f"; {bounds}" for bounds in between),
         ),
         Status("refused", "; ".join((*refused, *together)) or "a tensor is given that cannot be"),
         Status("null pointer", "a tensor that is needed is null"),

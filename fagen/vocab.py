@@ -4,11 +4,15 @@ The tables here are all that a new word needs outside a template.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from fagen.errors import ExpressionError
 from fagen.expr import words
-from fagen.expr.cpp import printed
+from fagen.expr.bounds import Change, steady
+from fagen.expr.cpp import KERNEL, Names, helpers, printed
+from fagen.expr.tree import Name, Table
 from fagen.expr.words import Word
 
 # How many times as many columns of shared memory wider slabs may take. On an H200, in slabs of 32
@@ -68,31 +72,90 @@ class Dtype:
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query may see: an interval, whose ends rise by at most a key from row to row.
+    """Which keys a query may see: an interval, whose ends never fall from row to row.
 
-    `first` and `last` (exclusive) are its ends as C++ in `row`, `seqlen_q` and `seqlen_k`, not yet
-    cut off at 0 and seqlen_k; empty where every row sees the first key, or the last one. `keys`
-    says the same in Python, of ints and of tensors. Only a row whose interval lies outside
-    0 … seqlen_k may see no key.
+    `first` and `last` (exclusive) are its ends as C++ in `row`, `seqlen_q` and `seqlen_k` and in
+    what a call gives, not yet cut off at 0 and seqlen_k; empty where every row sees the first key,
+    or the last one. `keys` says the same in Python, of ints and of tensors. What a call gives goes
+    by its name in all of them; where `keys` is not told, it is as usual. `last` that is `steady`
+    rises by at most a key from row to row, and then only a row whose interval lies outside 0 …
+    seqlen_k may see no key.
     """
 
     name: str
     order: str  # the grid order that suits it, where a schedule names none
-    keys: Callable[[Any, int, int], tuple[Any, Any]]
+    keys: Callable[..., tuple[Any, Any]]
     pairs: Callable[[int, int], float]  # of a query and a key, as FLOPs are counted
     first: str = ""
     last: str = ""
+    parameters: tuple[Name, ...] = ()  # whole numbers that a call gives
+    tables: tuple[Table, ...] = ()  # tensors of whole numbers that it gives
+    steady: bool = True
+    helpers: str = ""  # functions that this C++ calls
 
     @classmethod
     def of(cls, word: Word, order: str) -> "Mask":
-        """Return the mask that a named text is: one whose ends no call gives anything for."""
-        found = word.ranges
-        first, last = (printed(end) if end else "" for end in (found.first, found.last))
+        """Return the mask that a named text is.
 
-        def keys(row: Any, seqlen_q: int, seqlen_k: int) -> tuple[Any, Any]:
-            return found.keys({"q_idx": row, "len_q": seqlen_q, "len_k": seqlen_k})
+        Raises ExpressionError for one of which a tile's first and last row do not tell the keys.
+        """
+        found, expression = word.ranges, word.expression
+        if Change.FALLS in found.changes or Change.BY_ROW in found.changes:
+            raise ExpressionError(
+                f"{word.name}: its keys do not move on from row to row: so far kernels have "
+                "masks whose first and last keys never fall"
+            )
+        own = {one.name: one.name for one in expression.given}
+        names, ends = Names(KERNEL | own, look_up=_number_of), (found.first, found.last)
+        first, last = (printed(end, names) if end else "" for end in ends)
 
-        return cls(word.name, order, keys, lambda q, k: word.visible(q, k, {}), first, last)
+        by_row = any(table.over != ("batch",) for table in expression.tables)
+
+        def keys(row: Any, seqlen_q: int, seqlen_k: int, **given: Any) -> tuple[Any, Any]:
+            if by_row:  # a tile's rows past the end see what the last one does
+                row = (
+                    row.clamp(max=seqlen_q - 1) if hasattr(row, "clamp") else min(row, seqlen_q - 1)
+                )
+            sizes = {"q_idx": row, "len_q": seqlen_q, "len_k": seqlen_k}
+            return found.keys({**word.usual(seqlen_q, seqlen_k), **given, **sizes})
+
+        return cls(
+            word.name,
+            order,
+            keys,
+            lambda q, k: word.visible(q, k, word.usual(q, k)),
+            first,
+            last,
+            expression.parameters,
+            expression.tables,
+            found.last is None or steady(found.last),
+            helpers(*filter(None, ends)),
+        )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of what a call gives."""
+        return tuple(one.name for one in (*self.parameters, *self.tables))
+
+    @property
+    def row_tables(self) -> tuple[str, ...]:
+        """The names of tensors that have a number for each query."""
+        return tuple(table.name for table in self.tables if table.over != ("batch",))
+
+    def taken(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Take what is given out of the arguments of a call, as `bound` wants it.
+
+        Numbers for each row, or each sequence, become tensors of 64 bits, by which one may index.
+        """
+        given = {name: call.pop(name) for name in self.given}
+        return {name: x.long() if hasattr(x, "long") else x for name, x in given.items()}
+
+    def bound(self, given: Mapping[str, Any], sequence: int = 0) -> "Mask":
+        """Return it with what a call gives: the mask of one of its sequences, or of all."""
+        if not self.given:
+            return self
+        keys = partial(self.keys, **given, batch=sequence)
+        return replace(self, keys=keys, pairs=partial(_counted, keys))
 
     @property
     def first_by_row(self) -> bool:
@@ -128,6 +191,17 @@ class Mask:
     def causal(self) -> bool:
         """Whether this is the mask that public calls know as causal."""
         return self.name == "causal"
+
+
+def _number_of(table: Table, indices: list[str]) -> str:
+    """Return a number of a table as C++: one of a sequence, or of a row of it."""
+    return table.name if table.over == ("batch",) else f"{table.name}[min(row, seqlen_q - 1)]"
+
+
+def _counted(keys: Callable[..., tuple[Any, Any]], seqlen_q: int, seqlen_k: int) -> float:
+    """Return how many keys all rows together see."""
+    ends = (keys(row, seqlen_q, seqlen_k) for row in range(seqlen_q))
+    return float(sum(max(0, min(seqlen_k, last) - max(0, first)) for first, last in ends))
 
 
 @dataclass(frozen=True)
@@ -298,7 +372,10 @@ LEAST_MAXIMUM = 2.0**-40
 MASKS = _table(
     Mask.of(words.MASKS["full"], order="persistent"),
     Mask.of(words.MASKS["causal"], order="dynamic"),
+    Mask.of(words.MASKS["window"], order="lpt"),
 )
+# those of which lengths say all
+PLAIN_MASKS = {name: mask for name, mask in MASKS.items() if not mask.given}
 # A single query sees the same keys under all of them; decoding has kernels of this one for it.
 ONE_QUERY = "causal"
 

@@ -23,7 +23,7 @@ from fagen.process import run
 from fagen.render import render
 from fagen.runtime.c_interface import described
 from fagen.toolchain import find_disassembler
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.backward_tiles import compiled
 from tests.often import some
@@ -63,7 +63,9 @@ int main() {{
 """  # noqa: E501
 
 
-@pytest.mark.parametrize("mask", [*MASKS.values(), WINDOW, FUTURE], ids=lambda mask: str(mask.name))
+@pytest.mark.parametrize(
+    "mask", [*PLAIN_MASKS.values(), WINDOW, FUTURE], ids=lambda mask: str(mask.name)
+)
 def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, tmp_path):
     plan = masked("bwd_fp16_d128_causal_m64n128", mask)
     full_last = "tile.full_last" if mask.first_by_row else "tile.last"
@@ -197,7 +199,7 @@ UNTUNED = [*((d, d) for d in range(72, 225, 8) if d != 128), (192, 128)]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("mask", list(PLAIN_MASKS))
 @pytest.mark.parametrize("head_dims", UNTUNED, ids=str)
 def test_the_first_that_is_derived_compiles_so_that_it_serves(head_dims, mask):
     first, *_ = derived(Problem("fp16", *head_dims, mask, kind="backward"))

@@ -15,7 +15,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.paths import cache_folder, locate
 from fagen.problem import Problem, Sizes
 from fagen.registry import committed_file, from_slug, plan
-from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
+from fagen.vocab import DTYPES, PLAIN_MASKS, SIXTEEN_BITS
 
 CARD, OTHER_CARD = "NVIDIA H200", "NVIDIA H100"
 SHORT, LONG, MINE, FEW = (f"fwd_fp16_d128_full_m128n{n}" for n in (64, 128, 160, 96))
@@ -305,7 +305,7 @@ def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
     assert rows_for(PROBLEM, "NVIDIA GH200") == [Row(OTHER_CARD, MINE)]
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", PLAIN_MASKS)
 @pytest.mark.parametrize("keys", [(0, 1_000), (8_192, 10_000), (8_192, MOST), (0, 200_000)])
 def test_no_other_call_is_served_otherwise_for_a_users_row(folders, monkeypatch, mask, keys):
     """Over fagen's own table: rows for few queries and for accuracy stay what they were."""
@@ -500,7 +500,7 @@ def test_every_tuned_problem_has_rows_and_every_rows_schedule_is_committed():
     table = table_at(locate("schedules") / dispatch_table.NAME)
     assert all(committed_file(row.slug).is_file() for row in table)
     problems = {row.problem for row in table}
-    for dtype, mask, dims in product(SIXTEEN_BITS, MASKS, TUNED):
+    for dtype, mask, dims in product(SIXTEEN_BITS, PLAIN_MASKS, TUNED):
         assert Problem(dtype, *dims, mask, None, "", 0) in problems
     for row in (row for row in table if row.problem.kind == "forward" and not row.for_few_tiles):
         splits = Schedule.from_slug(row.slug).values()["num_splits"] > 1

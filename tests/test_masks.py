@@ -16,7 +16,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.plan import Plan, plan
 from fagen.process import run
 from fagen.render import render
-from fagen.vocab import MASKS, Mask
+from fagen.vocab import MASKS, PLAIN_MASKS, Mask
 from tests.often import some
 from tests.programs import answers, compiled
 
@@ -41,13 +41,13 @@ FUTURE = Mask(
     keys=lambda row, seqlen_q, seqlen_k: (row + seqlen_k - seqlen_q, seqlen_k),
     pairs=lambda seqlen_q, seqlen_k: 0.0,
 )
-ALL = [*MASKS.values(), WINDOW, FUTURE]
+ALL = [*PLAIN_MASKS.values(), WINDOW, FUTURE]
 LENGTHS = [(1, 1), (64, 64), (130, 300), (300, 130), (257, 0), (1, 500), (200, 200), (500, 1)]
 
 
 def planned(mask: Mask, slug: str = "fwd_fp16_d64_causal_m128n64_noprod") -> Plan:
     """The Plan of a schedule, with any mask."""
-    if mask.name in MASKS:
+    if mask.name in PLAIN_MASKS:
         return plan(Schedule.from_slug(slug.replace("causal", mask.name)))
     usual = plan(Schedule.from_slug(slug))
     return replace(usual, slug=slug.replace("causal", mask.name), mask=mask)
@@ -93,7 +93,7 @@ def test_full_and_causal_are_aligned_to_the_bottom_right() -> None:
         assert torch.equal(seen(MASKS["causal"], rows, keys), lower)
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=lambda mask: mask.name)
+@pytest.mark.parametrize("mask", PLAIN_MASKS.values(), ids=lambda mask: mask.name)
 def test_pairs_are_those_that_are_seen_but_for_half_the_diagonal(mask: Mask) -> None:
     for rows, keys in LENGTHS:
         counted = int(seen(mask, rows, keys).sum())

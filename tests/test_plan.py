@@ -18,7 +18,7 @@ from fagen.problem import Problem, Sizes, flops
 from fagen.registry import plan_of
 from fagen.render import kernel_text
 from fagen.schedule import Schedule
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 from tests.combine_helpers import SPREAD as COMBINING
 from tests.decode_helpers import SPREAD as DECODING
 from tests.strategies import (
@@ -404,7 +404,7 @@ def test_gradients_of_both_dtypes_and_masks_and_four_head_dims_are_committed():
     committed = [registry.read(path).values() for path in registry.schedules("backward")]
     cases = {(keys["dtype"], keys["head_dim"], keys["mask"]) for keys in committed}
     dims = 64, 128, 192, 256
-    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in dims for m in MASKS}
+    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in dims for m in PLAIN_MASKS}
 
 
 def test_flops_of_gradients_are_two_and_a_half_times_those_of_the_forward_pass():

@@ -10,7 +10,7 @@ import pytest
 from fagen.kinds.forward.defaults import derived_schedules
 from fagen.paths import locate
 from fagen.problem import Problem
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 
 FOLDER = locate("cli.py").parent / "benchmarks/search"
 LEAST = 0.6
@@ -64,7 +64,7 @@ def test_a_fit_finds_constants_that_made_the_times():
     assert {name: constants[name] for name in truth} == pytest.approx(truth, rel=0.1)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", PLAIN_MASKS)
 @pytest.mark.parametrize("dims", DERIVED)
 def test_what_is_derived_is_within_five_per_cent_of_what_a_search_found(dims, mask):
     rows = [row for row in MANY if row.problem == f"fp16_{dims}_{mask}"]

@@ -223,6 +223,21 @@ def _of_product(factors: tuple[Node, ...], changes: list[Change]) -> Change:
     return own
 
 
+@lru_cache(MOST_KEPT)
+def steady(node: Node) -> bool:
+    """Whether a node rises by 1 at most from a row to the next, or stays, as far as one sees."""
+    if change(node) is Change.CONSTANT or isinstance(node, Name):
+        return True
+    if isinstance(node, Sum):
+        moving = [(f, term) for f, term in node.terms if change(term) is not Change.CONSTANT]
+        return len(moving) == 1 and moving[0][0] == 1 and steady(moving[0][1])
+    if isinstance(node, Operation) and node.op in ("min", "max"):
+        return all(map(steady, node.args))
+    if isinstance(node, Operation) and node.op == "where":
+        return change(node.args[0]) is Change.CONSTANT and all(map(steady, node.args[1:]))
+    return False
+
+
 # ---- which is larger -----------------------------------------------------------------------------
 
 

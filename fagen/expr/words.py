@@ -29,6 +29,8 @@ class Word:
     is_for: str
     given: tuple[Name | Table, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)  # for a picture of 12 by 12
+    # what is given where nobody says: to predictions, of lengths of queries and of keys
+    usual: Callable[[int, int], Mapping[str, Any]] = field(default=lambda len_q, len_k: {})
     pairs: Callable[[int, int], float] | None = None  # as FLOPs are counted, where that is no sum
 
     @cached_property
@@ -98,6 +100,7 @@ MASKS = _words(
         "so many keys before its own and behind it, both included",
         (_whole("window_left", 0), _whole("window_right", 0)),
         {"window_left": 3, "window_right": 1},
+        usual=lambda len_q, len_k: {"window_left": 1023, "window_right": 0},
     ),
     Word(
         "chunked",

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fagen.expr.tree import Table
 from fagen.signature import Dim, Extent, Multiple, Scalar, Size, Tensor
-from fagen.vocab import FP32, INT32, Dtype
+from fagen.vocab import FP32, INT32, Dtype, Mask
 
 # With it, and log2 e, the number at which row maxima start still has a product that is finite.
 MOST_SCALE = 1e8
@@ -15,6 +16,23 @@ BATCH = Dim(Extent("batch"), "batch")
 SCALE = Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE)
 GROUPED = (Multiple("heads", "kv_heads"),)
 SIZES = tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")))
+
+
+def scalars(mask: Mask) -> tuple[Scalar, ...]:
+    """Return the numbers of a call: the scale, and those that the mask is given."""
+    given = (
+        Scalar(
+            one.name, "int", f"of the mask {mask.name}", least=int(one.least), most=int(one.most)
+        )
+        for one in mask.parameters
+    )
+    return SCALE, *given
+
+
+def form(*words: str, mask: Mask) -> str:
+    """Return what a struct is called after, where a call gives something to the mask too."""
+    named = mask.name.split("_") if mask.given else ()
+    return " ".join(filter(None, (*words, *named)))
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,18 @@ class Layout:
         """Return the log-sum-exps that a call finds."""
         note = "log-sum-exp, natural logarithm; minus infinity in a row that sees no key"
         return self.numbers("lse", note, access="out", omittable=True)
+
+    def tables(self, mask: Mask) -> tuple[Tensor, ...]:
+        """Return the tensors that a mask is given: a number of each sequence, or of each query."""
+        return tuple(self._table(table, mask.name) for table in mask.tables)
+
+    def _table(self, table: Table, mask: str) -> Tensor:
+        note = f"of the mask {mask}: {table.name} of each {{}}"
+        if table.over == ("batch",):
+            batch = Extent("offsets", plus=-1) if self.varlen else Extent("batch")
+            return lengths(table.name, batch, note.format("sequence"))
+        dims = (*self._batch, Dim(Extent(self._rows("q"))))
+        return Tensor(table.name, dims, INT32, note.format("query"), aligned=False)
 
     def offsets(self, more_of_q: str = "", more_of_used: str = "") -> tuple[Tensor, ...]:
         """Return where varlen sequences begin, and how many keys count; () of equal lengths.

@@ -102,6 +102,9 @@ def _of_inputs(
     for scalar in signature.numbers:
         value = call.get(scalar.name, scalar.default)
         yield value is not None, f"{scalar.name} is missing"
+        if scalar.least is not None and isinstance(value, float | int):
+            is_right = isinstance(value, int) and scalar.least <= value <= (scalar.most or 0)
+            yield is_right, f"{scalar.name} is {value}; it must be {scalar.demand}"
         # a symbol is checked when it has a value
         if scalar.positive and isinstance(value, float | int):
             as_float32 = ctypes.c_float(value).value

@@ -19,17 +19,17 @@ from fagen.vocab import (
     BACKWARD,
     DTYPES,
     FORWARD,
-    MASKS,
     ONE_QUERY,
     OUT_DTYPES,
     PASSES,
+    PLAIN_MASKS,
     V_LAYOUTS,
 )
 
 # The words of a problem, by its field; in C a word is its place from 1 on, "" is 0.
 WORDS: Mapping[str, tuple[str, ...]] = {
     "dtype": tuple(DTYPES),
-    "mask": tuple(MASKS),
+    "mask": tuple(PLAIN_MASKS),
     "out_dtype": tuple(OUT_DTYPES),
     "v_layout": tuple(V_LAYOUTS),
 }
@@ -151,7 +151,7 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
         rows = {
             problem: [*_decoding(problem, own)]
             for any_mask, own in by_problem.items()
-            for problem in (replace(any_mask, mask=mask) for mask in MASKS)
+            for problem in (replace(any_mask, mask=mask) for mask in PLAIN_MASKS)
         }
     else:
         for schedule in schedules:

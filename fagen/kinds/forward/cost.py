@@ -170,7 +170,7 @@ def predictor(sizes: Sequence[Sizes]) -> Callable[[Mapping[str, Any]], tuple[flo
         of_call = filling({"head_dim_v": head_dim_v}).splits
         calls = ((size.batch * size.heads, size.seqlen_q, size.seqlen_k) for size in sizes)
         return tuple(
-            of_call(keys, n, seen_ends(mask, m, n, queries, keys), heads, num_splits)
+            of_call(keys, n, seen_ends(MASKS[mask], m, n, queries, keys), heads, num_splits)
             for heads, queries, keys in calls
         )
 

@@ -131,7 +131,7 @@ class Plan(Budgeted, Combining):
         """
         splits = self.num_splits
         if self.schedule.split.fill:
-            ends = seen_ends(self.mask.name, self.block_m, self.block_n, queries, length)
+            ends = seen_ends(self.mask, self.block_m, self.block_n, queries, length)
             splits = self.filling.splits(length, self.block_n, ends, heads, splits)
         return split_blocks(length, self.block_n, splits) * self.block_n
 

@@ -208,8 +208,23 @@ def rules(keys: Values) -> Broken:
             "inter_warpgroup",
             "true needs two warpgroups that take turns; use block_m = 128, or leave it out",
         )
+    mask = MASKS[keys["mask"]]
+    if mask.tables and keys["lengths"] == "equal":
+        if ORDERS[keys["order"]].dynamic:
+            yield (
+                "order",
+                f'"{keys["order"]}": which tiles see no key of mask "{mask.name}" the GPU alone '
+                f'knows; use order = "lpt"',
+            )
+        if keys["num_splits"] > 1:
+            yield "num_splits", f'so far splits have no mask "{mask.name}"; use 1'
     if keys["cluster"] > 1:
-        mask = MASKS[keys["mask"]]
+        if not mask.steady:
+            yield (
+                "cluster",
+                f'2: of mask "{mask.name}" one tile of a pair may see far more keys than the '
+                "other; use cluster = 1",
+            )
         for key, required in (("producer", "warp"), ("order", _order(keys))):
             if keys[key] != required:
                 yield "cluster", f'2 needs {key} = "{required}"; use cluster = 1'

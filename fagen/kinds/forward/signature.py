@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fagen.kinds.calls import BATCH, GROUPED, SCALE, SIZES, Layout
+from fagen.kinds.calls import BATCH, GROUPED, SIZES, Layout, form, scalars
 from fagen.signature import MAX_SIZE, Dim, Extent, Limit, Signature, Size, Tensor
 from fagen.vocab import FP32, KEY_ORDER
 
@@ -49,7 +49,7 @@ def signature(plan: "Plan") -> Signature:
         )
     return Signature(
         kind=plan.kind,
-        form=f"varlen{' fp8' * plan.descales}" if varlen else "",
+        form=form("varlen" * varlen, "fp8" * (varlen and plan.descales), mask=plan.mask),
         version=1 if varlen else 3,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -57,6 +57,7 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("k", plan.head_dim, **how),
             v,
             *layout.offsets(),
+            *layout.tables(plan.mask),
             *(_numbers(plan) if plan.descales or not varlen else ()),
             layout.queries(
                 "out",
@@ -67,9 +68,10 @@ def signature(plan: "Plan") -> Signature:
             ),
             layout.lse(),
         ),
-        scalars=(SCALE,),
+        scalars=scalars(plan.mask),
         order=(
-            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "seqused_k"),
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", *plan.mask.given),
+            "seqused_k",
             *("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         ),
         rules=GROUPED,

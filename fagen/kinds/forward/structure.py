@@ -11,7 +11,7 @@ from fagen.arch import SM90
 from fagen.combining import Filling
 from fagen.kinds.forward.rules import consumers
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, ORDERS
+from fagen.vocab import DTYPES, MASKS, ORDERS, Mask
 
 TRANSPOSERS = 3  # all warps of the producer but the one that loads
 TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
@@ -111,7 +111,8 @@ def skips_masked_blocks(values: Values) -> bool:
 
     Only where they can wait for the others: these need buffers, and V's space, before they go on.
     """
-    by_row = MASKS[values["mask"]].last_by_row
+    mask = MASKS[values["mask"]]
+    by_row = mask.last_by_row and mask.steady  # else rows may see more than block_m keys less
     if not (by_row and values["producer"] == "warp" and values["intra_warpgroup"]):
         return False
     if values["cluster"] > 1:
@@ -157,10 +158,10 @@ def filling(values: Values) -> Filling:
     )
 
 
-def seen_ends(mask: str, block_m: int, block_n: int, queries: int, keys: int) -> list[int]:
+def seen_ends(mask: Mask, block_m: int, block_n: int, queries: int, keys: int) -> list[int]:
     """Return up to which block of keys each tile of a head sees."""
     last_rows = range(block_m - 1, queries + block_m - 1, block_m)
-    ends = (MASKS[mask].keys(row, queries, keys)[1] for row in last_rows)
+    ends = (mask.keys(row, queries, keys)[1] for row in last_rows)
     return [-(-min(keys, max(0, end)) // block_n) for end in ends]
 
 

@@ -3,6 +3,7 @@
 Works on any device.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
 from fagen.kinds.forward.emulate.sequences import emulate_varlen
+from fagen.kinds.forward.emulate.sequences import own as _own
 from fagen.kinds.forward.emulate.tiles import emulate
 
 if TYPE_CHECKING:
@@ -25,8 +27,12 @@ def compute(
 
     A descale that is None is 1, a mean that is None nothing.
     """
+    given = plan.mask.taken(more)
+    if plan.mask.tables and not plan.varlen:
+        return _by_sequence(plan, q, k, v, scale, given, more)
     if plan.varlen:
-        return emulate_varlen(plan, q, k, v, scale=scale, **more)
+        return emulate_varlen(plan, q, k, v, scale=scale, given=given, **more)
+    plan = replace(plan, mask=plan.mask.bound(given))
     if not more:
         return emulate(plan, q, k, v, scale)
     unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
@@ -34,3 +40,18 @@ def compute(
     q_descale, k_descale, v_descale = (unit if x is None else x for x in descales)
     means = more["v_mean"], more["k_mean"]
     return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means)
+
+
+def _by_sequence(
+    plan: "Plan", q: Tensor, k: Tensor, v: Tensor, scale: float, given: Any, more: Any
+) -> tuple[Tensor, Tensor]:
+    """Return what a kernel computes whose mask differs from sequence to sequence."""
+    found = []
+    for number in range(len(q)):
+        own = replace(plan, mask=plan.mask.bound(given, number))
+        numbers = {name: _own(x, number) for name, x in more.items()}
+        found.append(compute(own, *(x[number : number + 1] for x in (q, k, v)), scale, **numbers))
+    if not found:
+        return emulate(plan, q, k, v, scale)
+    out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return out, lse

@@ -1,5 +1,10 @@
 """A Plan and varlen sequences in, what its kernel computes out: each sequence by itself."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +28,7 @@ def emulate_varlen(
     v_descale: Tensor | None = None,
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of varlen sequences as the Plan's kernel does.
 
@@ -31,26 +37,29 @@ def emulate_varlen(
     that lead out of the tensors are cut off. In e4m3 descales, (B, H or Hk, 1), of V (B, Hk, Dv),
     and means are as of `emulate_fp8`; a descale that is None is 1. Returns out (total_q, H, Dv) in
     the Plan's out_dtype and the log-sum-exp (H, total_q) in fp32; a row of no sequence is one that
-    sees no key.
+    sees no key. `given` is what the mask is: numbers, of each sequence, or of each row of q.
     """
     dtype = getattr(torch, plan.out_dtype.torch)
     out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
     lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
     unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
     descales = [unit if x is None else x for x in (q_descale, k_descale, v_descale)]
+    mask = plan.mask
     slices = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
     for number, (of_q, of_k) in enumerate(slices):
         sequence = q[None, of_q], k[None, of_k], v[None, of_k]
+        by_row = {name: {number: given[name][of_q]} for name in mask.row_tables}
+        plan = replace(plan, mask=mask.bound({**given, **by_row}, number))
         if plan.descales:
-            own = (_own(x, number) for x in (*descales, v_mean, k_mean))
-            output, log_sum = emulate_fp8(plan, *sequence, scale, *own)
+            numbers = (own(x, number) for x in (*descales, v_mean, k_mean))
+            output, log_sum = emulate_fp8(plan, *sequence, scale, *numbers)
         else:
             output, log_sum = emulate(plan, *sequence, scale)
         out[of_q], lse[:, of_q] = output[0], log_sum[0]
     return out, lse
 
 
-def _own(numbers: Tensor | None, sequence: int) -> Tensor | None:
+def own(numbers: Tensor | None, sequence: int) -> Tensor | None:
     """Those of a sequence, (1, …); one for all is that of each."""
     if numbers is None or numbers.shape[0] == 1:
         return numbers

@@ -311,9 +311,11 @@ def _of_tiles(values: Values) -> tuple[str, ...]:
 
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
-    by_row, which = MASKS[values["mask"]].by_row, _PREFIX[values["lengths"]]
+    mask = MASKS[values["mask"]]
+    by_row, which = mask.by_row, _PREFIX[values["lengths"]]
     packed = "packed_" * (by_row and values["pack_gqa"])
     yield Part(
+        params=tuple(Field(one.name, INT, Argument(one.name)) for one in mask.parameters),
         head=("forward/keys/blocks.cuh.j2",),
         device=(
             f"forward/keys/{which}lengths.cuh",

@@ -1,0 +1,119 @@
+"""Masks of which a call gives numbers: what rows see by lambdas of ours, never by their texts."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fagen import registry, simulator
+from fagen.e4m3 import E4M3, by_columns
+from fagen.kind import load_named
+from fagen.render import render
+from fagen.runtime.checks import allocated, checked
+
+# whether a query at i of m sees key j of n, in sequence b, by what a call gives
+SEES: Mapping[str, Callable[..., bool]] = {
+    "window": lambda b, i, m, j, n, window_left, window_right: (
+        -window_left <= j - (i + n - m) <= window_right
+    ),
+    "chunked": lambda b, i, m, j, n, chunk: j <= i + n - m and j // chunk == (i + n - m) // chunk,
+    "prefix": lambda b, i, m, j, n, prefix: j <= i + n - m or j < int(prefix[b]),
+    "causal_by_sequence": lambda b, i, m, j, n, causal_of: int(causal_of[b]) == 0 or j <= i + n - m,
+    "document": lambda b, i, m, j, n, first, last: int(first[b, i]) <= j < int(last[b, i]),
+}
+
+
+def seen(mask: str, sizes: tuple[int, int], given: Mapping[str, Any], sequence: int = 0) -> Tensor:
+    """Whether a query (rows) sees a key (columns) of a sequence."""
+    rows, keys = sizes
+    pairs = [
+        [SEES[mask](sequence, i, rows, j, keys, **given) for j in range(keys)] for i in range(rows)
+    ]
+    return torch.tensor(pairs, dtype=torch.bool).view(rows, keys)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of one sequence in fp64: out (Sq, H, Dv) and lse (H, Sq)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    scores = scores.masked_fill(~visible, -math.inf)
+    lse = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:2], -math.inf)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
+    return torch.einsum("hqk,khd->qhd", weights, v), lse
+
+
+def call_of(
+    slug: str, sizes: tuple[int, ...], given: Mapping[str, Any], seed: int = 0
+) -> tuple[Any, dict[str, Any], list[tuple[Tensor, Tensor]]]:
+    """A Plan, arguments by name of (batch, heads, kv_heads, queries, keys), and what is right."""
+    plan = registry.plan_of(slug)
+    batch, heads, kv_heads, rows, keys = sizes
+    dice = torch.Generator().manual_seed(seed)
+    d, d_v = plan.head_dim, plan.head_dim_v
+    of_tensors = (rows, heads, d), (keys, kv_heads, d), (keys, kv_heads, d_v)
+    q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
+    dtype = E4M3 if plan.descales else getattr(torch, plan.dtype.torch)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    wide = [x.float() for x in (q, k, v)]
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5, **given}
+    if plan.descales:
+        call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
+        call["v"] = v if plan.v_rows else by_columns(v)
+        if plan.scales.by_block:
+            for name, x in (("q", q), ("k", k)):
+                blocks = -(-x.shape[1] // plan.scales.rows)
+                call[f"{name}_descale"] = torch.ones(batch, x.shape[2], blocks)
+    exact = []
+    for number in range(batch):
+        visible = seen(plan.mask.name, (rows, keys), given, number)
+        exact.append(dense(*(x[number] for x in wide), visible, call["scale"]))
+    return plan, call, exact
+
+
+def emulated(plan: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """What the emulator makes of it."""
+    found: tuple[Tensor, Tensor] = load_named(registry.kind(plan.kind).emulate)(plan, **call)
+    return found
+
+
+def simulated(
+    plan: Any, call: Mapping[str, Any], kernel: str = "", seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """What the kernel's own text makes of it, on the simulated GPU, into outputs full of NaN."""
+    results = allocated(plan, call, checked(plan, call))
+    for result in results:
+        result.fill_(math.nan)
+    named = {t.result: x for t, x in zip(plan.signature.outputs, results, strict=True)}
+    library = simulator.build(kernel or render(plan).kernel)
+    simulator.call(plan, library, seed=seed, **call, named=named)
+    out, lse = results
+    return out, lse
+
+
+TOLERANCE = {"fp16": 2e-3, "bf16": 1.6e-2, "e4m3": 0.13}
+
+
+def check(plan: Any, found: tuple[Tensor, Tensor], exact: list[tuple[Tensor, Tensor]]) -> None:
+    """Raise AssertionError where something is wrong; a row without keys is zeros and -inf."""
+    out, lse = found
+    for number, (wanted, log_sum) in enumerate(exact):
+        none = log_sum == -math.inf
+        assert torch.equal(lse[number] == -math.inf, none)
+        assert (out[number].transpose(0, 1)[none] == 0).all()
+        assert out[number].isfinite().all()
+        error = (out[number].double() - wanted).abs().max() if wanted.numel() else torch.zeros(())
+        assert error <= TOLERANCE[plan.dtype.name], f"{error}"
+        off = (lse[number].double() - log_sum)[~none]
+        assert off.numel() == 0 or off.abs().max() < 1e-3
+
+
+def windows(n: int, keys: int) -> Iterator[dict[str, int]]:
+    """Widths that matter to blocks of n keys, to the left, to both sides, and open ones."""
+    for width in (1, n - 1, n, n + 1, keys + 5):
+        yield {"window_left": width - 1, "window_right": 0}
+        yield {"window_left": width - 1, "window_right": width // 2}
+    yield {"window_left": 1 << 30, "window_right": 3}
+    yield {"window_left": 0, "window_right": 1 << 30}

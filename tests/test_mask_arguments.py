@@ -1,0 +1,96 @@
+"""Masks of which a call gives numbers: emulator and kernels beside dense attention of ours."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fagen import registry
+from fagen.errors import ScheduleError
+from fagen.kinds.forward.cost import grid
+from fagen.problem import Sizes
+from fagen.render import render
+from fagen.runtime.checks import checked
+from tests.mask_helpers import call_of, check, emulated, seen, simulated, windows
+from tests.often import some
+from tests.test_simulator import may_part, with_lanes_together
+
+# two warpgroups of which one skips blocks; heads that share tiles; splits, also as many as fill the
+# SMs, in which tiles see nothing of the first ones; tiles that are drawn; pairs of tiles; O through
+# V's space, three warpgroups; no producer; steps without overlap; e4m3 with scales by block
+WINDOWED = (
+    "fwd_fp16_d64_window_m128n64",
+    "fwd_bf16_d64_window_m64n64_packgqa",
+    "fwd_fp16_d64_window_m64n64_split3",
+    "fwd_e4m3_d64_window_m128n64_vrows_sblock",
+    "fwd_bf16_d64_window_m128n64_split16_fill",
+    "fwd_e4m3_d64_window_m64n32",
+    "fwd_fp16_d64_window_m64n64_dynamic",
+    "fwd_fp16_d64_window_m64n64_c2",
+    "fwd_fp16_d64_window_m192n64_s3_reusev_nointer",
+    "fwd_bf16_d64_window_m128n64_noprod",
+    "fwd_bf16_d64_window_m128n64_nointra",
+)
+SIZES = (1, 2, 1, 150, 200), (1, 2, 1, 200, 130), (1, 4, 2, 5, 300), (2, 2, 1, 129, 129)
+PACKED = (1, 6, 2, 40, 200), (2, 8, 2, 30, 9), (1, 3, 1, 70, 70)
+
+
+@pytest.mark.parametrize("slug", some(WINDOWED, WINDOWED[:4]))
+def test_a_window_is_what_its_numbers_say_wherever_it_ends(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    kernel = render(plan).kernel
+    if may_part(plan):
+        kernel = with_lanes_together(kernel)
+    for sizes in PACKED if plan.tile.pack_gqa else SIZES:
+        for given in windows(plan.block_n, sizes[-1]):
+            plan, call, exact = call_of(slug, sizes, given)
+            check(plan, simulated(plan, call, kernel), exact)
+            if not plan.descales:  # which sums up as tensor cores do, for long
+                check(plan, emulated(plan, call), exact)
+
+
+@pytest.mark.parametrize(
+    "given", [{"window_left": 9, "window_right": 0}, {"window_left": 3, "window_right": 4}]
+)
+def test_one_number_more_or_less_is_seen(given: dict[str, int]) -> None:
+    """The lambdas of these tests tell windows apart that differ by a key."""
+    slug, sizes = "fwd_fp16_d64_window_m64n32", (1, 1, 1, 40, 40)
+    plan, call, exact = call_of(slug, sizes, given)
+    for name, number in given.items():
+        with pytest.raises(AssertionError):
+            check(plan, emulated(plan, {**call, name: number + 1}), exact)
+
+
+def test_blocks_that_nobody_sees_are_neither_computed_nor_loaded() -> None:
+    """NaN in K and V there reaches nothing, and costs count what is touched alone."""
+    slug, (rows, keys) = "fwd_fp16_d64_window_m64n32", (64, 300)
+    given = {"window_left": 20, "window_right": 0}
+    plan, call, exact = call_of(slug, (1, 1, 1, rows, keys), given)
+    touched = seen("window", (rows, keys), given).any(0)
+    unseen = [n for n in range(0, keys, 32) if not touched[n : n + 32].any()]
+    assert len(unseen) == 6
+    for n in unseen:
+        call["k"][:, n : n + 32] = call["v"][:, n : n + 32] = torch.nan
+    for found in (emulated(plan, call), simulated(plan, call)):
+        check(plan, found, exact)
+
+
+def test_costs_count_touched_blocks() -> None:
+    sizes = Sizes(1, 64, 8, 16_384, 16_384)
+    steps, _ = grid(128, 128, "window", "lpt", sizes)
+    whole, _ = grid(128, 128, "causal", "lpt", sizes)
+    assert 8.7 < steps / (128 * 64 / 132) < 9.1  # of 1,024 keys, a tile
+    assert whole / steps > 7
+
+
+@pytest.mark.parametrize("number", [-1, (1 << 30) + 1, 2.5])
+def test_a_number_that_is_none_of_a_window_is_refused(number: Any) -> None:
+    given = {"window_left": 3, "window_right": 0}
+    plan, call, _ = call_of("fwd_fp16_d64_window_m64n32", (1, 1, 1, 4, 4), given)
+    with pytest.raises((ValueError, TypeError), match="window_left"):
+        checked(plan, {**call, "window_left": number})
+
+
+def test_gradients_have_no_such_masks_yet() -> None:
+    with pytest.raises(ScheduleError, match='"window": so far gradients have masks "full" or'):
+        registry.from_slug("bwd_fp16_d64_window_m64n64")
