@@ -138,6 +138,16 @@ class Mask:
         return tuple(one.name for one in (*self.parameters, *self.tables))
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of what is one number of a sequence."""
+        return (*(one.name for one in self.parameters), *self.batch_tables)
+
+    @property
+    def batch_tables(self) -> tuple[str, ...]:
+        """The names of tensors that have a number for each sequence."""
+        return tuple(table.name for table in self.tables if table.over == ("batch",))
+
+    @property
     def row_tables(self) -> tuple[str, ...]:
         """The names of tensors that have a number for each query."""
         return tuple(table.name for table in self.tables if table.over != ("batch",))
@@ -155,7 +165,8 @@ class Mask:
         if not self.given:
             return self
         keys = partial(self.keys, **given, batch=sequence)
-        return replace(self, keys=keys, pairs=partial(_counted, keys))
+        pairs = partial(_counted, keys)
+        return replace(self, keys=keys, pairs=pairs, parameters=(), tables=())
 
     @property
     def first_by_row(self) -> bool:
@@ -372,7 +383,7 @@ LEAST_MAXIMUM = 2.0**-40
 MASKS = _table(
     Mask.of(words.MASKS["full"], order="persistent"),
     Mask.of(words.MASKS["causal"], order="dynamic"),
-    Mask.of(words.MASKS["window"], order="lpt"),
+    *(Mask.of(words.MASKS[name], order="lpt") for name in words.GIVEN),
 )
 # those of which lengths say all
 PLAIN_MASKS = {name: mask for name, mask in MASKS.items() if not mask.given}

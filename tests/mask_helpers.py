@@ -117,3 +117,112 @@ def windows(n: int, keys: int) -> Iterator[dict[str, int]]:
         yield {"window_left": width - 1, "window_right": width // 2}
     yield {"window_left": 1 << 30, "window_right": 3}
     yield {"window_left": 0, "window_right": 1 << 30}
+
+
+def others(mask: str, sizes: tuple[int, ...], seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Numbers that calls of other masks give: ordinary ones, and some that mean nothing."""
+    batch, _, _, rows, keys = sizes
+    dice = torch.Generator().manual_seed(seed)
+    if mask == "chunked":
+        yield from ({"chunk": chunk} for chunk in (1, 7, 32, 64, 65, keys + 3, 1 << 24))
+    if mask == "prefix":
+        for numbers in ([0] * batch, [keys // 2] * batch, [-5, keys + 9, 33][:batch]):
+            yield {"prefix": torch.tensor(numbers, dtype=torch.int32)}
+    if mask == "causal_by_sequence":
+        for numbers in ([1, 0, 1], [0, 1, 0]):
+            yield {"causal_of": torch.tensor(numbers[:batch], dtype=torch.int32)}
+    if mask == "document":
+        for most in (5, 40, keys):
+            yield _documents(batch, rows, keys, most, dice)
+        # those of which most rows see nothing, and a document far behind another
+        first = torch.full((batch, rows), keys // 3, dtype=torch.int32)
+        first[:, rows // 2 :] = keys - 3
+        last = first.clone()
+        last[:, rows // 2 :] = keys + 7
+        yield {"first": first, "last": last}
+
+
+def _documents(
+    batch: int, rows: int, keys: int, most: int, dice: torch.Generator
+) -> dict[str, Tensor]:
+    """Documents of up to so many keys, and of about as many rows."""
+    first, last = (torch.zeros(batch, rows, dtype=torch.int32) for _ in range(2))
+    for number in range(batch):
+        begins = [0]
+        while begins[-1] < keys:
+            begins.append(begins[-1] + int(torch.randint(1, most + 1, (), generator=dice)))
+        ends = torch.tensor(begins[1:]).clamp(max=keys)
+        own = torch.linspace(0, len(ends) - 1e-3, max(1, rows))[:rows].long()
+        first[number], last[number] = torch.tensor(begins)[own], ends[own]
+    return {"first": first, "last": last}
+
+
+# ---- varlen sequences ----------------------------------------------------------------------------
+
+# of queries and of keys: none of either, more of either, some that fill several tiles
+LENGTHS = ((5, 5), (0, 7), (140, 140), (3, 0), (1, 130), (70, 33), (33, 250))
+AROUND = 2, 3  # rows of no sequence before and behind
+
+
+def varlen_call(
+    slug: str, given: Mapping[str, Any], heads: tuple[int, int] = (2, 1)
+) -> tuple[Any, dict[str, Any], tuple[Tensor, Tensor]]:
+    """A Plan, arguments by name, and what is right: out and lse of all rows.
+
+    Tables by query are of (total_q,), those by sequence of as many as LENGTHS.
+    """
+    plan = registry.plan_of(slug)
+    dice = torch.Generator().manual_seed(1)
+    before, behind = AROUND
+    ends_q = torch.tensor([0, *(m for m, _ in LENGTHS)]).cumsum(0) + before
+    ends_k = torch.tensor([0, *(n for _, n in LENGTHS)]).cumsum(0)
+    rows, keys = int(ends_q[-1]) + behind, int(ends_k[-1])
+    dtype = E4M3 if plan.descales else getattr(torch, plan.dtype.torch)
+    q, k, v = (
+        torch.randn(n, h, 64, generator=dice).to(dtype)
+        for n, h in ((rows, heads[0]), (keys, heads[1]), (keys, heads[1]))
+    )
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": 0.125, **given}
+    call |= {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int(), "seqused_k": None}
+    if plan.descales:
+        call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
+    out = torch.zeros(rows, heads[0], 64, dtype=torch.float64)
+    lse = torch.full((heads[0], rows), -math.inf, dtype=torch.float64)
+    by_query = "first" in given
+    for number, (m, n) in enumerate(LENGTHS):
+        of_q = slice(int(ends_q[number]), int(ends_q[number]) + m)
+        of_k = slice(int(ends_k[number]), int(ends_k[number]) + n)
+        own = {name: x[of_q][None] for name, x in given.items()} if by_query else given
+        visible = seen(plan.mask.name, (m, n), own, 0 if by_query else number)
+        found = dense(q[of_q].float(), k[of_k].float(), v[of_k].float(), visible, 0.125)
+        out[of_q], lse[:, of_q] = found
+    return plan, call, (out, lse)
+
+
+def varlen_numbers(mask: str, n: int) -> Iterator[dict[str, Any]]:
+    """What calls of varlen sequences give to a mask."""
+    if mask == "window":
+        yield from list(windows(n, 250))[::2]
+        yield {"window_left": 5, "window_right": 20}
+        return
+    sizes = (len(LENGTHS), 0, 0, 140, 250)
+    for given in others(mask, sizes):
+        if mask != "document":
+            yield {
+                name: x if isinstance(x, int) else x.repeat(3)[: len(LENGTHS)]
+                for name, x in given.items()
+            }
+            continue
+        parts = {name: [torch.full((AROUND[0],), 9)] for name in given}
+        for number, (m, keys) in enumerate(LENGTHS):
+            for name, x in given.items():
+                parts[name].append(x[number, :m].clamp(max=keys))
+        for name in given:
+            parts[name].append(torch.full((AROUND[1],), 7))
+        yield {name: torch.cat(x).int() for name, x in parts.items()}
+
+
+def check_varlen(plan: Any, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> None:
+    """Raise AssertionError where something is wrong, as `check` does."""
+    (out, lse), (wanted, log_sum) = found, exact
+    check(plan, (out[None], lse[None]), [(wanted, log_sum)])

@@ -11,7 +11,18 @@ from fagen.kinds.forward.cost import grid
 from fagen.problem import Sizes
 from fagen.render import render
 from fagen.runtime.checks import checked
-from tests.mask_helpers import call_of, check, emulated, seen, simulated, windows
+from tests.mask_helpers import (
+    call_of,
+    check,
+    check_varlen,
+    emulated,
+    others,
+    seen,
+    simulated,
+    varlen_call,
+    varlen_numbers,
+    windows,
+)
 from tests.often import some
 from tests.test_simulator import may_part, with_lanes_together
 
@@ -32,6 +43,8 @@ WINDOWED = (
     "fwd_bf16_d64_window_m128n64_nointra",
 )
 SIZES = (1, 2, 1, 150, 200), (1, 2, 1, 200, 130), (1, 4, 2, 5, 300), (2, 2, 1, 129, 129)
+NAMED = "chunked", "prefix", "causal_by_sequence", "document"
+PACKED_OF_SEQUENCES = (3, 6, 2, 40, 200), (2, 8, 2, 30, 9)
 PACKED = (1, 6, 2, 40, 200), (2, 8, 2, 30, 9), (1, 3, 1, 70, 70)
 
 
@@ -47,6 +60,68 @@ def test_a_window_is_what_its_numbers_say_wherever_it_ends(slug: str) -> None:
             check(plan, simulated(plan, call, kernel), exact)
             if not plan.descales:  # which sums up as tensor cores do, for long
                 check(plan, emulated(plan, call), exact)
+
+
+# of each mask two warpgroups, one of which skips blocks where it may; heads that share tiles; pairs
+OTHERS = (
+    *(f"fwd_fp16_d64_{mask}_m128n64" for mask in NAMED),
+    *(f"fwd_bf16_d64_{mask}_m64n64_packgqa" for mask in NAMED),
+    "fwd_fp16_d64_prefix_m64n64_c2",
+    "fwd_e4m3_d64_document_m128n64_vrows_sblock",
+)
+
+
+@pytest.mark.parametrize("slug", some(OTHERS, OTHERS[: len(NAMED)]))
+def test_masks_are_what_their_numbers_and_tables_say(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    kernel = render(plan).kernel
+    if may_part(plan):
+        kernel = with_lanes_together(kernel)
+    sizes = (3, 2, 1, 150, 200), (3, 2, 1, 200, 130), (2, 2, 2, 129, 129)
+    for own in PACKED_OF_SEQUENCES if plan.tile.pack_gqa else sizes:
+        for given in others(plan.mask.name, own):
+            plan, call, exact = call_of(slug, own, given)
+            check(plan, simulated(plan, call, kernel), exact)
+            if not plan.descales:
+                check(plan, emulated(plan, call), exact)
+
+
+VARLEN = (
+    "fwd_fp16_d64_window_m128n64_varlen",
+    "fwd_bf16_d64_window_m64n64_varlen_packgqa",
+    *(f"fwd_fp16_d64_{mask}_m128n64_varlen" for mask in NAMED),
+    "fwd_bf16_d64_document_m64n64_varlen_packgqa",
+    "fwd_e4m3_d64_window_m64n64_varlen",
+    "fwd_e4m3_d64_document_m128n64_varlen",
+)
+
+
+@pytest.mark.parametrize("slug", some(VARLEN, (VARLEN[0], VARLEN[5])))
+def test_varlen_sequences_have_numbers_of_their_own(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    kernel = render(plan).kernel
+    if may_part(plan):
+        kernel = with_lanes_together(kernel)
+    for given in varlen_numbers(plan.mask.name, plan.block_n):
+        heads = (6, 2) if plan.tile.pack_gqa else (2, 1)
+        plan, call, exact = varlen_call(slug, given, heads)
+        check_varlen(plan, simulated(plan, call, kernel), exact)
+        if not plan.descales:
+            check_varlen(plan, emulated(plan, call), exact)
+
+
+@pytest.mark.parametrize(
+    ("slug", "words"),
+    [
+        ("fwd_fp16_d64_prefix_m64n64_dynamic", "the GPU alone"),
+        ("fwd_fp16_d64_prefix_m64n64_split3", "so far splits have no mask"),
+        ("fwd_fp16_d64_document_m64n64_c2", "far more keys than the other"),
+        ("bwd_fp16_d64_prefix_m64n64", "so far gradients have masks"),
+    ],
+)
+def test_what_no_kernel_has_yet_is_refused_by_name(slug: str, words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        registry.from_slug(slug)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +164,3 @@ def test_a_number_that_is_none_of_a_window_is_refused(number: Any) -> None:
     plan, call, _ = call_of("fwd_fp16_d64_window_m64n32", (1, 1, 1, 4, 4), given)
     with pytest.raises((ValueError, TypeError), match="window_left"):
         checked(plan, {**call, "window_left": number})
-
-
-def test_gradients_have_no_such_masks_yet() -> None:
-    with pytest.raises(ScheduleError, match='"window": so far gradients have masks "full" or'):
-        registry.from_slug("bwd_fp16_d64_window_m64n64")

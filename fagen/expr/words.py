@@ -55,6 +55,18 @@ class Word:
         return self.ranges.pairs(len_q, len_k, given, rows)
 
 
+@dataclass(frozen=True)
+class _Eighths:
+    """Of each query where its document begins, or ends: eight as long as each other."""
+
+    len_q: int
+    len_k: int
+    ends: int  # 1, or 0 where they begin
+
+    def __getitem__(self, row: Any) -> Any:
+        return (row * 8 // max(1, self.len_q) + self.ends) * self.len_k // 8
+
+
 def _triangle(len_q: int, len_k: int) -> float:
     """Return half a square, diagonal included: as everybody counts what is causal."""
     if len_q <= len_k:
@@ -92,6 +104,7 @@ MASKS = _words(
         "causal where a sequence's number is 1, full where it is 0",
         (table("causal_of", INT, ("batch",), {}),),
         {"causal_of": [1]},
+        usual=lambda len_q, len_k: {"causal_of": [1], "batch": 0},
     ),
     Word(
         "window",
@@ -109,6 +122,7 @@ MASKS = _words(
         "causal within chunks of so many keys",
         (_whole("chunk", 1, MOST_LENGTH),),
         {"chunk": 4},
+        usual=lambda len_q, len_k: {"chunk": 8192},
     ),
     Word(
         "prefix",
@@ -117,6 +131,7 @@ MASKS = _words(
         "causal, and every query sees the first keys of its sequence",
         (table("prefix", INT, ("batch",), {}),),
         {"prefix": [5]},
+        usual=lambda len_q, len_k: {"prefix": [len_k // 4], "batch": 0},
     ),
     Word(
         "document",
@@ -125,8 +140,14 @@ MASKS = _words(
         "documents in one sequence: of each query its document's first key, and the one behind",
         tuple(table(name, INT, ("batch", "len_q"), {}, rising=True) for name in ("first", "last")),
         {"first": [[0] * 3 + [3] * 5 + [8] * 4], "last": [[3] * 3 + [8] * 5 + [12] * 4]},
+        usual=lambda len_q, len_k: {
+            "first": {0: _Eighths(len_q, len_k, 0)},
+            "last": {0: _Eighths(len_q, len_k, 1)},
+            "batch": 0,
+        },
     ),
 )
+GIVEN = tuple(name for name, word in MASKS.items() if word.given)
 SCORES = _words(
     Word("plain", "score", "score", "the product, scaled"),
     Word(

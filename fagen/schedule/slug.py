@@ -102,10 +102,11 @@ class SlugForm:
     def _pattern(self) -> re.Pattern[str]:
         def group(part: re.Match[str]) -> str:
             # behind letters stands a number, d{head_dim}; behind _ a word, _{mask}
-            return f"(?P<{part[2]}>{'[a-z0-9]+' if part[1] == '_' else 'NUMBER'})"
+            return f"(?P<{part[2]}>{'WORD' if part[1] == '_' else 'NUMBER'})"
 
         text = _OPTIONAL.sub(r"(?:\1)?", self.head)
         text = re.sub(r"(?<=(.))\{(\w+)\}", group, text).replace("NUMBER", r"\d{1,4}")
+        text = text.replace("WORD", "[a-z0-9]+(?:_[a-z]+)*?")
         return re.compile(text + r"(?P<rest>(?:_[a-z0-9]+)*)")
 
 

@@ -62,9 +62,18 @@ _COUNTING: dict[bool, dict[str, str]] = {
 }
 
 
+# by whether rows differ in what they see, and sequences too
+_EMPTY = {
+    (False, False): "empty_keys",
+    (True, False): "empty_tiles",
+    (True, True): "any_empty_tiles",
+}
+
+
 def _texts(values: Values) -> tuple[str, ...]:
     order, paired = ORDERS[values["order"]], values["cluster"] > 1
-    empty = "empty_tiles" if MASKS[values["mask"]].by_row else "empty_keys"
+    mask = MASKS[values["mask"]]
+    empty = _EMPTY[mask.by_row, bool(mask.tables)]
     if values["lengths"] == "varlen":
         return ("varlen", *(("exceeds_l2",) if values["head_major"] else ()))
     if values["num_splits"] > 1:

@@ -91,6 +91,7 @@ _OWN_BLOCKS = {
     (False, False, True, False): "forward/steps/skip/varlen_own_blocks.cuh",
     (False, True, False, False): "forward/steps/skip/own_blocks_of_split.cuh",
     (True, False, False, False): "forward/steps/skip/own_blocks_in_cluster.cuh",
+    (True, False, True, False): "forward/steps/skip/own_blocks_in_cluster_of_sequence.cuh",
     (False, False, False, True): "forward/steps/skip/packed_own_blocks.cuh",
     (False, False, True, True): "forward/steps/skip/varlen_packed_own_blocks.cuh",
 }
@@ -112,7 +113,8 @@ def _ping_pong(in_turns: bool) -> Part:
 def _overlapped(values: Values) -> Iterator[str]:
     """Yield the texts of steps with S of a block and PV of the block before in flight."""
     if values["skips_masked_blocks"]:
-        splits, varlen = values["num_splits"] > 1, values["lengths"] == "varlen"
+        splits = values["num_splits"] > 1
+        varlen = values["lengths"] == "varlen" or bool(MASKS[values["mask"]].tables)
         yield _OWN_BLOCKS[values["cluster"] > 1, splits, varlen, values["pack_gqa"]]
         yield "forward/steps/skip/blocks.cuh.j2"
     if values["skips_steps"]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fagen.kinds.params import CU_SEQLENS_Q, VARLEN_KEYS
+from fagen.kinds.params import CU_SEQLENS_Q, TO_INT32, VARLEN_KEYS
 from fagen.part import (
     BOOL,
     DIVISOR,
@@ -24,9 +24,8 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, ORDERS
+from fagen.vocab import DTYPES, MASKS, ORDERS, Mask
 
-_TILES = {"equal": Type("Tile", 48), "varlen": Type("Tile", 64)}
 _COUNTED = Type("Counted", 16)
 _PREFIX = {"equal": "", "varlen": "varlen_"}
 
@@ -46,7 +45,22 @@ def tiles(values: Values) -> Iterator[Part]:
     if values["cluster"] > 1:
         yield Part(constants=(Constant("order.cluster", "thread blocks that share K and V"),))
     if ORDERS[values["order"]].dynamic:
-        yield _ring(_TILES[lengths], lengths)
+        yield _ring(Type("Tile", _tile_bytes(values)), lengths)
+
+
+def _tile_bytes(values: Values) -> int:
+    """Return how many bytes a tile takes that is passed on."""
+    if values["lengths"] == "equal":
+        return 48
+    mask = MASKS[values["mask"]]
+    numbers, pointers = len(mask.numbers), len(mask.row_tables)
+    before = 12 + 4 * DTYPES[values["dtype"]].fp8
+    if pointers:
+        before, numbers = 16, numbers + numbers % 2
+    sequence = 16 + 4 * numbers + 8 * pointers
+    behind = 8 * values["skips_idle_warpgroups"] + 12 + 4 * mask.first_by_row
+    total = before + sequence + behind + 4 * values["skips_masked_blocks"]
+    return max(64, -(-total // 16) * 16)
 
 
 def _ring(tile: Type, lengths: str) -> Part:
@@ -97,9 +111,9 @@ def _varlen(values: Values) -> Iterator[Part]:
     turns = values["skips_idle_warpgroups"]
     heads, counted = _HEADS[values["head_major"]]
     yield Part(
-        head=("forward/tiles/varlen/sequence.cuh", "forward/tiles/varlen/tile.cuh.j2", counted),
+        head=("forward/tiles/varlen/sequence.cuh.j2", "forward/tiles/varlen/tile.cuh.j2", counted),
         device=(
-            "forward/tiles/varlen/sequences.cuh",
+            "forward/tiles/varlen/sequences.cuh.j2",
             "forward/tiles/varlen/finder.cuh.j2",
             "forward/tiles/varlen/turns.cuh" if turns else "forward/tiles/varlen/no_turns.cuh",
             "forward/tiles/varlen/ring.cuh.j2",
@@ -230,7 +244,7 @@ _NUMBERED = {
 
 
 # by whether a tile's rows are of several heads
-_OF_HEADS = {False: "forward/tiles/of_head.cuh", True: "forward/tiles/of_packed_head.cuh"}
+_OF_HEADS = {False: "forward/tiles/of_head.cuh.j2", True: "forward/tiles/of_packed_head.cuh.j2"}
 
 
 def _equal(values: Values) -> Iterator[Part]:
@@ -306,21 +320,35 @@ def _of_tiles(values: Values) -> tuple[str, ...]:
     """The text that gives a tile's blocks by its number, unless the finder has its own."""
     if not values["pack_gqa"]:
         return (_OF_TILES[values["cluster"]],)
-    return ("forward/keys/of_packed_tile.cuh",) if values["lengths"] == "equal" else ()
+    return ("forward/keys/of_packed_tile.cuh.j2",) if values["lengths"] == "equal" else ()
+
+
+def _given(mask: Mask, by_sequence: bool) -> Iterator[Field]:
+    """What a call gives to a mask, of rows of each sequence if it is `by_sequence`."""
+    for one in mask.parameters:
+        yield Field(one.name, INT, Argument(one.name))
+    for name in (*mask.batch_tables, *mask.row_tables):
+        yield Field(name, TO_INT32, Argument(name))
+    for stride in (f"{name}_stride_batch" for name in mask.row_tables if by_sequence):
+        yield Field(stride, INT64, Argument(stride))
 
 
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
     mask = MASKS[values["mask"]]
-    by_row, which = mask.by_row, _PREFIX[values["lengths"]]
+    own_lengths = values["lengths"] == "varlen" or bool(mask.tables)
+    by_row, which = mask.by_row, "varlen_" * own_lengths
     packed = "packed_" * (by_row and values["pack_gqa"])
+    by_sequence = bool(mask.tables) and values["lengths"] == "equal"
+    sequence = ("forward/tiles/sequence.cuh.j2",) if by_sequence else ()
     yield Part(
-        params=tuple(Field(one.name, INT, Argument(one.name)) for one in mask.parameters),
-        head=("forward/keys/blocks.cuh.j2",),
+        params=tuple(_given(mask, by_sequence)),
+        head=("forward/keys/blocks.cuh.j2", *sequence),
         device=(
             f"forward/keys/{which}lengths.cuh",
             *_BLOCKS[by_row],
             *_of_tiles(values),
+            *(("forward/tiles/sequences.cuh.j2",) if by_sequence else ()),
         ),
         consumer=(
             f"forward/keys/{which}{packed}{_LENGTHS[by_row]}",

@@ -1,0 +1,1 @@
+  params.has_empty_tiles = true;  // perhaps: the GPU alone knows
