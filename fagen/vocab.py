@@ -143,6 +143,11 @@ class Mask:
         return (*(one.name for one in self.parameters), *self.batch_tables)
 
     @property
+    def of_sequence(self) -> tuple[str, ...]:
+        """What units of decoding know of a sequence, beside where it lies."""
+        return ("skipped", *self.batch_tables) if self.given else ()
+
+    @property
     def batch_tables(self) -> tuple[str, ...]:
         """The names of tensors that have a number for each sequence."""
         return tuple(table.name for table in self.tables if table.over == ("batch",))

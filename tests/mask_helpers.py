@@ -55,11 +55,12 @@ def call_of(
     d, d_v = plan.head_dim, plan.head_dim_v
     of_tensors = (rows, heads, d), (keys, kv_heads, d), (keys, kv_heads, d_v)
     q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
-    dtype = E4M3 if plan.descales else getattr(torch, plan.dtype.torch)
+    descales = plan.dtype.fp8
+    dtype = E4M3 if descales else getattr(torch, plan.dtype.torch)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     wide = [x.float() for x in (q, k, v)]
     call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5, **given}
-    if plan.descales:
+    if descales:
         call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
         call["v"] = v if plan.v_rows else by_columns(v)
         if plan.scales.by_block:

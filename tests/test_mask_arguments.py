@@ -15,6 +15,7 @@ from tests.mask_helpers import (
     call_of,
     check,
     check_varlen,
+    dense,
     emulated,
     others,
     seen,
@@ -164,3 +165,42 @@ def test_a_number_that_is_none_of_a_window_is_refused(number: Any) -> None:
     plan, call, _ = call_of("fwd_fp16_d64_window_m64n32", (1, 1, 1, 4, 4), given)
     with pytest.raises((ValueError, TypeError), match="window_left"):
         checked(plan, {**call, "window_left": number})
+
+
+# splits that a second kernel combines, or that are combined as they come; tables; references that
+# a call gives
+DECODING = (
+    "dec_fp16_d64_window_r8n64_c3",
+    "dec_bf16_d64_window_r8n64_streamk",
+    "dec_fp16_d64_chunked_r8n64_c3",
+    "dec_bf16_d64_prefix_r8n64_c3",
+    "dec_fp16_d64_causal_by_sequence_r8n64_c3",
+    "dec_fp16_d64_window_r8n64_fixed",
+)
+
+
+@pytest.mark.parametrize("slug", some(DECODING, DECODING[:1]))
+def test_decoding_leaves_keys_out_that_no_query_sees(slug: str) -> None:
+    """Whatever lies there, also where lengths are the sequences' own."""
+    plan = registry.plan_of(slug)
+    kernel, batch, heads = render(plan).kernel, 3, (4, 2)
+    for rows, keys in ((1, 300), (3, 150), (5, 1000), (4, 2)):
+        sizes, begins = (batch, *heads, rows, keys), (0, 1, 0)
+        ends = keys, max(1, keys - 37), 0
+        numbers = windows(plan.block_n, keys) if "window" in slug else others(plan.mask.name, sizes)
+        for given in numbers:
+            plan, call, _ = call_of(slug, sizes, given)
+            if plan.fixed:
+                call["reference"] = torch.zeros(heads[0])
+            exact = []
+            for number, (first, last) in enumerate(zip(begins, ends, strict=True)):
+                visible = seen(plan.mask.name, (rows, last - first), given, number)
+                own = (x[number, first:last].float() for x in (call["k"], call["v"]))
+                exact.append(dense(call["q"][number].float(), *own, visible, call["scale"]))
+                unseen = first + int(visible.any(0).int().argmax()) if visible.any() else last
+                call["k"][number, :unseen] = call["v"][number, :unseen] = torch.nan
+            call["seqused_k"], call["leftpad_k"] = (
+                torch.tensor(x, dtype=torch.int32) for x in (ends, begins)
+            )
+            for found in (emulated(plan, call), simulated(plan, call, kernel)):
+                check(plan, found, exact)

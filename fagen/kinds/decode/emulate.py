@@ -5,6 +5,8 @@ Works on any device, and reads lengths there.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,25 +26,31 @@ def compute(
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
     reference: Tensor | None = None,
+    **given: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse as the Plan's kernels compute them; arguments as of their op.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, seqused_k and
     leftpad_k (B) in int32, of a unified maximum reference (H) in fp32; out (B, Sq, H, Dv), lse
-    (B, H, Sq) in fp32.
+    (B, H, Sq) in fp32. What is `given` more the mask takes. Keys before those that the first query
+    sees are left out before the others are parted.
     """
+    given, unbound = plan.mask.taken(given), plan.mask
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
     scale, group = fp32(scale), heads // max(1, k.shape[2])
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
+        mask, length = unbound.bound(given, number), last - first
+        skipped = min(max(0, int(mask.keys(0, seqlen_q, length)[0])), length) if given else 0
+        plan, first = replace(plan, mask=mask), first + skipped
         queries = q[number].transpose(0, 1).float()
         keys, values = (
             x[number, first:last].transpose(0, 1).float().repeat_interleave(group, 0)
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        splits = _splits(plan, group, queries, keys, values, scale, reference)
+        splits = _splits(plan, group, queries, keys, values, scale, reference, skipped)
         output, own = combined_partials(splits, like, scale)
         out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
@@ -56,6 +64,7 @@ def _splits(
     values: Tensor,
     scale: float,
     unified_reference: Tensor | None,
+    skipped: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each split's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
@@ -64,11 +73,12 @@ def _splits(
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        *split, _ = _split(plan, queries, keys, values, log2, first, last, reference)
+        *split, _ = _split(plan, queries, keys, values, log2, first, last, reference, skipped)
         if unified_reference is not None:
             inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=unified_reference.device)
             reference = (unified_reference * inverse)[:, None].expand(queries.shape[:2])
-            *unified, fails = _split(plan, queries, keys, values, log2, first, last, reference)
+            whole = _split(plan, queries, keys, values, log2, first, last, reference, skipped)
+            *unified, fails = whole
             split = [
                 torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, other)
                 for own, other in zip(split, unified, strict=True)
@@ -85,6 +95,7 @@ def _split(
     first: int,
     last: int,
     reference: Tensor,
+    skipped: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One of them, and which rows have less of P than a given reference may leave."""
     seqlen_q, length = queries.shape[1], keys.shape[1]
@@ -96,7 +107,7 @@ def _split(
         block = slice(left, min(left + plan.block_n, last))
         key = torch.arange(block.start, block.stop, device=keys.device)
         scores = (queries.double() @ keys[:, block].mT.double()).float()  # rounded once
-        visible = plan.mask.sees(row, key, seqlen_q, length)
+        visible = plan.mask.sees(row, key + skipped, seqlen_q, length + skipped)
         key_counts = key_counts + visible.sum(-1)
         scores = scores.masked_fill(~visible, -math.inf)
         # subtracted before they are scaled: exact where it matters, however large scores are

@@ -84,7 +84,9 @@ def parts(values: Values) -> Parts:
 @cache
 def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
     values = dict(chosen)
-    slots = tile, deals, keys, loads, scores, steps, combine
+    # which keys are skipped hangs on what the mask shows
+    of_units = (keys, deals) if MASKS[values["mask"]].given else (deals, keys)
+    slots = tile, *of_units, loads, scores, steps, combine
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(every, _SECTIONS, shared_order=_SHARED, params_order=_PARAMS)
 
@@ -132,20 +134,20 @@ def deals(values: Values) -> Iterator[Part]:
     prefetched = values["prefetches"]
     run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
     whole: tuple[str, ...] = ()
-    launch = ["launch"]
+    launch = [f"launch.cuh{'.j2' * (way == 'stream_k')}"]
     if way == "stream_k":
-        launch.append("launch_even" if values["shares_lines"] else "launch_whole")
+        launch.append("launch_even.cuh" if values["shares_lines"] else "launch_whole.cuh")
         if prefetched:  # nor do registers that spill leave room for turns behind whole tiles
             run, whole = f"{texts}/run_turns.cuh", (f"{texts}/first_of_whole.cuh",)
-            launch.append("launch_turns")
-        launch.append("grid")
+            launch.append("launch_turns.cuh")
+        launch.append("grid.cuh")
     if prefetched:
-        launch.append("launch_prefetching")
+        launch.append("launch_prefetching.cuh")
     yield Part(
         about=(f"{texts}/about.cuh",),
         device=(
-            "decode/deals/unit.cuh",
-            f"{texts}/units.cuh",
+            "decode/deals/unit.cuh.j2",
+            f"{texts}/units.cuh.j2",
             *whole,
             *(("decode/deals/pairs.cuh",) if values["reads_pairs"] else ()),
         ),
@@ -154,7 +156,7 @@ def deals(values: Values) -> Iterator[Part]:
         host=(
             f"decode/deals/launch_rows{_of_pairs(values)}.cuh",
             "decode/deals/launch.cuh",
-            *(f"{texts}/{text}.cuh" for text in launch),
+            *(f"{texts}/{text}" for text in launch),
         ),
         params=(
             Field("seqused_k", _TO_INT32, Argument("seqused_k"), "(batch); may be null"),
@@ -193,11 +195,15 @@ _STREAM_K = (
 
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a query sees."""
-    by_row = MASKS[values["mask"]].by_row
-    seen = "attention/keys/by_row.cuh.j2" if by_row else "attention/keys/every.cuh"
+    mask = MASKS[values["mask"]]
+    seen = "attention/keys/by_row.cuh.j2" if mask.by_row else "attention/keys/every.cuh"
     yield Part(
-        device=("decode/keys/lengths.cuh", seen),
+        device=("decode/keys/lengths.cuh.j2", seen),
         consumer=("decode/keys/mask.cuh.j2",),
+        params=(
+            *(Field(one.name, INT, Argument(one.name)) for one in mask.parameters),
+            *(Field(name, _TO_INT32, Argument(name)) for name in mask.batch_tables),
+        ),
     )
 
 
@@ -375,7 +381,7 @@ _COMBINED = Field("combined", pointer_to(Type("Combined")), note="(batch, seqlen
 _SHARE, _STORED = "decode/combine/share.cuh", "decode/combine/stored.cuh.j2"
 _FINISH = {
     "lazy": (_SHARE, "decode/combine/output.cuh.j2", "decode/combine/partials.cuh"),
-    "fixed": ("decode/scores/fixed/finish.cuh",),
+    "fixed": ("decode/scores/fixed/finish.cuh.j2",),
     "registers": (_SHARE, "decode/combine/registers.cuh", _STORED),
     "shared": (_SHARE, "decode/combine/shared.cuh", _STORED),
 }

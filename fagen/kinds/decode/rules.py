@@ -3,7 +3,7 @@
 from fagen import combining
 from fagen.arch import SM90
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
-from fagen.vocab import DTYPES, FP32, SWIZZLES
+from fagen.vocab import DTYPES, FP32, MASKS, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 
@@ -169,6 +169,8 @@ _DERIVED: Derived = {
 
 def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
+    if MASKS[keys["mask"]].row_tables:
+        yield "mask", f'= "{keys["mask"]}": so far decoding has no mask with numbers of each query'
     if keys["maximum"] == "fixed":
         if keys["by"] == "stream_k":
             yield (

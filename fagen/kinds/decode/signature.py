@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.kinds.calls import GROUPED, SCALE, SIZES, Layout, lengths
+from fagen.kinds.calls import GROUPED, SIZES, Layout, form, lengths, scalars
 from fagen.signature import Dim, Extent, Limit, Signature, Tensor
 from fagen.vocab import FP32
 
@@ -38,14 +38,15 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("k", plan.head_dim, "what no query sees is not used"),
             layout.keys("v", plan.head_dim_v, "likewise"),
             *((reference,) if plan.fixed else ()),
+            *layout.tables(plan.mask),
             lengths("seqused_k", batch, ends, optional=True),
             lengths("leftpad_k", batch, begins, optional=True),
             layout.queries("out", plan.head_dim_v, "zeros without a key", access="out"),
             layout.lse(),
         ),
-        scalars=(SCALE,),
-        order=("q", "k", "v", "reference", "scale", "seqused_k", "leftpad_k"),
-        form="unified" if plan.fixed else "",
+        scalars=scalars(plan.mask),
+        order=("q", "k", "v", "reference", "scale", *plan.mask.given, "seqused_k", "leftpad_k"),
+        form=form("unified" * plan.fixed, mask=plan.mask),
         rules=GROUPED,
         limits=(
             Limit("rows of splits", rows_of_splits),
