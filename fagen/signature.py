@@ -180,6 +180,13 @@ class Scalar:
         return f"{demand}, and {self.limit}" if self.limit else demand
 
     @property
+    def rule(self) -> str:
+        """The same behind what it is, in the C struct."""
+        if self.least is not None:
+            return f"; {self.demand}"
+        return "; finite and positive" * self.positive + f", {self.limit}" * bool(self.limit)
+
+    @property
     def limit(self) -> str:
         """The most that one may be, in words; "" without such a limit."""
         return "" if self.most is None else f"{self.most:g} at most"

@@ -135,7 +135,7 @@ class Mask:
     @property
     def given(self) -> tuple[str, ...]:
         """The names of what a call gives."""
-        return tuple(one.name for one in (*self.parameters, *self.tables))
+        return (*(one.name for one in self.parameters), *(one.name for one in self.tables))
 
     @property
     def numbers(self) -> tuple[str, ...]:

@@ -62,9 +62,14 @@ MORE = (
     "fwd_bf16_d64_full_m64n48_varlen_packgqa",
     "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
     "fwd_bf16_d64_full_m192n64_packgqa_s3",
+    "fwd_fp16_d64_prefix_m64n64_c2",
+    "fwd_fp16_d64_document_m128n64",
+    "fwd_fp16_d64_document_m128n64_varlen",
+    "fwd_fp16_d64_window_m64n64_split3",
+    "dec_fp16_d64_prefix_r8n64_streamk",
 )
-# whose first key depends on the row: masks may, and none does yet
-OF_NO_MASK = {"attention/combine/seen.cuh.j2", "backward/keys/rising_first.cuh"}
+# whose first key depends on the row: gradients have no such mask yet
+OF_NO_MASK = {"backward/keys/rising_first.cuh"}
 
 
 def name_of(path: Path) -> str:

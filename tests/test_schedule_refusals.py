@@ -95,7 +95,7 @@ intra_warpgroup = 1  # must be true or false
 [backward]
 dtype = "e4m3"  # must be
 head_dim = 100  # must be
-mask = "window"  # must be
+mask = "windows"  # must be
 [tile]
 block_m = 72  # must be
 block_n = 256  # must be

@@ -134,19 +134,22 @@ def deals(values: Values) -> Iterator[Part]:
     prefetched = values["prefetches"]
     run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
     whole: tuple[str, ...] = ()
-    launch = [f"launch.cuh{'.j2' * (way == 'stream_k')}"]
+    given = bool(MASKS[values["mask"]].given)
+    launch = [f"{texts}/launch.cuh"]
     if way == "stream_k":
-        launch.append("launch_even.cuh" if values["shares_lines"] else "launch_whole.cuh")
+        launch += f"decode/keys/{'not_' * given}alike.cuh", f"{texts}/groups.cuh"
+        launch.append(f"{texts}/launch_{'even' if values['shares_lines'] else 'whole'}.cuh")
         if prefetched:  # nor do registers that spill leave room for turns behind whole tiles
             run, whole = f"{texts}/run_turns.cuh", (f"{texts}/first_of_whole.cuh",)
-            launch.append("launch_turns.cuh")
-        launch.append("grid.cuh")
+            launch.append(f"{texts}/launch_turns.cuh")
+        launch.append(f"{texts}/grid.cuh")
     if prefetched:
-        launch.append("launch_prefetching.cuh")
+        launch.append(f"{texts}/launch_prefetching.cuh")
     yield Part(
         about=(f"{texts}/about.cuh",),
         device=(
-            "decode/deals/unit.cuh.j2",
+            f"decode/keys/{'seen_sequence.cuh.j2' if given else 'sequence.cuh'}",
+            "decode/deals/unit.cuh",
             f"{texts}/units.cuh.j2",
             *whole,
             *(("decode/deals/pairs.cuh",) if values["reads_pairs"] else ()),
@@ -156,7 +159,7 @@ def deals(values: Values) -> Iterator[Part]:
         host=(
             f"decode/deals/launch_rows{_of_pairs(values)}.cuh",
             "decode/deals/launch.cuh",
-            *(f"{texts}/{text}" for text in launch),
+            *launch,
         ),
         params=(
             Field("seqused_k", _TO_INT32, Argument("seqused_k"), "(batch); may be null"),

@@ -50,7 +50,8 @@ def _by_sequence(
     for number in range(len(q)):
         own = replace(plan, mask=plan.mask.bound(given, number))
         numbers = {name: _own(x, number) for name, x in more.items()}
-        found.append(compute(own, *(x[number : number + 1] for x in (q, k, v)), scale, **numbers))
+        q_own, k_own, v_own = (x[number : number + 1] for x in (q, k, v))
+        found.append(compute(own, q_own, k_own, v_own, scale, **numbers))
     if not found:
         return emulate(plan, q, k, v, scale)
     out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))

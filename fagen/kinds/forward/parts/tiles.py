@@ -55,11 +55,10 @@ def _tile_bytes(values: Values) -> int:
     mask = MASKS[values["mask"]]
     numbers, pointers = len(mask.numbers), len(mask.row_tables)
     before = 12 + 4 * DTYPES[values["dtype"]].fp8
-    if pointers:
-        before, numbers = 16, numbers + numbers % 2
+    before, numbers = max(before, 16 * (pointers > 0)), numbers + numbers % 2 * (pointers > 0)
     sequence = 16 + 4 * numbers + 8 * pointers
-    behind = 8 * values["skips_idle_warpgroups"] + 12 + 4 * mask.first_by_row
-    total = before + sequence + behind + 4 * values["skips_masked_blocks"]
+    behind = 12 + 8 * bool(values["skips_idle_warpgroups"]) + 4 * mask.first_by_row
+    total = before + sequence + behind + 4 * bool(values["skips_masked_blocks"])
     return max(64, -(-total // 16) * 16)
 
 
@@ -329,7 +328,7 @@ def _given(mask: Mask, by_sequence: bool) -> Iterator[Field]:
         yield Field(one.name, INT, Argument(one.name))
     for name in (*mask.batch_tables, *mask.row_tables):
         yield Field(name, TO_INT32, Argument(name))
-    for stride in (f"{name}_stride_batch" for name in mask.row_tables if by_sequence):
+    for stride in (f"{name}_stride_batch" for name in mask.row_tables * by_sequence):
         yield Field(stride, INT64, Argument(stride))
 
 
@@ -340,15 +339,14 @@ def keys(values: Values) -> Iterator[Part]:
     by_row, which = mask.by_row, "varlen_" * own_lengths
     packed = "packed_" * (by_row and values["pack_gqa"])
     by_sequence = bool(mask.tables) and values["lengths"] == "equal"
-    sequence = ("forward/tiles/sequence.cuh.j2",) if by_sequence else ()
     yield Part(
         params=tuple(_given(mask, by_sequence)),
-        head=("forward/keys/blocks.cuh.j2", *sequence),
+        head=("forward/keys/blocks.cuh.j2", *("forward/tiles/sequence.cuh.j2",) * by_sequence),
         device=(
             f"forward/keys/{which}lengths.cuh",
             *_BLOCKS[by_row],
             *_of_tiles(values),
-            *(("forward/tiles/sequences.cuh.j2",) if by_sequence else ()),
+            *("forward/tiles/sequences.cuh.j2",) * by_sequence,
         ),
         consumer=(
             f"forward/keys/{which}{packed}{_LENGTHS[by_row]}",

@@ -1,0 +1,1 @@
+  const bool alike = !a.seqused_k && !a.leftpad_k;
