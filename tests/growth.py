@@ -223,29 +223,39 @@ except Exception as error:
 )
 
 MASK = Sample(
-    name="a mask",
-    most=3,
-    builds="fwd_fp16_d64_window_m64n32",
+    name="a mask whose numbers a call gives",
+    most=2,
+    builds="fwd_fp16_d64_steps_m64n32",
     edits=(
         Edit(
-            "fagen/vocab.py",
-            """    Mask.of(words.MASKS["causal"], order="dynamic"),
+            "fagen/expr/words.py",
+            """    Word(
+        "chunked",
 """,
-            """    Mask.of(words.MASKS["causal"], order="dynamic"),
-    Mask.of(Word("window", "mask", "0 <= q_pos - k_idx < 30", "thirty keys"), order="lpt"),
+            """    Word(
+        "steps",
+        "mask",
+        "k_idx // step <= q_pos // step",
+        "causal in steps of so many keys",
+        (_whole("step", 1, MOST_LENGTH),),
+        {"step": 4},
+        usual=lambda len_q, len_k: {"step": 32},
+    ),
+    Word(
+        "chunked",
 """,
         ),
         Edit(
-            "schedules/forward/fwd_fp16_d64_window_m64n32.toml",
+            "schedules/forward/fwd_fp16_d64_steps_m64n32.toml",
             "",
             """\
 #:schema schedule.schema.json
-# Thirty keys of each row: few blocks of them, so short ones.
+# Causal in steps.
 
 [attention]
 head_dim = 64
 dtype = "fp16"
-mask = "window"
+mask = "steps"
 
 [tile]
 block_m = 64
@@ -254,16 +264,27 @@ block_n = 32
         ),
     ),
     shows="""
-plan, source = made(registry.committed_file("fwd_fp16_d64_window_m64n32").stem)
-assert "row + seqlen_k - seqlen_q - 29" in " ".join(source.kernel.split()).replace("params.", "")
+def check(slug, exact, **named):
+    plan, _ = made(slug)
+    for compute in ways:
+        out, *_ = compute(plan, **named, step=20, scale=0.125)
+        close(out.view(exact.shape), exact, 2e-3)
+
 q, k, v = tensors(torch.float16, 64)
-row, key = torch.arange(70)[:, None] + 20, torch.arange(90)
-out, _ = emulated(plan, q, k, v, 0.125)
-exact = dense(q, k, v, (key < row - 29) | (key > row))
-torch.testing.assert_close(out.double(), exact, rtol=2e-3, atol=2e-3)
-from fagen.kinds.forward.oracle import reference
-wanted, _ = reference(q, k, v, mask=plan.mask.name, scale=0.125)
-torch.testing.assert_close(wanted, exact, rtol=1e-9, atol=1e-9)
+def wanted(q, k, v):
+    row, key = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1], torch.arange(k.shape[1])
+    return dense(q, k, v, key // 20 > row // 20)
+
+check(registry.committed_file("fwd_fp16_d64_steps_m64n32").stem, wanted(q, k, v), q=q, k=k, v=v)
+check("fwd_fp16_d64_steps_m128n64_packgqa", wanted(q, k, v), q=q, k=k, v=v)
+own = {name: x[0].contiguous() for name, x in (("q", q), ("k", k), ("v", v))}
+parts = (slice(0, 30), slice(30, 70)), (slice(0, 45), slice(45, 90))
+each = [wanted(q[:, i], k[:, j], v[:, j]) for i, j in zip(*parts)]
+offsets = {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 90]}
+own |= {name: torch.tensor(x, dtype=torch.int32) for name, x in offsets.items()}
+check("fwd_fp16_d64_steps_m64n64_varlen", torch.cat(each, 1), **own)
+q = q[:, :3].contiguous()
+check("dec_fp16_d64_steps_r8n64_c3", wanted(q, k, v), q=q, k=k, v=v)
 """,
 )
 
@@ -329,11 +350,11 @@ ARGUMENT = Sample(
     edits=(
         Edit(
             "fagen/kinds/forward/signature.py",
-            """        scalars=(SCALE,),
+            """        scalars=scalars(plan.mask),
         order=(
             *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", """,
             """        scalars=(
-            SCALE,
+            *scalars(plan.mask),
             Scalar("temperature", "float", "divides it", default=1.0, positive=True),
         ),
         order=(
@@ -480,55 +501,6 @@ refused("bwd_fp16_d192_full_m64n64_softcap30", "needs P in fp32")
 """,
 )
 
-WINDOW = Sample(
-    name="a window that a call gives, in all kinds of attention",
-    most=20,
-    builds="fwd_bf16_d128_window_m128n128",
-    patch="window.patch",
-    shows="""
-window = {"window_before": 21, "window_after": 5}
-
-def exact(q, k, v):
-    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.125
-    own, key = torch.arange(len(q[0]))[:, None] + len(k[0]) - len(q[0]), torch.arange(len(k[0]))
-    scores = scores.masked_fill((key < own - 20) | (key >= own + 5), -math.inf)
-    return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2), scores.logsumexp(-1)
-
-def check(slug, wanted, **named):
-    plan, _ = made(slug)
-    for compute in ways:
-        for got, right in zip(compute(plan, **named, **window, scale=0.125), wanted):
-            assert (got.double() - right).norm() < 1e-3 * right.norm(), (slug, compute)
-
-q, k, v = tensors(torch.float16, 64)
-dout, given = q.flip(1), {"q": q, "k": k, "v": v}
-leaves = [x.double().requires_grad_() for x in (q, k, v)]
-out, lse = exact(*leaves)
-gradients = torch.autograd.grad(out, leaves, dout.double())
-out, lse = out.detach(), lse.detach()
-check("fwd_fp16_d64_window_m64n32", (out, lse), **given)
-check("fwd_fp16_d64_window_m64n64_split3", (out, lse), **given)
-own = {"dout": dout, "out": out.half(), "lse": lse.float()}
-check("bwd_fp16_d64_window_m64n64", gradients, **given, **own)
-
-offsets = {"cu_seqlens_q": [0, 30, 70], "cu_seqlens_k": [0, 45, 90]}
-begins = [slice(0, 30), slice(30, 70)], [slice(0, 45), slice(45, 90)]
-each = [exact(leaves[0][:, i], leaves[1][:, j], leaves[2][:, j]) for i, j in zip(*begins)]
-out, lse = torch.cat([out[0] for out, _ in each]), torch.cat([lse[0] for _, lse in each], 1)
-gradients = [x[0] for x in torch.autograd.grad(out, leaves, dout[0].double())]
-out, lse = out.detach(), lse.detach()
-given = {name: x[0].contiguous() for name, x in given.items()}
-given |= {name: torch.tensor(x, dtype=torch.int32) for name, x in offsets.items()}
-check("fwd_fp16_d64_window_m64n64_varlen", (out, lse), **given)
-own = {"dout": dout[0].contiguous(), "out": out.half(), "lse": lse.float()}
-check("bwd_fp16_d64_window_m64n64_varlen", gradients, **given, **own)
-
-q, k, v = tensors(torch.float16, 64, queries=3, keys=150)
-check("dec_fp16_d64_window_r8n64_c3", exact(q.double(), k.double(), v.double()), q=q, k=k, v=v)
-""",
-)
-
 PAGED = Sample(
     name="a paged loader for decoding and varlen",
     most=14,
@@ -580,7 +552,7 @@ refused("fwd_fp16_d64_full_m64n64_pagesize64", 'needs lengths = "varlen"')
 """,
 )
 
-SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, WINDOW, PAGED)
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, PAGED)
 
 
 def grown(sample: Sample, folder: Path) -> Path:

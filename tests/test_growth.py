@@ -26,14 +26,13 @@ def test_each_change_works_and_touches_few_files():
     assert tried() == {
         "a tile, a head dim": (1, 1),
         "a key of a schedule": (2, 2),
-        "a mask": (2, 3),
+        "a mask whose numbers a call gives": (2, 2),
         "a type of the output": (2, 2),
         "an argument of a call": (3, 3),
         "a kind": (1, 1),
         "a limit of the hardware": (1, 1),
         "a softcap in both passes": (11, 11),
-        "a window that a call gives, in all kinds of attention": (19, 20),
-        "a paged loader for decoding and varlen": (14, 14),
+        "a paged loader for decoding and varlen": (13, 14),
     }
 
 
