@@ -92,6 +92,7 @@ class Mask:
     tables: tuple[Table, ...] = ()  # tensors of whole numbers that it gives
     steady: bool = True
     helpers: str = ""  # functions that this C++ calls
+    usual: Callable[[int, int], Mapping[str, Any]] = lambda seqlen_q, seqlen_k: {}
 
     @classmethod
     def of(cls, word: Word, order: str) -> "Mask":
@@ -130,6 +131,7 @@ class Mask:
             expression.tables,
             found.last is None or steady(found.last),
             helpers(*filter(None, ends)),
+            word.usual,
         )
 
     @property

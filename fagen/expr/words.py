@@ -113,7 +113,7 @@ MASKS = _words(
         "so many keys before its own and behind it, both included",
         (_whole("window_left", 0), _whole("window_right", 0)),
         {"window_left": 3, "window_right": 1},
-        usual=lambda len_q, len_k: {"window_left": 1023, "window_right": 0},
+        usual=lambda len_q, len_k: {"window_left": min(1023, len_k // 3), "window_right": 0},
     ),
     Word(
         "chunked",
@@ -122,7 +122,7 @@ MASKS = _words(
         "causal within chunks of so many keys",
         (_whole("chunk", 1, MOST_LENGTH),),
         {"chunk": 4},
-        usual=lambda len_q, len_k: {"chunk": 8192},
+        usual=lambda len_q, len_k: {"chunk": max(1, min(8192, len_k // 3))},
     ),
     Word(
         "prefix",

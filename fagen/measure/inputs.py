@@ -1,14 +1,14 @@
 """A cell in, its tensors out: what every implementation is given, and which rows see a key."""
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fagen.kind import Plan
 from fagen.problem import Cell, Problem, Sizes
-from fagen.vocab import DTYPES, MASKS, Dtype
+from fagen.vocab import DTYPES, MASKS, Dtype, Mask
 
 SEQLENS = (512, 2_048, 4_096, 16_384)  # of the benchmark's grid
 
@@ -70,6 +70,20 @@ def offsets(sizes: Sizes, device: torch.device | str) -> tuple[Tensor, Tensor]:
     ends = torch.tensor([(0, 0), *sizes.sequences], dtype=torch.int64, device="cpu").cumsum(0)
     at_q, at_k = ends.to(device=device, dtype=torch.int32).unbind(1)
     return at_q.contiguous(), at_k.contiguous()
+
+
+def usual(
+    mask: Mask, batch: int, seqlen_q: int, seqlen_k: int, device: torch.device | str
+) -> dict[str, Any]:
+    """What a call gives to a mask where nobody says: numbers, and tables alike of all sequences."""
+    given = mask.usual(seqlen_q, seqlen_k)
+    call: dict[str, Any] = {one.name: given[one.name] for one in mask.parameters}
+    for name in mask.batch_tables:
+        call[name] = torch.tensor(given[name] * batch, dtype=torch.int32, device=device)
+    for name in mask.row_tables:
+        own = given[name][0][torch.arange(seqlen_q, device=device)].int()
+        call[name] = own.expand(batch, seqlen_q).contiguous()
+    return call
 
 
 def softmax_scale(head_dim: int) -> float:

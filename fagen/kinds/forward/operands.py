@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fagen.e4m3 import by_columns, mean_of, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
-from fagen.measure.inputs import offsets, softmax_scale
+from fagen.measure.inputs import offsets, softmax_scale, usual
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
@@ -109,7 +109,8 @@ def arguments(
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
         return *varlen, *offsets(sizes, q.device), scale, None, *numbers
-    return *tensors, scale, *numbers
+    given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+    return *tensors, scale, *(given[name] for name in plan.mask.given), *numbers
 
 
 def outputs(plan: Plan, q: Tensor) -> tuple[Tensor, Tensor]:

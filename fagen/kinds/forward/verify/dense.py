@@ -24,7 +24,7 @@ from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
 from fagen.kinds.verification import LSE_TOLERANCE, Kernel, hard_scores
 from fagen.measure import families
-from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale
+from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale, usual
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
@@ -37,7 +37,8 @@ def dense(plan: Plan, run: Run) -> Kernel:
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = outputs(plan, q)
-        run(q=q, k=k, v=v, scale=scale, out=out, lse=lse)
+        given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+        run(q=q, k=k, v=v, scale=scale, **given, out=out, lse=lse)
         return out, lse
 
     return kernel
@@ -87,7 +88,8 @@ def hard_errors(
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return reference(q, k, v, mask=plan.mask.name, scale=scale)
 
-    hard = (*families.PROVED, families.ALONE)
+    sees_it = not plan.mask.first_by_row  # else the key that counts may be hidden
+    hard = (*families.PROVED, *((families.ALONE,) * sees_it))
     for _, fields in hard_scores(plan, kernel, exact, sizes, device, hard):
         yield ShapeError(**fields)
 

@@ -21,7 +21,7 @@ from fagen.kinds.forward.plan import Plan
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.kinds.verification import share
 from fagen.measure import families
-from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale
+from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale, usual
 from fagen.measure.numerics import largest, rms
 from fagen.measure.verification import Run
 from fagen.problem import Cell, Sizes
@@ -135,7 +135,9 @@ def by_operands(plan: Plan, run: Run) -> Kernel8:
 
     def kernel(operands: Operands, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = outputs(plan, operands.q)
-        run(**operands._asdict(), scale=scale, out=out, lse=lse)
+        q, k = operands.q, operands.k
+        given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+        run(**operands._asdict(), scale=scale, **given, out=out, lse=lse)
         return out, lse
 
     return kernel
