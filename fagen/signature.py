@@ -180,6 +180,11 @@ class Scalar:
         return f"{demand}, and {self.limit}" if self.limit else demand
 
     @property
+    def demands(self) -> bool:
+        """Whether not every number will do."""
+        return self.positive or self.least is not None
+
+    @property
     def rule(self) -> str:
         """The same behind what it is, in the C struct."""
         if self.least is not None:

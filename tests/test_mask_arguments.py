@@ -137,6 +137,24 @@ def test_one_number_more_or_less_is_seen(given: dict[str, int]) -> None:
             check(plan, emulated(plan, {**call, name: number + 1}), exact)
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("seqlen_q - window_left)", "seqlen_q - window_left + 1)"),
+        ("window_right + 1)", "window_right)"),
+        ("bottom.first", "top.first"),  # blocks count as full that a row does not see whole
+        ("min(top.first,", "min(bottom.first,"),
+    ],
+)
+def test_faults_of_a_windows_text_show(text: str, fault: str) -> None:
+    given = {"window_left": 130, "window_right": 5}
+    plan, call, exact = call_of("fwd_fp16_d64_window_m64n32", (1, 1, 1, 150, 300), given)
+    kernel = render(plan).kernel
+    assert text in kernel
+    with pytest.raises(AssertionError):
+        check(plan, simulated(plan, call, kernel.replace(text, fault)), exact)
+
+
 def test_blocks_that_nobody_sees_are_neither_computed_nor_loaded() -> None:
     """NaN in K and V there reaches nothing, and costs count what is touched alone."""
     slug, (rows, keys) = "fwd_fp16_d64_window_m64n32", (64, 300)
