@@ -12,6 +12,8 @@ from fagen.problem import Sizes
 from fagen.render import render
 from fagen.runtime.checks import checked
 from tests.mask_helpers import (
+    AROUND,
+    LENGTHS,
     call_of,
     check,
     check_varlen,
@@ -167,6 +169,26 @@ def test_blocks_that_nobody_sees_are_neither_computed_nor_loaded() -> None:
         call["k"][:, n : n + 32] = call["v"][:, n : n + 32] = torch.nan
     for found in (emulated(plan, call), simulated(plan, call)):
         check(plan, found, exact)
+
+
+@pytest.mark.parametrize("form", some(("m128n64", "m128n64_varlen"), ("m128n64_varlen",)))
+def test_tables_that_mean_nothing_leave_no_kernel_stuck(form: str) -> None:
+    """Ends that fall, and numbers far from any key."""
+    slug = f"fwd_fp16_d64_document_{form}"
+    dice = torch.Generator().manual_seed(0)
+    rows = sum(m for m, _ in LENGTHS) + sum(AROUND)
+    for most in (300, 2**31 - 1):
+        first, last = (
+            torch.randint(-most, most, (rows,), generator=dice, dtype=torch.int64).int()
+            for _ in range(2)
+        )
+        if "varlen" in form:
+            plan, call, _ = varlen_call(slug, {"first": first, "last": last})
+        else:
+            given = {"first": first[None], "last": last[None]}
+            plan, call, _ = call_of(slug, (1, 2, 1, rows, 300), given)
+        out, _ = simulated(plan, call)
+        assert out.isfinite().all()
 
 
 def test_costs_count_touched_blocks() -> None:

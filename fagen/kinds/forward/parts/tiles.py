@@ -94,7 +94,7 @@ def _ring(tile: Type, lengths: str) -> Part:
     )
 
 
-# by whether rows differ in the last key that they see; by whether first heads come one by one
+# by whether rows differ in the last key that they see, which rises steadily; by whether first heads
 _FIRST_TILES = {
     False: "forward/keys/first_tile.cuh",
     True: "forward/keys/first_tile_by_row.cuh",
@@ -119,7 +119,7 @@ def _varlen(values: Values) -> Iterator[Part]:
         ),
         finder=(
             *_rows_of_finder(values),
-            _FIRST_TILES[MASKS[values["mask"]].last_by_row],
+            _FIRST_TILES[MASKS[values["mask"]].last_by_row and MASKS[values["mask"]].steady],
             heads,
         ),
         kernel=("forward/tiles/varlen/count.cuh",),
