@@ -135,9 +135,8 @@ def deals(values: Values) -> Iterator[Part]:
     run = "decode/scores/fixed/run.cuh" if values["maximum"] == "fixed" else f"{texts}/run.cuh"
     whole: tuple[str, ...] = ()
     given = bool(MASKS[values["mask"]].given)
-    launch = [f"{texts}/launch.cuh"]
+    launch = [f"{texts}/launch.cuh{'.j2' * (way == 'stream_k')}"]
     if way == "stream_k":
-        launch += f"decode/keys/{'not_' * given}alike.cuh", f"{texts}/groups.cuh"
         launch.append(f"{texts}/launch_{'even' if values['shares_lines'] else 'whole'}.cuh")
         if prefetched:  # nor do registers that spill leave room for turns behind whole tiles
             run, whole = f"{texts}/run_turns.cuh", (f"{texts}/first_of_whole.cuh",)

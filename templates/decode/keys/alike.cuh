@@ -1,1 +1,0 @@
-  const bool alike = !a.seqused_k && !a.leftpad_k;

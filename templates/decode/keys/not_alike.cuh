@@ -1,1 +1,0 @@
-  const bool alike = false;  // by a mask sequences of one length may see more or less
