@@ -35,11 +35,16 @@ _ALIKE = (
     ("head_dim_v", "headdim_v", "head_dim_vo", "dv"),
     ("seqlen", "seq_len", "max_seq_len"),
     ("batch", "batch_size"),
+    ("window", "window_size", "sliding_window", "attention_window"),
+    ("mask", "mask_mod", "mask_function"),
 )
 
-_MASKS = "masks given as tensors; the causal one is an argument, sequences are attention_varlen's"
+_MASKS = (
+    "masks given as tensors; mask is a word, a text or a function, sequences attention_varlen's"
+)
 _BIAS = "a bias that is added to scores"
-_WINDOW = "windows"
+_WINDOW = "windows but as (left, right)"
+_CHUNK = 'chunks by a number alone: mask="chunked", chunk=…'
 _PAGED = "paged caches: those that are read are dense, (batch, seqlen, heads, head_dim)"
 _CAP = "a cap of scores"
 _SINKS = "attention sinks"
@@ -47,12 +52,14 @@ _DROPOUT = "dropout; leave out one of 0.0"
 
 # What no call has, and nothing computes yet.
 _NOT_YET = {
-    **dict.fromkeys(("window_size", "sliding_window", "window_left", "window", "window"), _WINDOW),
-    **dict.fromkeys(("window_size_left", "window_size_right", "attention_chunk"), _WINDOW),
+    **dict.fromkeys(
+        ("window_left", "window_right", "window_size_left", "window_size_right"), _WINDOW
+    ),
+    **dict.fromkeys(("attention_chunk", "chunk_size"), _CHUNK),
     **dict.fromkeys(("softcap", "logits_soft_cap", "logit_cap", "soft_cap", "softcapping"), _CAP),
-    **dict.fromkeys(("attn_mask", "attention_mask", "mask", "mask_mod", "block_mask"), _MASKS),
+    **dict.fromkeys(("attn_mask", "attention_mask", "block_mask"), _MASKS),
     **dict.fromkeys(("custom_mask", "key_padding_mask", "packed_custom_mask"), _MASKS),
-    **dict.fromkeys(("attn_bias", "bias", "position_bias", "score_mod"), _BIAS),
+    **dict.fromkeys(("attn_bias", "bias", "position_bias", "score_mod", "score"), _BIAS),
     **dict.fromkeys(("alibi_slopes", "alibi"), "ALiBi"),
     **dict.fromkeys(("dropout_p", "dropout", "p_dropout", "dropout_rate"), _DROPOUT),
     **dict.fromkeys(("block_table", "block_tables", "page_table", "kv_indices"), _PAGED),

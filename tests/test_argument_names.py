@@ -39,7 +39,7 @@ def refused(function: Callable[..., Any], *args: Any, **named: Any) -> str:
         ("is_causal", True, "fagen calls it causal"),
         ("return_softmax_lse", True, "fagen calls it return_lse"),
         ("softcap", 15.0, "not there yet in fagen: a cap of scores"),
-        ("window_size", (128, 0), "not there yet in fagen: windows"),
+        ("window_size", (128, 0), "fagen calls it window"),
         ("attn_mask", Q, "not there yet in fagen: masks given as tensors"),
         ("dropout_p", 0.0, "not there yet in fagen: dropout; leave out one of 0.0"),
         ("alibi_slopes", Q, "not there yet in fagen: ALiBi"),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 @click.option("--head-dim", type=int, required=True, help="Of q and k.")
 @click.option("--head-dim-v", type=int, help="Of v, where it has its own.")
 @click.option("--causal", is_flag=True, help="With a causal mask.")
+@click.option("--window", type=int, help="Keys that a query sees, its own among them.")
+@click.option("--mask", help="A mask by name, or its text; with --causal and --window, all.")
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--heads", type=int, help="Of q; else those of hidden size 2048.")
 @click.option("--kv-heads", type=int, help="Of k and v; else as many.")

@@ -13,16 +13,17 @@ from inspect import get_annotations
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
-from typing import Any, Never, get_args
+from typing import Any, get_args
 
 from fagen import evidence, registry
 from fagen.arch import SM90
-from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.rows import BOUNDS, MOST, TILE, Row
 from fagen.dispatch.select import serve
 from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
+from fagen.expr.canonical import Expression
 from fagen.kind import load_named
+from fagen.masking import Window, named
 from fagen.paths import config_folder
 from fagen.problem import HIDDEN, Problem, Sizes, flops
 from fagen.registry import committed_file, plan
@@ -44,6 +45,7 @@ LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
 _SEQLEN = 4_096  # of a call that says none
 # what annotations of `pick` stand for, and in words; fagen.prepare takes the same
+_NAMED = "window", "mask"  # which `named` refuses
 _TAKEN: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     bool: (Integral, "True or False"),
@@ -184,6 +186,8 @@ def pick(
     head_dim: int,
     head_dim_v: int | None = None,
     causal: bool = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     batch: int = 1,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -196,7 +200,7 @@ def pick(
     kind: str = FORWARD,
     deterministic: bool = False,
     lengths: str = LENGTHS[0],
-    **unknown: Never,
+    **given: Any,
 ) -> Pick:
     """Return the kernel that fagen.attention takes for a call with these sizes on a card.
 
@@ -204,6 +208,9 @@ def pick(
     `deterministic` where the call or torch.use_deterministic_algorithms(True) asks for it. Or, with
     "decode", the one that fagen.attention_decode takes; and with "varlen" for `lengths` that of
     fagen.attention_varlen, or of its gradients, predicted for sequences of one length.
+
+    `causal`, `window` and `mask` are as of the call, and mask may be any word that a schedule's
+    may; what a mask is given by name may be left out, for one kernel serves all values.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
     of 2048, kv_heads as many as heads, seqlen 4,096 queries, seqlen_k as many keys; to decode one
@@ -214,10 +221,11 @@ def pick(
     Raises TypeError for an argument of another type; ScheduleError where no kernel computes it, for
     sizes that do not go together, and where a dispatch table cannot be read.
     """
-    if unknown:
-        refuse_unknown_names(pick, unknown)
+    if given:
+        named(pick, False, None, mask, given)  # a name that is unknown is told first
     _refuse_other_types(locals())
-    problem = _problem(dtype, head_dim, head_dim_v, causal, v_layout, scale_rows, out_dtype)
+    which = named(pick, bool(causal), window, mask, given)
+    problem = _problem(dtype, head_dim, head_dim_v, which, v_layout, scale_rows, out_dtype)
     _refuse_head_dims(problem)
     _refuse_words(("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS))
     decodes = bool(PASSES[kind].computes)
@@ -230,7 +238,7 @@ def pick(
     seqlen = (1 if decodes else _SEQLEN) if seqlen is None else seqlen
     if seqlen_k is None:
         seqlen_k = _SEQLEN if decodes else seqlen
-    if decodes and seqlen == 1:
+    if decodes and seqlen == 1 and which in ("full", ONE_QUERY):
         problem = replace(problem, mask=ONE_QUERY)  # it sees the same keys under either
     numbers = batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k
     sizes = Sizes(*map(int, numbers))
@@ -253,12 +261,12 @@ def _problem(
     dtype: Any,
     head_dim: int,
     head_dim_v: int | None,
-    causal: bool,
+    mask: str,
     v_layout: str | None,
     scale_rows: int | None,
     out_dtype: Any,
 ) -> Problem:
-    word, mask = _word(dtype), "causal" if causal else "full"
+    word = _word(dtype)
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     if word not in DTYPES or not DTYPES[word].fp8:  # a wrong one is refused with what is taken
         if (v_layout, scale_rows, out_dtype) != (None, None, None):
@@ -292,7 +300,7 @@ def _refuse_other_types(arguments: Mapping[str, Any]) -> None:
     """Raise TypeError for the first of pick's arguments that is not of its annotation's type."""
     for name, hint in get_annotations(pick, eval_str=True).items():
         types = [_TAKEN[kind] for kind in get_args(hint) or (hint,) if kind in _TAKEN]
-        if not types or name not in arguments:  # dtypes are anybody's
+        if not types or name not in arguments or name in _NAMED:  # dtypes are anybody's
             continue
         value, kind = arguments[name], type(arguments[name])
         if hint is bool and value not in (0, 1) and issubclass(kind, Integral):

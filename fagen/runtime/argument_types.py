@@ -68,14 +68,16 @@ def names_types(function: Callable[P, R]) -> Callable[P, R]:
 
     A call itself takes longer by a quarter of a microsecond: the shortest ask by themselves.
     """
-    names = tuple(signature(function).parameters)
+    parameters = signature(function).parameters
+    names = tuple(parameters)
+    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
     @wraps(function)
     def call(*args: P.args, **more: P.kwargs) -> R:
         try:
             return function(*args, **more)
         except FAILURES as error:
-            if more.keys() - names and isinstance(error, _UNCLEAR):
+            if not is_open and more.keys() - names and isinstance(error, _UNCLEAR):
                 refuse_unknown_names(function, [name for name in more if name not in names])
             # more arguments than there are names say so themselves
             explain(error, function, dict(zip(names, args, strict=False)) | more)
@@ -119,7 +121,8 @@ def refuse_other_types(function: Callable[..., Any], arguments: Mapping[str, Any
                 f"{function.__name__}: {name} is of type {type(value).__name__}; it must be {types}"
                 f"{remedy}"
             ) from None
-        if bool in kinds and float not in kinds and int not in kinds and value is not None:
+        is_flag = bool in kinds and float not in kinds and int not in kinds
+        if is_flag and not (value is None or isinstance(value, Tensor)):
             flag(name, value)
         if isinstance(value, int) and value.bit_length() > _WIDEST and float not in kinds:
             raise ValueError(
@@ -144,7 +147,7 @@ def _refuse_unreadable_ones(function: Callable[..., Any], arguments: Mapping[str
 def _annotated(function: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
     """What each argument may be: the members of a union, or the one type."""
     hints = get_annotations(function, eval_str=True)
-    for name in ("return", "unknown"):
+    for name in ("return", "unknown", "given"):
         hints.pop(name, None)
     return {name: _members(hint) for name, hint in hints.items()}
 
@@ -157,6 +160,8 @@ def _is(value: Any, kind: Any) -> bool:
     """Whether a value will do as one of this type."""
     if kind in _KINDS:
         return _KINDS[kind][1](value)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_is(value, member) for member in get_args(kind))
     parts = get_args(kind)
     if get_origin(kind) is Callable:
         return callable(value)

@@ -3,7 +3,7 @@
 Nothing here looks at data, so a call can be traced.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import index
 from typing import Any, TypeVar
 
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
+from fagen.masking import Seen, seen
 from fagen.problem import Problem
 from fagen.runtime import autocast
+from fagen.runtime.argument_types import flag
 from fagen.runtime.call import CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
@@ -114,7 +116,7 @@ def key_of(
     dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
-    causal: bool,
+    causal: bool | str,
     schedule: Choice = None,
     out_dtype: torch.dtype | None = None,
     v_layout: str | None = None,
@@ -122,7 +124,10 @@ def key_of(
     *,
     varlen: bool = False,
 ) -> CallKey:
-    """The key of a call.  Raises ValueError for a dtype, head dims or words of no kernel."""
+    """The key of a call; `causal` is a mask's name where that is neither causal nor full.
+
+    Raises ValueError for a dtype, head dims or words of no kernel.
+    """
     refuse_dtype(dtype)
     word, fp8, is_open = word_of(dtype), dtype == E4M3, schedule is None
     head_dim, head_dim_v = settled(head_dim), settled(head_dim_v)
@@ -139,7 +144,8 @@ def key_of(
         if is_open or varlen:
             refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * varlen))
         out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-    mask, lengths = "causal" if causal else "full", LENGTHS[varlen]
+    mask = causal if isinstance(causal, str) else "causal" if causal else "full"
+    lengths = LENGTHS[varlen]
     parts = word, head_dim, head_dim_v, mask, out, v_layout, scale_rows
     return CallKey(device, Problem(*parts, lengths=lengths), schedule)
 
@@ -155,6 +161,32 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
     except ScheduleError as error:
         faults = [line.rpartition(f"{kind}.")[2] for line in str(error).splitlines()]
         raise ValueError(f"fagen.{kind}: {'; '.join(faults)}") from None
+
+
+def masked(
+    function: Callable[..., Any],
+    causal: Any,
+    window: Any,
+    mask: Any,
+    given: Mapping[str, Any],
+    *tensors: Tensor,
+) -> tuple[bool | str, Seen]:
+    """Return a mask as key_of takes it, and what its kernel is given.
+
+    `tensors` are q, k and v.  Raises ValueError where they need a gradient that no kernel has.
+    """
+    causal = causal if isinstance(causal, bool | Tensor) else flag("causal", causal)
+    known = seen(function, causal, window, mask, given)
+    name = known.mask
+    if name == "full" or name == "causal":
+        return name == "causal", known
+    if torch.is_grad_enabled() and needs_gradient(*tensors):
+        raise ValueError(
+            f"{function.__name__}: q, k or v requires a gradient, and there is no backward under "
+            f'the mask "{name}" yet; call it under torch.no_grad(), or '
+            "torch.nn.functional.scaled_dot_product_attention with attn_mask"
+        )
+    return name, known
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

@@ -6,13 +6,14 @@ emulated, and nothing is built.
 """
 
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.argument_names import refuse_unknown_names
+from fagen.expr.canonical import Expression
+from fagen.masking import Window, named
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     FAILURES,
@@ -28,6 +29,7 @@ from fagen.runtime.arguments import (
     descale_of,
     dtype_of,
     key_of,
+    masked,
     refuse_only_fp8,
     refuse_other_layout,
     refuse_word,
@@ -51,7 +53,9 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
+    causal: bool | Tensor = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
@@ -64,7 +68,7 @@ def attention(
     v_layout: str | None = None,
     scale_rows: int | None = None,
     out_dtype: torch.dtype | None = None,
-    **unknown: Never,
+    **given: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale · q kᵀ) v, with a causal mask aligned to the bottom right if asked.
 
@@ -107,10 +111,15 @@ def attention(
     FagenError where it is not ready and cannot be built now.
     """
     try:
-        if unknown:
-            refuse_unknown_names(attention, unknown)
         is_traced = is_compiling()
-        if (
+        which: Any = causal
+        is_plain = causal is False or causal is True
+        values: tuple[Any, ...] = ()
+        if given or window is not None or mask is not None or not is_plain:
+            is_plain = False
+            which, known = masked(attention, causal, window, mask, given, q, k, v)
+            values = known.values
+        elif (
             (SOONER.attend and not is_traced and ATTENTION.note is None)
             and (schedule is None and q_descale is None and k_descale is None and v_descale is None)
             and (v_mean is None and k_mean is None and v_layout is None)
@@ -121,7 +130,6 @@ def attention(
                 return sooner
         if is_traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
-        causal = causal if causal is False or causal is True else flag("causal", causal)
         is_flag = return_lse is False or return_lse is True
         return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         # Python's share of a call: asking a tensor costs more than all else here, so each once
@@ -156,17 +164,17 @@ def attention(
         device = q.device
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            parts = device, dtype, settled(q_shape[3]), settled(width), causal, choice, *more
+            parts = device, dtype, settled(q_shape[3]), settled(width), which, choice, *more
             named, kernel = traced("attention", _sizes(q_shape, k_shape), *parts)
         else:
-            call = device, dtype, q_shape, k_shape, v_shape, causal, schedule, more
+            call = device, dtype, q_shape, k_shape, v_shape, which, schedule, more
             try:
                 kernel = ATTENTION.known.get(call)
             except TypeError:  # sizes that are left open are no keys
                 kernel = None
             if kernel is None:
                 sizes, columns = _sizes(q_shape, k_shape), (settled(q_shape[3]), settled(width))
-                parts = device, dtype, *columns, causal, schedule, *more
+                parts = device, dtype, *columns, which, schedule, *more
                 ready = ATTENTION.alike.get(parts) or ATTENTION.ready(key_of(*parts), parts)
                 kernel = ATTENTION.find(ready, sizes, call)
             if ATTENTION.note is not None:
@@ -175,9 +183,9 @@ def attention(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        if SOONER.attend and not is_traced and schedule is None:
+        if SOONER.attend and not is_traced and schedule is None and is_plain:
             SOONER.remember(kernel, q, k, v, causal)
-        arguments = (q, k, v, scale, *of_fp8) if of_fp8 else (q, k, v, scale)
+        arguments = (q, k, v, scale, *of_fp8, *values) if of_fp8 or values else (q, k, v, scale)
         return results(ATTENTION.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
@@ -196,6 +204,8 @@ def prepare(
     head_dim: int,
     head_dim_v: int | None = None,
     causal: bool = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     seqlen: int | None = None,
     rows: int | None = None,
     schedule: Choice = None,
@@ -206,7 +216,7 @@ def prepare(
     gradient: bool = False,
     deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
-    **unknown: Never,
+    **given: Any,
 ) -> str:
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
 
@@ -223,17 +233,23 @@ def prepare(
     `progress` is called with a line before what takes long. Raises as attention does, and
     ValueError for deterministic without gradient.
     """
+    if given:
+        named(prepare, False, None, mask, given)  # a name that is unknown is told first
     refuse_other_types(prepare, locals())
-    return prepared(ATTENTION, **locals())
+    return prepared(ATTENTION, prepare, **locals())
 
 
 def prepared(
     door: Door,
+    function: Callable[..., Any],
     *,
     dtype: torch.dtype | str,
     head_dim: int,
     head_dim_v: int | None,
     causal: bool,
+    window: Window,
+    mask: str | Expression | None,
+    given: dict[str, Any],
     schedule: Choice,
     device: torch.device | str | None,
     gradient: bool,
@@ -260,7 +276,8 @@ def prepared(
             out, scale_rows = out or torch.bfloat16, scale_rows or 0
         more = out, v_layout, scale_rows
     width = head_dim if head_dim_v is None else head_dim_v
-    key = door.key_of(place, torchs, head_dim, width, causal, schedule, *more)
+    which = named(function, bool(causal), window, mask, given)
+    key = door.key_of(place, torchs, head_dim, width, which, schedule, *more)
     table = door.rows(key)
     *others, most = table.slugs(rows, seqlen) if table else (schedule,)
     for slug in (*(other for other in dict.fromkeys(others) if other != most), most):

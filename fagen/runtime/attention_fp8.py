@@ -4,9 +4,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fagen.expr.canonical import Expression
+from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag, names_types
-from fagen.runtime.arguments import refuse_unquantisable
+from fagen.runtime.arguments import masked, refuse_unquantisable
 from fagen.runtime.attention import attention
 from fagen.runtime.call import Choice
 from fagen.runtime.quantize import quantize
@@ -19,7 +21,9 @@ def attention_fp8(
     k: Tensor,
     v: Tensor,
     *,
-    causal: bool = False,
+    causal: bool | Tensor = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
@@ -30,6 +34,7 @@ def attention_fp8(
     scale_rows: int | None = None,
     v_layout: str = "columns",
     seed: int = 0,
+    **given: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute what attention(…) does, in e4m3: quantise q, k and v, then call an e4m3 kernel.
 
@@ -46,6 +51,8 @@ def attention_fp8(
     prepare(…) readies those of attention alone.  Other arguments, what is returned and what is
     raised are as of attention(…).
     """
+    if given or window is not None or mask is not None:
+        masked(attention_fp8, causal, window, mask, given)  # refused by this call's name
     q, k, v = autocast.cast(q, k, v)
     center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)
     refuse_unquantisable(q, k, v, scales, v_layout)
@@ -63,6 +70,8 @@ def attention_fp8(
         k8,
         v8,
         causal=causal,
+        window=window,
+        mask=mask,
         scale=scale,
         return_lse=return_lse,
         schedule=schedule,
@@ -74,4 +83,5 @@ def attention_fp8(
         v_layout=v_layout,
         scale_rows=scale_rows or 0,
         out_dtype=q.dtype,
+        **given,
     )

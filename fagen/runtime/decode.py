@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.argument_names import refuse_unknown_names
 from fagen.dispatch.select import first_slug
 from fagen.errors import ScheduleError
+from fagen.expr.canonical import Expression
 from fagen.kinds.decode import MANY_KEYS, Tile, counted_keys, derived, tile_for
 from fagen.kinds.decode.keys import Schedule
+from fagen.masking import Window, named
 from fagen.problem import Problem
 from fagen.registry import given as schedule_given
 from fagen.runtime import autocast
@@ -31,6 +32,7 @@ from fagen.runtime.argument_types import (
 )
 from fagen.runtime.arguments import (
     dtype_of,
+    masked,
     refuse_dtype,
     refuse_head_dims,
     refuse_rank,
@@ -93,11 +95,13 @@ def attention_decode(
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
     reference: Tensor | None = None,
-    causal: bool = True,
+    causal: bool | Tensor = True,
+    window: Window = None,
+    mask: str | Expression | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
-    **unknown: Never,
+    **given: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale · q kᵀ) v for a few queries of each sequence over a cache of its keys.
 
@@ -137,12 +141,16 @@ def attention_decode(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
-        if unknown:
-            refuse_unknown_names(attention_decode, unknown)
+        which: Any = causal
+        values: tuple[Any, ...] = ()
+        if (given or window is not None or mask is not None) or (
+            causal is not True and causal is not False
+        ):
+            which, known = masked(attention_decode, causal, window, mask, given, q, k, v)
+            values = known.values
         compiling = is_compiling()
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
-        causal = causal if causal is True or causal is False else flag("causal", causal)
         is_flag = return_lse is False or return_lse is True
         return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
@@ -155,7 +163,7 @@ def attention_decode(
             tile = _tile(q_shape, k_shape[2], MANY_KEYS, alike=False)
             choice = None if schedule is None else slug_of(schedule)
             parts = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
-            how = *_mask(q_shape[1], causal=causal), tile, lazy, choice
+            how = *_mask(q_shape[1], causal=which), tile, lazy, choice
             named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *parts, *how)
         else:
             # as far as it matters: a cache that grows has another kernel at most once
@@ -163,7 +171,7 @@ def attention_decode(
             few = type(keys) is int and keys < MANY_KEYS
             keys = counted_keys(keys) if few else MANY_KEYS
             what = q.device, q.dtype, q_shape, k_shape[2], v_shape[3]
-            call = *what, causal, lazy, alike, keys, schedule
+            call = *what, which, lazy, alike, keys, schedule
             try:
                 kernel = DECODING.known.get(call)
             except TypeError:  # sizes that are left open are no keys
@@ -180,9 +188,9 @@ def attention_decode(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        arguments: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k)
+        arguments: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k, *values)
         if not lazy:
-            arguments = (q, k, v, reference, scale, seqused_k, leftpad_k)
+            arguments = (q, k, v, reference, scale, seqused_k, leftpad_k, *values)
         return results("", kernel, arguments, return_lse, False, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
@@ -198,7 +206,7 @@ def of_call(
     q_shape: torch.Size,
     kv_heads: int,
     width: int,
-    causal: bool,
+    causal: bool | str,
     lazy: bool,
     alike: bool,
     keys: int,
@@ -214,8 +222,13 @@ def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]
     return q[0], q[2], k[2], q[1], k[1]
 
 
-def _mask(queries: int, *, causal: bool) -> tuple[str, bool]:
-    """The mask of a call, and whether it has one query: constants, of sizes that are open too."""
+def _mask(queries: int, *, causal: bool | str) -> tuple[str, bool]:
+    """The mask of a call, and whether it has one query: constants, of sizes that are open too.
+
+    `causal` is its name where it is neither causal nor full.
+    """
+    if isinstance(causal, str):
+        return causal, False
     if queries == 1:
         return ONE_QUERY, True
     return "causal" if causal else "full", False
@@ -276,11 +289,13 @@ def prepare_decode(
     batch: int = 1,
     queries: int = 1,
     causal: bool = True,
+    window: Window = None,
+    mask: str | Expression | None = None,
     unified: bool = False,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     progress: Callable[[str], None] | None = None,
-    **unknown: Never,
+    **given: Any,
 ) -> str:
     """Ready the kernel that attention_decode(…) would use for such tensors; return its slug.
 
@@ -292,6 +307,8 @@ def prepare_decode(
     is nothing to build. `progress` is called with a line before what takes long. Raises as
     attention_decode does.
     """
+    if given:
+        named(prepare_decode, False, None, mask, given)  # a name that is unknown is told first
     refuse_other_types(prepare_decode, locals())
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
         if not isinstance(size, int) or size < 1:
@@ -302,10 +319,15 @@ def prepare_decode(
         head_dim,
         head_dim if head_dim_v is None else head_dim_v,
     )
-    kv_heads, mask = heads if kv_heads is None else kv_heads, _mask(queries, causal=causal)
+    kv_heads = heads if kv_heads is None else kv_heads
+    which: bool | str = bool(causal)
+    if given or window is not None or mask is not None:
+        name = named(prepare_decode, which, window, mask, given)
+        which = name if name not in ("full", "causal") else name == "causal"
+    of_mask = _mask(queries, causal=which)
     for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
-        key = _key(*parts, *mask, tile, not unified, schedule)
+        key = _key(*parts, *of_mask, tile, not unified, schedule)
         rows = DECODING.rows(key)
         slug = key.schedule
         if rows:

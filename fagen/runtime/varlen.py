@@ -7,19 +7,21 @@ schedule is emulated, and nothing is built.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Never
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.argument_names import refuse_unknown_names
+from fagen.expr.canonical import Expression
+from fagen.masking import Window, named
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import FAILURES, explain, flag, number, refuse_other_types
 from fagen.runtime.arguments import (
     E4M3,
     descale_of,
     key_of,
+    masked,
     refuse_blocks,
     refuse_only_fp8,
     settled,
@@ -49,7 +51,9 @@ def attention_varlen(
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    causal: bool = False,
+    causal: bool | Tensor = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
@@ -60,7 +64,7 @@ def attention_varlen(
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    **unknown: Never,
+    **given: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, each of its own length.
 
@@ -113,12 +117,17 @@ def attention_varlen(
     and cannot be built now.
     """
     try:
-        if unknown:
-            refuse_unknown_names(attention_varlen, unknown)
+        which: Any = causal
+        values: tuple[Any, ...] = ()
+        by_sequence: tuple[str, ...] = ()
+        if (given or window is not None or mask is not None) or (
+            causal is not False and causal is not True
+        ):
+            which, known = masked(attention_varlen, causal, window, mask, given, q, k, v)
+            values, by_sequence = known.values, known.by_sequence
         is_traced = is_compiling()
         if is_traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
-        causal = causal if causal is False or causal is True else flag("causal", causal)
         is_flag = return_lse is False or return_lse is True
         return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, v_shape = q.shape, v.shape
@@ -143,11 +152,11 @@ def attention_varlen(
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
             refuse_only_fp8(q.dtype, "q", locals())
-        parts = q.device, q.dtype, q_shape[2], v_shape[2], causal, schedule, out_dtype
+        parts = q.device, q.dtype, q_shape[2], v_shape[2], which, schedule, out_dtype
         named = None
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            parts = (*parts[:2], settled(parts[2]), settled(parts[3]), causal, choice, out_dtype)
+            parts = (*parts[:2], settled(parts[2]), settled(parts[3]), which, choice, out_dtype)
             named, kernel = traced("attention_varlen", None, *parts)
         else:
             kernel = VARLEN.known.get(parts) or VARLEN.find(
@@ -156,15 +165,21 @@ def attention_varlen(
             if VARLEN.note is not None:
                 VARLEN.note(parts, q_shape, v_shape, cu_seqlens_q.shape, max_seqlen_q, max_seqlen_k)
         if seqused_q is not None:
-            refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
+            pairs = zip(by_sequence, values, strict=True)
+            more = {name: value for name, value in pairs if name}
+            refuse_wrong_lengths(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k, **more)
             at = used_queries(seqused_q, cu_seqlens_q, cu_seqlens_k, seqused_k)
             cu_seqlens_q, cu_seqlens_k, seqused_k = at
             of_fp8 = tuple(map(twice, of_fp8))
+            values = tuple(
+                x.repeat_interleave(2) if name else x
+                for name, x in zip(by_sequence, values, strict=True)
+            )
         if scale is None:
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8)
+        arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8, *values)
         return results(VARLEN.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
@@ -194,7 +209,11 @@ def _refuse_no_offsets(**tensors: Tensor) -> None:
 
 
 def refuse_wrong_lengths(
-    seqused_q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_k: Tensor | None
+    seqused_q: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_k: Tensor | None,
+    **more: Tensor,
 ) -> None:
     """Raise ValueError where lengths of queries, or what is paired with them, fit no sequences."""
     batch = cu_seqlens_q.shape[0] - 1
@@ -202,6 +221,7 @@ def refuse_wrong_lengths(
         ("seqused_q", seqused_q, batch),
         ("cu_seqlens_k", cu_seqlens_k, batch + 1),
         ("seqused_k", seqused_k, batch),
+        *((name, numbers, batch) for name, numbers in more.items()),
     ):
         if lengths is None:
             continue
@@ -224,13 +244,15 @@ def prepare_varlen(
     head_dim: int,
     head_dim_v: int | None = None,
     causal: bool = False,
+    window: Window = None,
+    mask: str | Expression | None = None,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     out_dtype: torch.dtype | str | None = None,
     gradient: bool = False,
     deterministic: bool = False,
     progress: Callable[[str], None] | None = None,
-    **unknown: Never,
+    **given: Any,
 ) -> str:
     """Ready the kernel that attention_varlen(…) would use for such tensors; return its slug.
 
@@ -241,5 +263,7 @@ def prepare_varlen(
     `deterministic` that of calls that ask for it. `progress` is called with a line before what
     takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
+    if given:
+        named(prepare_varlen, False, None, mask, given)  # a name that is unknown is told first
     refuse_other_types(prepare_varlen, locals())
-    return prepared(VARLEN, **locals())
+    return prepared(VARLEN, prepare_varlen, **locals())
