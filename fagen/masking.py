@@ -32,7 +32,7 @@ Window = int | tuple[int | None, int | None] | None
 class Seen(NamedTuple):
     """A mask by its name, as problems and schedules have it, and what a kernel of it is given.
 
-    The values are in the order of `Expression.given`, behind all other arguments of an op.
+    The values are in the order of `Expression.given`, as an op takes them behind the scale.
     """
 
     mask: str

@@ -185,7 +185,7 @@ def attention(
             scale = number("scale", scale)
         if SOONER.attend and not is_traced and schedule is None and is_plain:
             SOONER.remember(kernel, q, k, v, causal)
-        arguments = (q, k, v, scale, *of_fp8, *values) if of_fp8 or values else (q, k, v, scale)
+        arguments = (q, k, v, scale, *values, *of_fp8) if of_fp8 or values else (q, k, v, scale)
         return results(ATTENTION.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised

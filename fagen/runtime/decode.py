@@ -188,9 +188,9 @@ def attention_decode(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        arguments: tuple[Any, ...] = (q, k, v, scale, seqused_k, leftpad_k, *values)
+        arguments: tuple[Any, ...] = (q, k, v, scale, *values, seqused_k, leftpad_k)
         if not lazy:
-            arguments = (q, k, v, reference, scale, seqused_k, leftpad_k, *values)
+            arguments = (q, k, v, reference, scale, *values, seqused_k, leftpad_k)
         return results("", kernel, arguments, return_lse, False, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised

@@ -179,7 +179,7 @@ def attention_varlen(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, seqused_k, *of_fp8, *values)
+        arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, scale, *values, seqused_k, *of_fp8)
         return results(VARLEN.call, kernel, arguments, return_lse, deterministic, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
