@@ -240,21 +240,14 @@ prepare_decode raises ScheduleError:
 
 flash_attn_func raises NotImplementedError:
   qv=ones(2, 70, 4, 64) -> flash_attn_func: qv is not there yet in fagen; None is none
-  window_size=(128, 0)
-    -> flash_attn_func: window_size = (128, 0) is not there yet in fagen; (-1, -1) is none, and
-  window_size=(-1, 5) -> flash_attn_func: window_size = (-1, 5) is not there yet
-  window_size=(-1, 68) -> flash_attn_func: window_size = (-1, 68) is not there yet
-  attention_chunk=64 -> flash_attn_func: attention_chunk = 64 is not there yet in fagen; 0 is none
+  attention_chunk=64
+    -> flash_attn_func: attention_chunk = 64 is not there yet in fagen; with causal=True it is
   softcap=15.0 -> flash_attn_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
   window_size=tensor((1, 0)).to("meta") -> window_size as a tensor is not there yet
 
 flash_attn_func:
   softcap=nan -> softcap is nan; it must be finite, and 0.0 is none
   window_size=(1, 2, 3) -> window_size is (1, 2, 3); it must be (left, right), where -1 is no bound
-
-flash_attn_func-causal raises NotImplementedError:
-  window_size=(198, -1) -> flash_attn_func: window_size = (198, -1) is not there yet
-  window_size=(0, 0) -> flash_attn_func: window_size = (0, 0) is not there yet
 
 flash_attn_func-e4m3:
   q=ones(40, 6, 64).to(E4M3) -> q has 3 dimensions; it must have 4: (bat

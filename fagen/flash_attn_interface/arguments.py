@@ -102,8 +102,10 @@ def refuse_others(
     num_splits: int = 1,
     sm_margin: int = 0,
     pack_gqa: bool | None = None,
-) -> None:
+) -> int:
     """Raise NotImplementedError for an argument that no function here has kernels for.
+
+    Returns attention_chunk as a number, where 0 is none.
 
     Raises TypeError or ValueError where it is none at all, and for a hint that is none, though
     nobody acts upon it. A number below 0 is no chunk or cap, as there, and any num_splits below 1
@@ -114,11 +116,9 @@ def refuse_others(
         and (type(num_splits) is int and num_splits <= _MOST_SPLITS)
         and sm_margin == 0
     ):
-        return
+        return 0
     refuse_given(function, qv=qv)
     chunk, cap = whole("attention_chunk", attention_chunk), number("softcap", softcap)
-    if chunk > 0:
-        refuse_yet(function, f"attention_chunk = {chunk}", "0 is none")
     if not math.isfinite(cap):
         raise ValueError(f"softcap is {cap}; it must be finite, and 0.0 is none")
     if cap > 0:
@@ -133,6 +133,7 @@ def refuse_others(
             f"sm_margin is {margin}; it must be 0 … {SM90.sm_count - 1}: SMs that are left to "
             "others"
         )
+    return max(0, chunk)
 
 
 def scale_of(softmax_scale: Any) -> float | None:
@@ -154,15 +155,22 @@ def scale_of(softmax_scale: Any) -> float | None:
     return scale
 
 
-def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool) -> bool:
-    """Whether a window and `causal` amount to the causal mask; False is no mask.
+def mask_of(
+    function: str, window: Any, queries: Any, keys: Any, *, causal: bool, chunk: int = 0
+) -> dict[str, Any]:
+    """Return a window, chunks and `causal` as fagen's calls take them, by name.
 
-    A window is two whole numbers, or a tensor of two on the CPU. Raises NotImplementedError where
-    they are neither mask.
+    A window is two whole numbers, or a tensor of two on the CPU. One that hides nothing between so
+    many queries and keys is none. Raises NotImplementedError for chunks without `causal`.
     """
     causal = causal if causal is False or causal is True else flag("causal", causal)
+    how: dict[str, Any] = {"causal": causal}
+    if chunk > 0:
+        if not causal:
+            refuse_yet(function, f"attention_chunk = {chunk}", "with causal=True it is")
+        how |= {"mask": "chunked", "chunk": chunk}
     if type(window) is tuple and window == (-1, -1):
-        return causal
+        return how
     value = window
     if isinstance(window, Tensor):
         if is_compiling() or window.device.type != "cpu":
@@ -184,11 +192,15 @@ def mask_of(function: str, window: Any, queries: Any, keys: Any, *, causal: bool
     endless_left = left < 0 or left >= keys - 1
     endless_right = right < 0 or right >= queries - 1
     if endless_left and (causal or right == 0):
-        return True
-    if not (endless_left and endless_right):
-        instead = "(-1, -1) is none, and (-1, 0) the causal mask"
-        refuse_yet(function, f"window_size = ({left}, {right})", instead)
-    return False
+        how["causal"] = True
+    elif not (endless_left and endless_right):
+        how["window"] = None if endless_left else left, None if endless_right else right
+    return how
+
+
+def is_masked(mask: dict[str, Any]) -> bool:
+    """Whether what `mask_of` returns is more than causal, or than nothing."""
+    return len(mask) > 1
 
 
 def descales_of(

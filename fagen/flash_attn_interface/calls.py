@@ -9,6 +9,7 @@ from fagen.flash_attn_interface.arguments import (
     NO_WINDOW,
     descales_of,
     forward_only,
+    is_masked,
     mask_of,
     refuse_others,
     scale_of,
@@ -20,6 +21,10 @@ from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
 from fagen.runtime.varlen import attention_varlen
 
+_NOT_MASKED = (
+    "{}: there are no gradients under windows and chunks yet in fagen; causal and full masks have "
+    "some, and under torch.no_grad() none is asked for"
+)
 _NO_GRADIENT = (
     "{}: e4m3 tensors have no gradients yet in fagen; q, k and v in 16 bits have, and under "
     "torch.no_grad() none is asked for"
@@ -55,8 +60,8 @@ def flash_attn_func(
 
     q_descale, k_descale and v_descale, (B, Hk) each in fp32, are what e4m3 tensors are to be
     multiplied by; that of q is of all query heads of a KV head; None is 1. Beside 16-bit tensors
-    they are not read. window_size is (left, right), where a negative number is no bound: windows
-    that amount to no mask or to the causal one are taken.
+    they are not read. window_size is (left, right), both included, where a negative number is no
+    bound, and with attention_chunk, under causal, a query sees the keys of its own chunk alone.
 
     With deterministic the gradient of q has the same bits in each call too, which all else has
     anyway. These change nothing here: pack_gqa, num_splits and sm_margin, hints about the order of
@@ -66,16 +71,20 @@ def flash_attn_func(
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key. Of e4m3 tensors that require gradients it is computed, and its backward pass refused.
 
-    Raises NotImplementedError for qv, other windows, attention_chunk and softcap above 0, and for a
-    backward pass in e4m3; ValueError for a wrong argument, hints among them; and what else
-    fagen.attention raises.
+    Raises NotImplementedError for qv, attention_chunk without causal, softcap above 0, and for a
+    backward pass in e4m3 or under a window or chunks; ValueError for a wrong argument, hints among
+    them; and what else fagen.attention raises.
     """
     q_shape, v_shape = q.shape, v.shape
     if not len(q_shape) == len(v_shape) == k.dim() == 4:
         refuse_rank(q=q, k=k, v=v)
-    refuse_others("flash_attn_func", qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
-    if window_size is not NO_WINDOW:
-        causal = mask_of("flash_attn_func", window_size, q_shape[1], k.shape[1], causal=causal)
+    others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
+    chunk = refuse_others("flash_attn_func", *others)
+    mask: dict[str, Any] = {}
+    if window_size is not NO_WINDOW or chunk:
+        sizes = window_size, q_shape[1], k.shape[1]
+        mask = mask_of("flash_attn_func", *sizes, causal=causal, chunk=chunk)
+        causal = mask["causal"]
     q = q if q.stride(3) == 1 else q.contiguous()
     k = k if k.stride(3) == 1 else k.contiguous()
     v = v if v.stride(3) == 1 else v.contiguous()
@@ -83,7 +92,8 @@ def flash_attn_func(
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     is_e4m3 = q.dtype == E4M3
-    if not is_e4m3 and LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
+    more = is_masked(mask)
+    if not (is_e4m3 or more) and LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
         return attention(
             q,
             k,
@@ -96,10 +106,14 @@ def flash_attn_func(
     how: dict[str, Any] = dict(
         causal=causal, return_lse=return_attn_probs, deterministic=deterministic
     )
+    how |= mask
+    if not is_e4m3 and more:
+        refusal = _NOT_MASKED.format("flash_attn_func")
+        return forward_only(refusal, (q, k, v), attend_other, attention, q, k, v, scale, **how)
     if not is_e4m3:
         return attend_other(attention, q, k, v, scale, **how)
-    sizes = q.shape[0], q.shape[2], k.shape[2]
-    how |= descales_of(q, sizes, q_descale, k_descale, v_descale)
+    heads = q.shape[0], q.shape[2], k.shape[2]
+    how |= descales_of(q, heads, q_descale, k_descale, v_descale)
     refusal = _NO_GRADIENT.format("flash_attn_func")
     return forward_only(refusal, (q, k, v), attention, q, k, v, scale=scale, **how)
 
@@ -197,7 +211,8 @@ def flash_attn_varlen_func(
     argument; and what else fagen.attention_varlen does.
     """
     called = "flash_attn_varlen_func"
-    refuse_others(called, qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
+    others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
+    chunk = refuse_others(called, *others)
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     dense = None  # batch and queries, of one length
@@ -215,12 +230,15 @@ def flash_attn_varlen_func(
     k = k if k.stride()[-1:] == (1,) else k.contiguous()
     v = v if v.stride()[-1:] == (1,) else v.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
-    if window_size is not NO_WINDOW:
+    mask: dict[str, Any] = {}
+    if window_size is not NO_WINDOW or chunk:
         queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
         keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
-        causal = mask_of(called, window_size, queries, keys, causal=causal)
+        mask = mask_of(called, window_size, queries, keys, causal=causal, chunk=chunk)
+        causal = mask["causal"]
     q_shape, v_shape, is_e4m3 = q.shape, v.shape, q.dtype == E4M3
-    is_usual = dense is None and not is_e4m3 and len(q_shape) == len(v_shape) == 3
+    more = is_masked(mask)
+    is_usual = not (dense or is_e4m3 or more) and len(q_shape) == len(v_shape) == 3
     if is_usual and LEAST <= v_shape[2] <= MOST and q_shape[2] >= LEAST:
         return attention_varlen(
             q,
@@ -247,7 +265,11 @@ def flash_attn_varlen_func(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
-    if not is_e4m3:
+    how |= mask
+    if not is_e4m3 and more:
+        refusal, arguments = _NOT_MASKED.format(called), (attention_varlen, q, k, v, scale, *at)
+        results = forward_only(refusal, (q, k, v), attend_other, *arguments, **how)
+    elif not is_e4m3:
         results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below

@@ -94,12 +94,13 @@ def flash_attn_with_kvcache(
     and its backward pass refused.
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
-    cache_batch_idx, qv, windows, attention_chunk, softcap, e4m3 and a backward pass; ValueError for
-    a wrong argument, and traced by torch.compile also where a gradient would be needed; and what
-    else those three do.
+    cache_batch_idx, qv, attention_chunk without causal, softcap, e4m3 and a backward pass;
+    ValueError for a wrong argument, and traced by torch.compile also where a gradient would be
+    needed; and what else those three do.
     """
     called = "flash_attn_with_kvcache"
-    refuse_others(called, qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa)
+    others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
+    chunk = refuse_others(called, *others)
     if not (
         (page_table is block_table is k is v is cache_batch_idx is None)
         and (rotary_cos is rotary_sin is None)
@@ -146,9 +147,11 @@ def flash_attn_with_kvcache(
         cache_seqlens = None
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
-    if window_size is not NO_WINDOW:
+    mask: dict[str, Any] = {}
+    if window_size is not NO_WINDOW or chunk:
         queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
-        causal = mask_of(called, window_size, queries, room, causal=causal)
+        mask = mask_of(called, window_size, queries, room, causal=causal, chunk=chunk)
+        causal = mask.pop("causal")
     q = q if q.stride(-1) == 1 else q.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     needs = q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -162,9 +165,11 @@ def flash_attn_with_kvcache(
             causal=causal,
             scale=scale,
             return_lse=return_softmax_lse,
+            **mask,
         )
     caches = q, k_cache, v_cache
     how: dict[str, Any] = dict(causal=causal, scale=scale, return_lse=return_softmax_lse)
+    how |= mask
     if cu_seqlens_q is None:
         how |= dict(seqused_k=cache_seqlens, leftpad_k=cache_leftpad)
         return forward_only(_NO_GRADIENT, caches, attention_cache, *caches, **how)

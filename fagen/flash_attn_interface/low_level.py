@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fagen.dispatch.select import buildable
 from fagen.flash_attn_interface.arguments import (
+    is_masked,
     mask_of,
     readable,
     refuse_others,
@@ -183,7 +184,10 @@ def _flash_attn_backward(
     queries = q.shape[-3] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
     keys = k.shape[-3] if cu_seqlens_k is None or max_seqlen_k is None else max_seqlen_k
     window = _window(window_size_left, window_size_right, window_size)
-    causal = mask_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
+    mask = mask_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
+    if is_masked(mask):
+        refuse_yet(called, f"window_size = {window}", "causal and full masks have gradients")
+    causal = mask["causal"]
     sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
     shapes = q.shape, k.shape, v.shape
     kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal

@@ -4,6 +4,8 @@ Few rows of queries go to the kernels of decoding, many to those of varlen seque
 sequences of a cache can be read where they are. Nothing is read on the host.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,21 +34,23 @@ def attention_cache(
     causal: bool,
     scale: float | None = None,
     return_lse: bool = False,
+    **mask: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute what fagen.attention_decode does, for any number of queries.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), seqused_k and leftpad_k (B) in int32;
     returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32. Many
     rows are computed by fagen.attention_varlen, or without lengths by fagen.attention; by
-    attention_decode where the strides of k and v let no kernel read them as packed.
+    attention_decode where the strides of k and v let no kernel read them as packed. `mask` is what
+    else these calls take of one: a window, or chunks.
 
     Raises as these do.
     """
     refuse_rank(q=q, k=k, v=v)
     batch, queries, heads, _ = q.shape
-    few = queries * heads <= FEW_ROWS * k.shape[2]
+    few = queries * heads <= FEW_ROWS * k.shape[2] and not mask  # decoding has causal and full
     if not few and seqused_k is None and leftpad_k is None:
-        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse)
+        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, **mask)
     varlen = None if few else as_varlen(k, v, seqused_k, leftpad_k)
     if varlen is None:
         return attention_decode(
@@ -58,6 +62,7 @@ def attention_cache(
             causal=causal,
             scale=scale,
             return_lse=return_lse,
+            **mask,
         )
     starts = evenly(batch, queries, q.device)
     k, v, cu_seqlens_k, used = varlen
@@ -71,6 +76,7 @@ def attention_cache(
         causal=causal,
         scale=scale,
         return_lse=return_lse,
+        **mask,
     )
     if isinstance(results, Tensor):
         return results.unflatten(0, (batch, queries))

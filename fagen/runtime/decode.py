@@ -148,6 +148,11 @@ def attention_decode(
         ):
             which, known = masked(attention_decode, causal, window, mask, given, q, k, v)
             values = known.values
+            if isinstance(which, str):
+                raise ValueError(
+                    f'attention_decode: no kernel decodes under the mask "{which}" yet; '
+                    "fagen.attention takes it, and attention_varlen with lengths"
+                )
         compiling = is_compiling()
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
