@@ -43,8 +43,6 @@ _MASKS = (
     "masks given as tensors; mask is a word, a text or a function, sequences attention_varlen's"
 )
 _BIAS = "a bias that is added to scores"
-_WINDOW = "windows but as (left, right)"
-_CHUNK = 'chunks by a number alone: mask="chunked", chunk=…'
 _PAGED = "paged caches: those that are read are dense, (batch, seqlen, heads, head_dim)"
 _CAP = "a cap of scores"
 _SINKS = "attention sinks"
@@ -52,10 +50,6 @@ _DROPOUT = "dropout; leave out one of 0.0"
 
 # What no call has, and nothing computes yet.
 _NOT_YET = {
-    **dict.fromkeys(
-        ("window_left", "window_right", "window_size_left", "window_size_right"), _WINDOW
-    ),
-    **dict.fromkeys(("attention_chunk", "chunk_size"), _CHUNK),
     **dict.fromkeys(("softcap", "logits_soft_cap", "logit_cap", "soft_cap", "softcapping"), _CAP),
     **dict.fromkeys(("attn_mask", "attention_mask", "block_mask"), _MASKS),
     **dict.fromkeys(("custom_mask", "key_padding_mask", "packed_custom_mask"), _MASKS),
@@ -73,6 +67,13 @@ _ROWS = (
     "tensors are (batch, seqlen, heads, head_dim), of attention_varlen (total, heads, head_dim), "
     "and x.transpose(1, 2) of (batch, heads, seqlen, head_dim) is taken without a copy"
 )
+# What is said by another argument, in another form.
+_OTHERWISE = {
+    **dict.fromkeys(("window_left", "window_size_left"), "window=(left, right)"),
+    **dict.fromkeys(("window_right", "window_size_right"), "window=(left, right)"),
+    **dict.fromkeys(("attention_chunk", "chunk_size", "chunk"), 'mask="chunked", chunk=…'),
+    **dict.fromkeys(("prefix", "prefix_lengths", "prefix_lens"), 'mask="prefix", prefix=…'),
+}
 _SIZES = "sizes alone say how the work is shared out"
 
 # What there is nothing to say about: it is so anyway, or of no meaning here.
@@ -103,6 +104,8 @@ def _told(name: str, accepted: list[str], called: str) -> str:
     rows = [row for row in _ALIKE if name in row]
     for alias in (alias for row in rows for alias in row if alias in accepted):
         return f"fagen calls it {alias}"
+    if name in _OTHERWISE and "mask" in accepted:
+        return f"fagen has {_OTHERWISE[name]}"
     if name in _NOT_YET:
         return f"not there yet in fagen: {_NOT_YET[name]}"
     if name in _NEEDLESS:

@@ -263,9 +263,7 @@ flash_attn_func-e4m3:
   sm_margin=-1 -> sm_margin is -1; it must be 0 … 131
 
 flash_attn_varlen_func raises NotImplementedError:
-  window_size=tensor((128, 0)) -> flash_attn_varlen_func: window_size = (128, 0) is not there yet
   qv=ones(119, 4, 64) -> flash_attn_varlen_func: qv is not there yet in fagen; None is none
-  window_size=(128, 0) -> flash_attn_varlen_func: window_size = (128, 0) is not there yet
   softcap=15.0 -> flash_attn_varlen_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
 
 flash_attn_varlen_func:
@@ -277,9 +275,6 @@ flash_attn_varlen_func-e4m3:
   k_descale=ones(2, 2) -> k_descale has shape (2, 2); it must be (batch
   q_descale=ones(6, 4) -> q_descale has shape (6, 4); it must be (batch
   q=ones(2, 119, 4, 64).to(E4M3) -> q has 4 dimensions; it must have 3
-
-flash_attn_varlen_func-window raises NotImplementedError:
-  window_size=tensor((17, 3)) -> window_size = (17, 3) is not there yet
 
 flash_attn_varlen_func-window:
   window_size=tensor((1,)) -> window_size is [1]; it must be
@@ -304,8 +299,6 @@ flash_attn_with_kvcache raises NotImplementedError:
   rotary_sin=q -> rotary_sin is not there yet
   cache_batch_idx=ints(0, 1, 2) -> cache_batch_idx is not there yet
   qv=q -> flash_attn_with_kvcache: qv is not there yet in fagen; None is none
-  window_size=(64, 0) -> window_size = (64, 0) is not there yet
-  window_size=(-1, 1) -> window_size = (-1, 1) is not there yet
   attention_chunk=64 -> attention_chunk = 64 is not there yet
   softcap=15.0 -> softcap = 15.0 is not there yet
   k_cache=k_cache.to(E4M3)

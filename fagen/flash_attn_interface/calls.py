@@ -267,8 +267,8 @@ def flash_attn_varlen_func(
     )
     how |= mask
     if not is_e4m3 and more:
-        refusal, arguments = _NOT_MASKED.format(called), (attention_varlen, q, k, v, scale, *at)
-        results = forward_only(refusal, (q, k, v), attend_other, *arguments, **how)
+        refusal, operands = _NOT_MASKED.format(called), (attention_varlen, q, k, v, scale, *at)
+        results = forward_only(refusal, (q, k, v), attend_other, *operands, **how)
     elif not is_e4m3:
         results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:

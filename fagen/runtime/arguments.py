@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
@@ -16,7 +17,7 @@ from fagen.masking import Seen, seen
 from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag
-from fagen.runtime.call import CallKey, Choice
+from fagen.runtime.call import MOST_KNOWN, CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
 from fagen.vocab import (
@@ -175,8 +176,15 @@ def masked(
 
     `tensors` are q, k and v.  Raises ValueError where they need a gradient that no kernel has.
     """
-    causal = causal if isinstance(causal, bool | Tensor) else flag("causal", causal)
-    known = seen(function, causal, window, mask, given)
+    key, known = (causal, window, mask), None
+    is_kept = not given and type(causal) is bool and type(window) in _KEPT and not is_compiling()
+    if is_kept:
+        known = _seen.get(key)
+    if known is None:
+        causal = causal if isinstance(causal, bool | Tensor) else flag("causal", causal)
+        known = seen(function, causal, window, mask, given)
+        if is_kept and len(_seen) < MOST_KNOWN:
+            _seen[key] = known
     name = known.mask
     if name == "full" or name == "causal":
         return name == "causal", known
@@ -187,6 +195,10 @@ def masked(
             "torch.nn.functional.scaled_dot_product_attention with attn_mask"
         )
     return name, known
+
+
+_seen: dict[tuple[Any, ...], Seen] = {}  # of calls whose mask has no arguments of its own
+_KEPT = int, tuple, type(None)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

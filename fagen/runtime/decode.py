@@ -327,7 +327,7 @@ def prepare_decode(
     kv_heads = heads if kv_heads is None else kv_heads
     which: bool | str = bool(causal)
     if given or window is not None or mask is not None:
-        name = named(prepare_decode, which, window, mask, given)
+        name = named(prepare_decode, bool(causal), window, mask, given)
         which = name if name not in ("full", "causal") else name == "causal"
     of_mask = _mask(queries, causal=which)
     for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):

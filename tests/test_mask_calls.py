@@ -1,0 +1,237 @@
+"""Masks through public calls on CPU tensors, beside lambdas written by hand; refusals by name."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fagen
+from fagen import flash_attn_interface as fa3
+from fagen.masking import named, seen
+from tests.tensors import normal
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_ready"),
+    pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
+]
+LENGTHS = [(70, 70), (33, 100), (100, 33), (1, 40), (40, 0)]
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, sees: Any) -> tuple[Tensor, Tensor]:
+    """Attention in fp64: `sees` is told a sequence, a query's position and a key."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    batch, _, queries, keys = scores.shape
+    sequence = torch.arange(batch).view(-1, 1, 1, 1)
+    position = torch.arange(queries).view(1, 1, -1, 1) + keys - queries
+    key = torch.arange(keys).view(1, 1, 1, -1)
+    visible = torch.as_tensor(sees(sequence, position, key)).expand(batch, 1, queries, keys)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    p = scores.softmax(-1).nan_to_num(0)
+    return torch.einsum("bhqk,bkhd->bqhd", p, v), scores.logsumexp(-1)
+
+
+def tensors(queries: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = (batch, queries, 4, 64), (batch, keys, 2, 64), (batch, keys, 2, 64)
+    q, k, v = (normal(*shape, dtype=torch.float16, seed=i) for i, shape in enumerate(shapes))
+    return q, k, v
+
+
+def near(results: Any, expected: tuple[Tensor, Tensor]) -> None:
+    for result, exact in zip(results, expected, strict=True):
+        torch.testing.assert_close(result.double(), exact, atol=4e-3, rtol=0)
+
+
+WINDOWS: list[tuple[dict[str, Any], Any]] = [
+    ({"causal": True, "window": 16}, lambda b, q, k: (k <= q) & (q - k < 16)),
+    ({"causal": True, "window": 1}, lambda b, q, k: k == q),
+    ({"window": 16}, lambda b, q, k: (q - k).abs() < 16),
+    ({"window": (3, 9)}, lambda b, q, k: (q - k <= 3) & (k - q <= 9)),
+    ({"window": [3, -1]}, lambda b, q, k: q - k <= 3),
+    ({"window": (None, 5)}, lambda b, q, k: k - q <= 5),
+    ({"window": (-1, 0)}, lambda b, q, k: k <= q),
+    ({"causal": True, "window": (5, 9)}, lambda b, q, k: (k <= q) & (q - k <= 5)),
+    ({"causal": True, "window": 1 << 40}, lambda b, q, k: k <= q),
+]
+
+
+@pytest.mark.parametrize(("call", "sees"), WINDOWS, ids=[str(call) for call, _ in WINDOWS])
+def test_a_window_is_what_it_says(call, sees):
+    for lengths in LENGTHS:
+        q, k, v = tensors(*lengths)
+        near(fagen.attention(q, k, v, **call, return_lse=True), dense(q, k, v, sees))
+
+
+def test_a_window_of_sequences_one_after_another_and_of_used_queries():
+    q, k, v = (normal(90, n, 64, dtype=torch.float16, seed=i) for i, n in enumerate((4, 2, 2)))
+    at, used = ints(0, 30, 90), ints(30, 41)
+    whole, lse = fagen.attention_varlen(q, k, v, at, causal=True, window=9, return_lse=True)
+    some = fagen.attention_varlen(q, k, v, at, seqused_q=used, causal=True, window=(8, None))
+    for first, last, many in ((0, 30, 30), (30, 90, 41)):
+        own = q[None, first:last], k[None, first:last], v[None, first:last]
+        expected = dense(*own, lambda b, i, j: (j <= i) & (i - j < 9))
+        near((whole[None, first:last], lse[None, :, first:last]), expected)
+        own = own[0][:, :many], *own[1:]
+        out, _ = dense(*own, lambda b, i, j: (j <= i) & (i - j < 9))
+        torch.testing.assert_close(
+            some[None, first : first + many].double(), out, atol=4e-3, rtol=0
+        )
+
+
+def test_one_kernel_serves_all_windows_and_a_call_without_one_has_its_own():
+    q, k, v = tensors(20, 20)
+    door = fagen.runtime.attention.ATTENTION
+    for window in (1, 7, (3, 9), (None, 5)):
+        fagen.attention(q, k, v, window=window)
+        fagen.attention(q, k, v, window=window, causal=True)
+    fagen.attention(q, k, v)
+    names = {kernel.slug.split("_")[3] for kernel in door.known.values()}
+    assert names == {"window", "causal", "full"}  # (None, 5) under causal is causal
+    assert len({kernel.slug for kernel in door.known.values()}) == 3
+
+
+def test_quantised_calls_take_windows():
+    q, k, v = tensors(70, 100)
+    out = fagen.attention_fp8(q, k, v, causal=True, window=40)
+    exact, _ = dense(q, k, v, lambda b, i, j: (j <= i) & (i - j < 40))
+    assert (out.double() - exact).abs().mean() < 0.02
+
+
+def test_flash_attentions_windows_are_these():
+    q, k, v = tensors(33, 100)
+    for more in ({}, {"causal": True}):
+        theirs = fa3.flash_attn_func(q, k, v, window_size=(7, 3), **more)
+        assert torch.equal(theirs, fagen.attention(q, k, v, window=(7, 3), **more))
+    at = ints(0, 33), ints(0, 100)
+    packed = fa3.flash_attn_varlen_func(q[0], k[0], v[0], *at, 33, 100, window_size=(7, 3))
+    own = fagen.attention(q, k, v, window=(7, 3))
+    torch.testing.assert_close(packed, own[0], atol=2e-3, rtol=0)
+    cached = fa3.flash_attn_with_kvcache(
+        q[:, :2], k, v, cache_seqlens=ints(100, 60), causal=True, window_size=(7, 0)
+    )
+    used = fagen.attention(q[1:, :2], k[1:, :60], v[1:, :60], causal=True, window=8)
+    torch.testing.assert_close(cached[1:], used, atol=2e-3, rtol=0)
+    with pytest.raises(NotImplementedError, match="no gradients under windows and chunks yet"):
+        out = fa3.flash_attn_func(q.requires_grad_(), k, v, window_size=(7, 3))
+        out.sum().backward()
+
+
+def test_what_is_anded_has_the_name_of_the_word_that_it_is():
+    def call(**how: Any) -> Any:
+        causal, window, mask = (how.pop(name, None) for name in ("causal", "window", "mask"))
+        return seen(fagen.attention, False if causal is None else causal, window, mask, how)[:2]
+
+    each = ints(1, 0)
+    assert call() == ("full", ())
+    assert call(causal=True, mask="causal") == call(mask="k_idx <= q_pos") == ("causal", ())
+    assert call(window=5) == ("window", (4, 4))
+    assert call(causal=each) == ("causal_by_sequence", (each,))
+    assert call(causal=each, window=(None, 0)) == ("causal", ())
+    assert call(causal=True, mask="chunked", chunk=8) == ("chunked", (8,))
+    assert call(mask="prefix", prefix=each) == ("prefix", (each,))
+    assert call(causal=True, mask="prefix", prefix=each) == ("causal", ())
+    name, values = call(mask="chunked", chunk=8, window=3)
+    assert name.startswith("mask") and values == (8, 2, 2)
+    assert call(mask="chunked", chunk=9, window=4) == (name, (9, 3, 3))
+    assert call(mask="k_idx < len_k") == ("full", ())
+    assert named(fagen.prepare, True, None, "window", {}) == "window"
+
+    @fagen.mask
+    def near_by(q_pos: Any, k_idx: Any, *, width: fagen.int32(min=1)) -> Any:  # type: ignore[valid-type]
+        return (k_idx <= q_pos) & (q_pos - k_idx < width)
+
+    assert call(mask=near_by, width=21)[1] == (21,)
+
+
+Q = normal(1, 4, 2, 64, dtype=torch.float16)
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"window": 0}, ValueError, "window is 0; it must be a number of keys from 1 on"),
+    ({"window": (-2, 0)}, ValueError, r"window is \(-2, 0\); it must be a number of keys"),
+    ({"window": (1, 2, 3)}, ValueError, r"window is \(1, 2, 3\)"),
+    ({"window": "a"}, ValueError, 'window is "a"'),
+    ({"mask": "chunkd"}, ValueError, "did you mean chunked"),
+    ({"mask": "window"}, ValueError, 'mask is "window", which window says: leave mask out'),
+    ({"mask": "chunked"}, ValueError, "chunk is missing, which the mask takes"),
+    ({"mask": "chunked", "chunk": 0}, ValueError, "chunk is 0; it must be a whole number from 1"),
+    ({"mask": "chunked", "chunk": 2.5}, ValueError, "chunk is 2.5; it must be a whole number"),
+    ({"mask": "prefix", "prefix": [1]}, ValueError, "prefix is of type list; it must be a torch.T"),
+    ({"mask": lambda q_pos, k_idx: True}, ValueError, "mask is a function; write @fagen.mask"),
+    ({"mask": Q}, TypeError, "mask is of type Tensor"),
+    ({"mask": "k_idx <= widt"}, ValueError, "mask: column 10: widt is not known"),
+    ({"mask": "k_idx % 3 == 0"}, ValueError, "mask: k_idx % 3 <= 0"),
+    ({"mask": "k_idx <= far", "far": Q}, ValueError, "far is a tensor, and a text does not say"),
+    ({"mask": "k_idx <= heads", "heads": 3}, ValueError, "heads is a word of the language"),
+    ({"chunk": 3}, TypeError, r'attention\(\) takes no chunk: fagen has mask="chunked", chunk='),
+    ({"window_left": 3}, TypeError, r"takes no window_left: fagen has window=\(left, right\)"),
+    ({"dropout_p": 0.1}, TypeError, "takes no dropout_p: not there yet in fagen: dropout"),
+    ({"bias": Q}, TypeError, "takes no bias: not there yet in fagen: a bias"),
+    ({"causal": "a"}, TypeError, "causal is of type str; it must be True or False or a torch.T"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED, ids=[str(c) for c, *_ in REFUSED])
+def test_a_wrong_argument_of_a_mask_is_named(call, error, words):
+    with pytest.raises(error, match=words):
+        fagen.attention(Q, Q, Q, **call)
+
+
+def test_gradients_under_a_mask_that_has_none_are_refused_before_all_else():
+    q, k, v = tensors(20, 20)
+    with pytest.raises(ValueError, match='no backward under the mask "window" yet; call it under'):
+        fagen.attention(q.requires_grad_(), k, v, window=5)
+    with torch.no_grad():
+        fagen.attention(q, k, v, window=5)
+    fagen.attention(q, k, v, window=(None, 0)).sum().backward()  # which is causal
+    assert q.grad is not None
+
+
+def test_a_compiled_window_is_one_graph():
+    q, k, v = tensors(20, 20)
+    graphs = []
+
+    def counted(module: Any, _: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    for call in ({"causal": True, "window": 5}, {"window": (3, None)}):
+        compiled = torch.compile(
+            lambda q, k, v, call=call: fagen.attention(q, k, v, **call),
+            fullgraph=True,
+            backend=counted,
+        )
+        for _ in range(2):
+            assert torch.equal(compiled(q, k, v), fagen.attention(q, k, v, **call))
+    assert len(graphs) == 2
+
+
+def test_preparing_and_picking_tell_masks_apart():
+    of = {"dtype": "bf16", "head_dim": 128}
+    slugs = [
+        fagen.prepare(**of, window=1024),
+        fagen.prepare(**of, causal=True, window=(7, 0)),
+        fagen.prepare(**of, mask="window"),
+        fagen.pick(**of, causal=True, window=9).slug,
+        fagen.pick(**of, mask="window").slug,
+    ]
+    assert {slug.split("_")[3] for slug in slugs} == {"window"}
+    assert "_causal_" in fagen.prepare(**of, window=(None, 0))
+    with pytest.raises(TypeError, match=r'prepare\(\) takes no chunk: fagen has mask="chunked"'):
+        fagen.prepare(**of, chunk=3)
+
+
+def test_a_call_with_a_window_is_recorded_as_one():
+    from fagen.runtime.calls import counting
+
+    q, k, v = tensors(20, 20)
+    with counting() as counted:
+        for window in (5, 6, (3, 2)):
+            fagen.attention(q, k, v, window=window)
+    ((problem, sizes),) = counted.calls.items()
+    assert problem.mask == "window"
+    assert [*sizes.values()] == [3]
