@@ -7,6 +7,8 @@ all of them. Needs no torch, for `pick` asks too; torch.compile traces it.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -17,9 +19,10 @@ from fagen.expr.canonical import Expression, all_of
 from fagen.expr.declare import check_name, parameter
 from fagen.expr.parse import read
 from fagen.expr.ranges import ranges
-from fagen.expr.tree import FLOAT, INT, Name, Table
-from fagen.expr.words import OPEN
+from fagen.expr.tree import FLOAT, INT, Lookup, Name, Node, Table
+from fagen.expr.words import OPEN, Word
 from fagen.toml_lines import near_word, shown
+from fagen.vocab import declare
 
 WINDOW, BY_SEQUENCE = "window", "causal_by_sequence"
 _SAID = {WINDOW: "window", BY_SEQUENCE: "causal as an int32 tensor"}
@@ -54,6 +57,9 @@ def seen(
     ends = _ends(function, window, causal is True)
     is_flag = isinstance(causal, bool)
     name, own, order, by_sequence = _together(function, is_flag, ends, mask, given)
+    if not is_flag and str(causal.dtype) != "torch.int32":
+        why = "causal of several sequences is int32 (batch,), 1 causal and 0 full"
+        raise _refused(function, f"{why}: causal.to(torch.int32) converts it")
     values = {"window_left": ends[0], "window_right": ends[1], "causal_of": causal}
     for argument in own:
         values[argument[0]] = _value(function, mask, argument, given)
@@ -181,10 +187,64 @@ _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _described(own: Expression, both: Expression) -> tuple[Any, ...]:
     name = name_of(both)
-    given = words.MASKS[name].expression.given if name in words.MASKS else both.given
+    is_word = name in words.MASKS
+    given = words.MASKS[name].expression.given if is_word else _declared(name, both)
     over = [isinstance(x, Table) and x.over == ("batch",) for x in given]
     by_sequence = tuple(x.name * is_one for x, is_one in zip(given, over, strict=True))
     return name, tuple(map(_argument, own.given)), tuple(x.name for x in given), by_sequence
+
+
+def _declared(name: str, mask: Expression) -> tuple[Name | Table, ...]:
+    """Have schedules know a text by a name; return what it is given, in the order of an op.
+
+    What a user has named goes by other names there, which C++ has for nothing else.
+    """
+    _refuse_what_no_kernel_has(mask)
+    called = {x.name: x.name if x.name in _OF_WORDS else f"mask_{x.name}" for x in mask.given}
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: called.get(found[0], found[0]), mask.text)
+    given = tuple(replace(x, name=called[x.name]) for x in mask.given)
+    word = Word(name, "mask", text, "a text of a call", given, usual=partial(_usual, given))
+    declare(word)
+    by_name = {called[x.name]: x for x in mask.given}
+    return tuple(by_name[x.name] for x in word.expression.given)
+
+
+def _refuse_what_no_kernel_has(mask: Expression) -> None:
+    """Raise ExpressionError for what masks of kernels are not given."""
+    inside: list[Node] = []
+    for node in mask.tree.walk():
+        if not isinstance(node, Lookup):
+            continue
+        at = tuple(index.text for index in node.args)
+        if node.type != INT or (node.table.over, at) not in _READ:
+            raise ExpressionError(
+                f"{node.text}: so far masks read int32 tables over batch, at batch, or over batch "
+                "and len_q, at batch and q_idx"
+            )
+        inside += node.args
+    others = [x for x in mask.tree.walk() if isinstance(x, Name) and x.name in _NOT_OF_KEYS]
+    if len(others) > sum(x.name in _NOT_OF_KEYS for x in inside if isinstance(x, Name)):
+        raise ExpressionError(f"{others[0].name} may be an index of a table only, so far")
+    if floats := [x.name for x in mask.parameters if x.type == FLOAT]:
+        raise ExpressionError(f"{floats[0]} is a float; masks are given whole numbers")
+
+
+def _usual(given: tuple[Name | Table, ...], len_q: int, len_k: int) -> dict[str, Any]:
+    """What a mask is taken to be given, where nobody says."""
+    usual: dict[str, Any] = {"batch": 0}
+    for x in given:
+        if isinstance(x, Name):
+            usual[x.name] = min(max(int(x.least), 1024), int(x.most))
+        else:
+            usual[x.name] = (
+                [len_k // 2] if len(x.over) == 1 else {0: words.Eighths(len_q, len_k, 1)}
+            )
+    return usual
+
+
+_OF_WORDS = {given.name for word in words.MASKS.values() for given in word.given}
+_READ = {(("batch",), ("batch",)), (("batch", "len_q"), ("batch", "q_idx"))}
+_NOT_OF_KEYS = "head", "kv_head", "heads", "batch"
 
 
 def _argument(given: Name | Table) -> Argument:

@@ -6,7 +6,7 @@ The tables here are all that a new word needs outside a template.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from fagen.errors import ExpressionError
 from fagen.expr import words
@@ -392,6 +392,16 @@ MASKS = _table(
     Mask.of(words.MASKS["causal"], order="dynamic"),
     *(Mask.of(words.MASKS[name], order="lpt") for name in words.GIVEN),
 )
+
+
+def declare(word: Word) -> None:
+    """Have MASKS know a mask that a call says by its text.
+
+    Raises ExpressionError for one that kernels do not have.
+    """
+    cast(dict[str, Mask], MASKS).setdefault(word.name, Mask.of(word, order="lpt"))
+
+
 # those of which lengths say all
 PLAIN_MASKS = {name: mask for name, mask in MASKS.items() if not mask.given}
 # A single query sees the same keys under all of them; decoding has kernels of this one for it.

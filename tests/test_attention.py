@@ -1,6 +1,7 @@
 """fagen.attention: what it computes, and what it says of calls that it cannot serve."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ def test_attention_is_attention(causal):
     torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-3)
 
 
+def mask_of(problem):
+    """A mask as calls say it."""
+    return {"causal": problem.mask != "full"} | ({"window": 9} if problem.mask == "window" else {})
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -48,12 +54,12 @@ def test_attention_is_attention(causal):
 )
 def test_every_schedule_of_the_folder_serves_its_problem(schedule):
     problem = Problem.of(schedule)
-    causal = problem.mask == "causal"
+    mask = mask_of(problem)
     prepared = fagen.prepare(
         dtype=problem.dtype,
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
-        causal=causal,
+        **mask,
         seqlen=200,
         rows=QUERY_ROWS,
         device="cpu",
@@ -61,8 +67,12 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule):
     slug = serve(problem, Sizes(2, 4, 2, 70, 200), "").schedule.slug  # of several that it has
     assert {Problem.of(Schedule.from_slug(name)) for name in (slug, prepared)} == {problem}
     q, k, v = qkv(dtype_of(problem.dtype), problem.head_dim, problem.head_dim_v)
-    out, lse = fagen.attention(q, k, v, causal=causal, return_lse=True)
-    expected = emulate(plan(Schedule.from_slug(slug)), q, k, v, problem.head_dim**-0.5)
+    out, lse = fagen.attention(q, k, v, **mask, return_lse=True)
+    serving = plan(Schedule.from_slug(slug))
+    if problem.mask == "window":
+        bound = serving.mask.bound({"window_left": 8, "window_right": 0})
+        serving = replace(serving, mask=bound)
+    expected = emulate(serving, q, k, v, problem.head_dim**-0.5)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 

@@ -25,7 +25,7 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "decoding", "outputs", "interrupts"),
     *("arch", "expr", "vocab"),
-    *("argument_names", "ledger", "schedule"),
+    *("argument_names", "masking", "ledger", "schedule"),
     *(
         "problem",
         "statuses",

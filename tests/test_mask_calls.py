@@ -96,6 +96,78 @@ def test_one_kernel_serves_all_windows_and_a_call_without_one_has_its_own():
     assert len({kernel.slug for kernel in door.known.values()}) == 3
 
 
+FIRST, EACH = ints(20, 0), ints(1, 0)
+
+
+def _chunk(positions: Tensor, chunk: int) -> Tensor:
+    return torch.div(positions, chunk, rounding_mode="floor")
+
+
+Width, Ends = fagen.int32(min=1), fagen.Table("int32", "batch")
+
+
+@fagen.mask
+def within(q_pos: Any, k_idx: Any, batch: Any, *, row: Width, ends: Ends) -> Any:  # type: ignore[valid-type]
+    """What names of kernels' own C++ are called likewise."""
+    return (q_pos - k_idx < row) & (k_idx < ends[batch])
+
+
+MASKS: list[tuple[dict[str, Any], Any]] = [
+    ({"mask": "chunked", "chunk": 8}, lambda b, q, k: (k <= q) & (_chunk(q, 8) == _chunk(k, 8))),
+    ({"mask": "prefix", "prefix": FIRST}, lambda b, q, k: (k <= q) | (k < FIRST[b])),
+    ({"causal": EACH}, lambda b, q, k: (k <= q) | (EACH[b] == 0)),
+    (
+        {"mask": "chunked", "chunk": 16, "window": 9},
+        lambda b, q, k: (k <= q) & (q - k < 9) & (_chunk(q, 16) == _chunk(k, 16)),
+    ),
+    (
+        {"mask": "prefix", "prefix": FIRST, "window": (9, 30)},
+        lambda b, q, k: ((k <= q) | (k < FIRST[b])) & (q - k <= 9) & (k - q <= 30),
+    ),
+    (
+        {"mask": "k_idx <= q_pos and q_pos - k_idx < row", "row": 5},
+        lambda b, q, k: (k <= q) & (q - k < 5),
+    ),
+    (
+        {"mask": within, "row": 20, "ends": FIRST, "causal": EACH},
+        lambda b, q, k: ((k <= q) | (EACH[b] == 0)) & (q - k < 20) & (k < FIRST[b]),
+    ),
+    ({"mask": "k_idx <= 2 * q_pos"}, lambda b, q, k: k <= 2 * q),
+]
+
+
+@pytest.mark.parametrize(("call", "sees"), MASKS, ids=[str(i) for i, _ in enumerate(MASKS)])
+def test_words_texts_and_functions_are_what_they_say(call, sees):
+    for lengths in LENGTHS[:3]:
+        q, k, v = tensors(*lengths)
+        near(fagen.attention(q, k, v, **call, return_lse=True), dense(q, k, v, sees))
+
+
+def test_documents_are_intervals_of_each_query():
+    first, last = ints(0, 0, 0, 3, 3, 3, 3, 3, 8, 8), ints(3, 3, 3, 8, 8, 8, 8, 8, 10, 10)
+    q, k, v = tensors(10, 10)
+    given = {"first": first.repeat(2, 1), "last": last.repeat(2, 1)}
+    for causal in (False, True):
+        out = fagen.attention(q, k, v, mask="document", **given, causal=causal, return_lse=True)
+
+        def sees(b: Any, i: Any, j: Any, causal: bool = causal) -> Any:
+            return (first[i] <= j) & (j < last[i]) & ((j <= i) | (not causal))
+
+        near(out, dense(q, k, v, sees))
+
+
+def test_prefixes_of_used_queries_are_their_sequences():
+    q, k, v = (normal(90, n, 64, dtype=torch.float16, seed=i) for i, n in enumerate((4, 2, 2)))
+    at, used = ints(0, 30, 90), ints(20, 60)
+    out = fagen.attention_varlen(q, k, v, at, seqused_q=used, mask="prefix", prefix=FIRST)
+    own = q[None, :20], k[None, :30], v[None, :30]
+    expected, _ = dense(*own, lambda b, i, j: (j <= i) | (j < 20))
+    torch.testing.assert_close(out[None, :20].double(), expected, atol=4e-3, rtol=0)
+    with pytest.raises(ValueError, match=r"prefix has shape \(3,\) in torch.int32; it must be"):
+        wrong = ints(1, 2, 3)
+        fagen.attention_varlen(q, k, v, at, seqused_q=used, mask="prefix", prefix=wrong)
+
+
 def test_quantised_calls_take_windows():
     q, k, v = tensors(70, 100)
     out = fagen.attention_fp8(q, k, v, causal=True, window=40)
@@ -143,7 +215,7 @@ def test_what_is_anded_has_the_name_of_the_word_that_it_is():
     assert named(fagen.prepare, True, None, "window", {}) == "window"
 
     @fagen.mask
-    def near_by(q_pos: Any, k_idx: Any, *, width: fagen.int32(min=1)) -> Any:  # type: ignore[valid-type]
+    def near_by(q_pos: Any, k_idx: Any, *, width: Width) -> Any:  # type: ignore[valid-type]
         return (k_idx <= q_pos) & (q_pos - k_idx < width)
 
     assert call(mask=near_by, width=21)[1] == (21,)
@@ -171,6 +243,15 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"window_left": 3}, TypeError, r"takes no window_left: fagen has window=\(left, right\)"),
     ({"dropout_p": 0.1}, TypeError, "takes no dropout_p: not there yet in fagen: dropout"),
     ({"bias": Q}, TypeError, "takes no bias: not there yet in fagen: a bias"),
+    ({"causal": Q > 0}, ValueError, r"causal of several sequences is int32 \(batch,\)"),
+    (
+        {"mask": "prefix", "prefix": ints(1, 2)},
+        ValueError,
+        r"prefix has shape \(2\); it must be \(batch = 1\)",
+    ),
+    ({"mask": "prefix", "prefix": Q[0, :1, 0, 0]}, ValueError, "prefix is not int32"),
+    ({"mask": "k_idx <= q_pos - head"}, ValueError, "head may be an index of a table only"),
+    ({"mask": "k_idx <= len_k - q_pos"}, ValueError, "its keys do not move on from row to row"),
     ({"causal": "a"}, TypeError, "causal is of type str; it must be True or False or a torch.T"),
 ]
 
@@ -199,7 +280,13 @@ def test_a_compiled_window_is_one_graph():
         graphs.append(module)
         return module.forward
 
-    for call in ({"causal": True, "window": 5}, {"window": (3, None)}):
+    calls: list[dict[str, Any]] = [
+        {"causal": True, "window": 5},
+        {"window": (3, None)},
+        {"mask": "prefix", "prefix": FIRST},
+        {"mask": within, "row": 7, "ends": FIRST},
+    ]
+    for call in calls:
         compiled = torch.compile(
             lambda q, k, v, call=call: fagen.attention(q, k, v, **call),
             fullgraph=True,
@@ -207,7 +294,7 @@ def test_a_compiled_window_is_one_graph():
         )
         for _ in range(2):
             assert torch.equal(compiled(q, k, v), fagen.attention(q, k, v, **call))
-    assert len(graphs) == 2
+    assert len(graphs) == len(calls)
 
 
 def test_preparing_and_picking_tell_masks_apart():

@@ -56,7 +56,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class _Eighths:
+class Eighths:
     """Of each query where its document begins, or ends: eight as long as each other."""
 
     len_q: int
@@ -141,8 +141,8 @@ MASKS = _words(
         tuple(table(name, INT, ("batch", "len_q"), {}, rising=True) for name in ("first", "last")),
         {"first": [[0] * 3 + [3] * 5 + [8] * 4], "last": [[3] * 3 + [8] * 5 + [12] * 4]},
         usual=lambda len_q, len_k: {
-            "first": {0: _Eighths(len_q, len_k, 0)},
-            "last": {0: _Eighths(len_q, len_k, 1)},
+            "first": {0: Eighths(len_q, len_k, 0)},
+            "last": {0: Eighths(len_q, len_k, 1)},
             "batch": 0,
         },
     ),

@@ -176,10 +176,13 @@ class Door:
                         progress=progress,
                     )
                     if derived and not (serving and committed_file(kernel.slug).exists()):
+                        search = search_command(kernel.slug)
+                        search = search and (
+                            f". To search for a faster one, which {self.call} then takes: {search}"
+                        )
                         warnings.warn(
                             f"no schedule was tuned for {self.computes.format(key.problem)}: "
-                            f"{kernel.slug} is derived. To search for a faster one, which "
-                            f"{self.call} then takes: {search_command(kernel.slug)}",
+                            f"{kernel.slug} is derived{search}",
                             UntunedWarning,
                             stacklevel=_outside(),
                         )

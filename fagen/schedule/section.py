@@ -33,6 +33,19 @@ class OneOf:
         return core_schema.literal_schema(list(self.words))
 
 
+@dataclass(frozen=True)
+class Known(OneOf):
+    """Words of a table to which calls add: those that it has when a schedule is read."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        def found(value: Any, one_of: Callable[[Any], Any]) -> Any:
+            is_new = isinstance(value, str) and value in self.words
+            return value if is_new else one_of(value)
+
+        words = super().__get_pydantic_core_schema__(source, handler)
+        return core_schema.no_info_wrap_validator_function(found, words)
+
+
 def derived(description: str, **limits: Any) -> Any:
     """Declare a key whose default other keys decide (Keys.derived); its own is never seen."""
     return Field(default=None, description=description, **limits)

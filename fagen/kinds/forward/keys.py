@@ -7,7 +7,7 @@ from pydantic import Field
 from fagen.arch import SM90
 from fagen.kinds.attention import HEAD_DIM, Build, registers
 from fagen.kinds.forward.rules import KEYS, consumers
-from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
     DTYPES,
@@ -40,7 +40,7 @@ class Attention(Section):
     out_dtype: Annotated[str, OneOf(OUT_DTYPES)] = derived(
         "of O; by default that of Q, and bf16 with e4m3"
     )
-    mask: Annotated[str, OneOf(MASKS)] = Field(
+    mask: Annotated[str, Known(MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
