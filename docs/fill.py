@@ -9,6 +9,7 @@ Filled in, wherever they stand in a page:
     <!-- variables -->    … <!-- end -->   a table of the environment variables that fagen reads
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, their arguments and results
+    <!-- masks -->        … <!-- end -->   the masks that have names: texts, and pictures of these
     <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture and tables
 
 The picture is drawn here too, as benchmarks/results/speeds.svg.
@@ -34,6 +35,8 @@ import cli  # noqa: E402 - it lies beside the package
 from benchmarks import headline  # noqa: E402
 from benchmarks.headline import CUDNN, FA3, OURS  # noqa: E402
 from fagen import flow, registry  # noqa: E402
+from fagen.expr.pictures import drawn  # noqa: E402
+from fagen.expr.words import MASKS  # noqa: E402
 from fagen.paths import VARIABLES  # noqa: E402
 from fagen.schedule import Code  # noqa: E402
 from fagen.signature import Scalar, Signature, Tensor  # noqa: E402
@@ -50,6 +53,7 @@ def filled(page: str) -> str:
     tables: dict[str, Callable[[], Iterator[str]]] = {
         "commands": _commands,
         "variables": _variables,
+        "masks": _masks,
         "results": _results,
     }
     tables |= {f"keys: {kind}": partial(_keys, kind) for kind in registry.ENTRIES}
@@ -110,6 +114,21 @@ def _commands() -> Iterator[str]:
         inner = command.commands if isinstance(command, click.Group) else {"": command}
         for word, one in inner.items():
             yield f"| `fagen {f'{name} {word}'.strip()}` | {one.get_short_help_str(200)} |"
+
+
+def _masks() -> Iterator[str]:
+    yield from ("| mask | text | what a query sees |", "|---|---|---|")
+    for word in MASKS.values():
+        yield f"| {word.name} | `{word.text}` | {word.is_for} |"
+    yield from ("", "Of twelve queries (rows) and keys (columns):", "", "```text")
+    pictures = [
+        [word.name, *drawn(word.expression, 12, 12, word.example).splitlines()]
+        for word in MASKS.values()
+        if word.name not in ("full", "causal_by_sequence")
+    ]
+    for lines in zip(*pictures, strict=True):
+        yield "   ".join(f"{line:12}" for line in lines).rstrip()
+    yield "```"
 
 
 def _variables() -> Iterator[str]:

@@ -194,6 +194,38 @@ def test_flash_attentions_windows_are_these():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attentions_chunks_are_these(causal):
+    q, k, v = tensors(33, 100)
+    out = fa3.flash_attn_func(q, k, v, causal=causal, attention_chunk=16, window_size=(9, 40))
+
+    def sees(b: Any, i: Any, j: Any) -> Any:
+        near_by = (i - j <= 9) & (j - i <= (0 if causal else 40))
+        return (_chunk(i, 16) == _chunk(j, 16)) & near_by
+
+    torch.testing.assert_close(out.double(), dense(q, k, v, sees)[0], atol=4e-3, rtol=0)
+
+
+DECODED = [*WINDOWS[:6], *MASKS]
+
+
+@pytest.mark.parametrize(("call", "sees"), DECODED, ids=[str(i) for i, _ in enumerate(DECODED)])
+def test_decoding_takes_them_over_the_keys_of_a_sequence(call, sees):
+    used, before = ints(50, 40), ints(10, 0)
+    for queries in (1, 3):
+        q, k, v = tensors(queries, 60)
+        how = {"causal": False, **call} if "mask" not in call else call
+        out = fagen.attention_decode(q, k, v, seqused_k=used, leftpad_k=before, **how)
+        for number in range(2):
+            own = slice(number, number + 1), slice(int(before[number]), int(used[number]))
+
+            def of_one(b: Any, i: Any, j: Any, number: int = number) -> Any:
+                return sees(b + number, i, j)
+
+            expected, _ = dense(q[own[0]], k[own], v[own], of_one)
+            torch.testing.assert_close(out[own[0]].double(), expected, atol=4e-3, rtol=0)
+
+
 def test_what_is_anded_has_the_name_of_the_word_that_it_is():
     def call(**how: Any) -> Any:
         causal, window, mask = (how.pop(name, None) for name in ("causal", "window", "mask"))
@@ -308,6 +340,10 @@ def test_preparing_and_picking_tell_masks_apart():
     ]
     assert {slug.split("_")[3] for slug in slugs} == {"window"}
     assert "_causal_" in fagen.prepare(**of, window=(None, 0))
+    assert "_prefix_" in fagen.prepare_decode(**of, heads=8, queries=4, mask="prefix")
+    assert "_chunked_" in fagen.prepare_varlen(**of, mask="chunked", chunk=9)
+    with pytest.raises(fagen.ScheduleError, match="did you mean chunked"):
+        fagen.pick(**of, mask="chunkd")
     with pytest.raises(TypeError, match=r'prepare\(\) takes no chunk: fagen has mask="chunked"'):
         fagen.prepare(**of, chunk=3)
 
@@ -322,3 +358,6 @@ def test_a_call_with_a_window_is_recorded_as_one():
     ((problem, sizes),) = counted.calls.items()
     assert problem.mask == "window"
     assert [*sizes.values()] == [3]
+    with counting() as counted:
+        fagen.attention(q, k, v, mask="k_idx <= q_pos and q_pos - k_idx < row", row=3)
+    assert not counted.calls and sum(counted.left_out.values()) == 1

@@ -240,8 +240,6 @@ prepare_decode raises ScheduleError:
 
 flash_attn_func raises NotImplementedError:
   qv=ones(2, 70, 4, 64) -> flash_attn_func: qv is not there yet in fagen; None is none
-  attention_chunk=64
-    -> flash_attn_func: attention_chunk = 64 is not there yet in fagen; with causal=True it is
   softcap=15.0 -> flash_attn_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
   window_size=tensor((1, 0)).to("meta") -> window_size as a tensor is not there yet
 
@@ -299,7 +297,6 @@ flash_attn_with_kvcache raises NotImplementedError:
   rotary_sin=q -> rotary_sin is not there yet
   cache_batch_idx=ints(0, 1, 2) -> cache_batch_idx is not there yet
   qv=q -> flash_attn_with_kvcache: qv is not there yet in fagen; None is none
-  attention_chunk=64 -> attention_chunk = 64 is not there yet
   softcap=15.0 -> softcap = 15.0 is not there yet
   k_cache=k_cache.to(E4M3)
     -> e4m3, with q_descale, k_descale and v_descale, is not there yet

@@ -225,7 +225,10 @@ def pick(
     if given:
         named(pick, False, None, mask, given)  # a name that is unknown is told first
     _refuse_other_types(locals())
-    which = named(pick, bool(causal), window, mask, given)
+    try:
+        which = named(pick, bool(causal), window, mask, given)
+    except ValueError as error:
+        raise ScheduleError(str(error).removeprefix("pick: ")) from None
     problem = _problem(dtype, head_dim, head_dim_v, which, v_layout, scale_rows, out_dtype)
     _refuse_head_dims(problem)
     _refuse_words(("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS))

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.arch import SM90
+from fagen.expr.parse import read
+from fagen.expr.words import MASKS
 from fagen.runtime.argument_types import LEAST_NORMAL, flag, number, whole
 from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.checks import shape_of
@@ -20,6 +22,8 @@ from fagen.runtime.checks import shape_of
 _MOST_SPLITS = 256  # that FlashAttention-3 has
 _MOST_SCALE = 1e8  # that kernels take
 
+# of both directions, as there without causal
+CHUNKS = read("mask", "k_idx // chunk == q_pos // chunk", {"chunk": MASKS["chunked"].given[0]})
 NO_WINDOW = (-1, -1)  # what calls are declared with: one that leaves it out is not looked at
 
 
@@ -161,14 +165,12 @@ def mask_of(
     """Return a window, chunks and `causal` as fagen's calls take them, by name.
 
     A window is two whole numbers, or a tensor of two on the CPU. One that hides nothing between so
-    many queries and keys is none. Raises NotImplementedError for chunks without `causal`.
+    many queries and keys is none.
     """
     causal = causal if causal is False or causal is True else flag("causal", causal)
     how: dict[str, Any] = {"causal": causal}
     if chunk > 0:
-        if not causal:
-            refuse_yet(function, f"attention_chunk = {chunk}", "with causal=True it is")
-        how |= {"mask": "chunked", "chunk": chunk}
+        how |= {"mask": "chunked" if causal else CHUNKS, "chunk": chunk}
     if type(window) is tuple and window == (-1, -1):
         return how
     value = window

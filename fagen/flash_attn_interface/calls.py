@@ -61,7 +61,7 @@ def flash_attn_func(
     q_descale, k_descale and v_descale, (B, Hk) each in fp32, are what e4m3 tensors are to be
     multiplied by; that of q is of all query heads of a KV head; None is 1. Beside 16-bit tensors
     they are not read. window_size is (left, right), both included, where a negative number is no
-    bound, and with attention_chunk, under causal, a query sees the keys of its own chunk alone.
+    bound, and with attention_chunk a query sees the keys of its own chunk alone.
 
     With deterministic the gradient of q has the same bits in each call too, which all else has
     anyway. These change nothing here: pack_gqa, num_splits and sm_margin, hints about the order of
@@ -71,7 +71,7 @@ def flash_attn_func(
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key. Of e4m3 tensors that require gradients it is computed, and its backward pass refused.
 
-    Raises NotImplementedError for qv, attention_chunk without causal, softcap above 0, and for a
+    Raises NotImplementedError for qv, softcap above 0, and for a
     backward pass in e4m3 or under a window or chunks; ValueError for a wrong argument, hints among
     them; and what else fagen.attention raises.
     """

@@ -94,7 +94,7 @@ def flash_attn_with_kvcache(
     and its backward pass refused.
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
-    cache_batch_idx, qv, attention_chunk without causal, softcap, e4m3 and a backward pass;
+    cache_batch_idx, qv, softcap, e4m3 and a backward pass;
     ValueError for a wrong argument, and traced by torch.compile also where a gradient would be
     needed; and what else those three do.
     """

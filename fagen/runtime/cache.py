@@ -48,7 +48,7 @@ def attention_cache(
     """
     refuse_rank(q=q, k=k, v=v)
     batch, queries, heads, _ = q.shape
-    few = queries * heads <= FEW_ROWS * k.shape[2] and not mask  # decoding has causal and full
+    few = queries * heads <= FEW_ROWS * k.shape[2]
     if not few and seqused_k is None and leftpad_k is None:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, **mask)
     varlen = None if few else as_varlen(k, v, seqused_k, leftpad_k)

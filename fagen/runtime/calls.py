@@ -18,6 +18,7 @@ from torch._C import _is_tracing
 from torch.compiler import is_compiling
 
 from fagen.errors import FagenError
+from fagen.expr import words
 from fagen.problem import Problem, Sizes, VarlenTotals
 from fagen.runtime import attention, decode, varlen
 from fagen.runtime.call import CallKey
@@ -93,6 +94,8 @@ def _sort(counted: Counted, call: tuple[Any, ...], count: int) -> None:
     lazy, problem, sizes = _SORTS[door](*at_hand)
     if not lazy:
         counted.left_out["with a reference, for which tables have no kernels"] += count
+    elif problem.mask not in words.MASKS:
+        counted.left_out["under a mask by its text, which tables do not know"] += count
     elif problem.scale_rows is None:
         counted.left_out["in e4m3 with a schedule of their own, without scale_rows"] += count
     elif min(vars(sizes).values()) < 1:

@@ -95,7 +95,7 @@ def attention_decode(
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
     reference: Tensor | None = None,
-    causal: bool | Tensor = True,
+    causal: bool | Tensor | None = None,
     window: Window = None,
     mask: str | Expression | None = None,
     scale: float | None = None,
@@ -114,8 +114,10 @@ def attention_decode(
 
     A sequence's keys are those from leftpad_k to seqused_k of its cache, both (B,) in int32: 0 and
     Sk where they are left out, and what lies outside of the cache is cut off. What k and v hold
-    elsewhere is not used, and may be no number. With `causal` query i of a sequence sees its keys
-    up to seqused_k - Sq + i: the last one sees all.
+    elsewhere is not used, and may be no number. With `causal`, which is so where neither it nor a
+    mask is given, query i of a sequence sees its keys up to seqused_k - Sq + i: the last one sees
+    all. `window`, `mask` and what that is given are as of attention(…), and what no query sees is
+    not read; masks with numbers of each query there are none here.
 
     With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
     as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
@@ -141,6 +143,8 @@ def attention_decode(
     cannot be built; FagenError where it is not ready and cannot be built now.
     """
     try:
+        if causal is None:
+            causal = mask is None
         which: Any = causal
         values: tuple[Any, ...] = ()
         if (given or window is not None or mask is not None) or (
@@ -148,11 +152,6 @@ def attention_decode(
         ):
             which, known = masked(attention_decode, causal, window, mask, given, q, k, v)
             values = known.values
-            if isinstance(which, str):
-                raise ValueError(
-                    f'attention_decode: no kernel decodes under the mask "{which}" yet; '
-                    "fagen.attention takes it, and attention_varlen with lengths"
-                )
         compiling = is_compiling()
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
@@ -293,7 +292,7 @@ def prepare_decode(
     kv_heads: int | None = None,
     batch: int = 1,
     queries: int = 1,
-    causal: bool = True,
+    causal: bool | None = None,
     window: Window = None,
     mask: str | Expression | None = None,
     unified: bool = False,
@@ -325,9 +324,9 @@ def prepare_decode(
         head_dim if head_dim_v is None else head_dim_v,
     )
     kv_heads = heads if kv_heads is None else kv_heads
-    which: bool | str = bool(causal)
+    which: Any = mask is None if causal is None else bool(causal)
     if given or window is not None or mask is not None:
-        name = named(prepare_decode, bool(causal), window, mask, given)
+        name = named(prepare_decode, which, window, mask, given)
         which = name if name not in ("full", "causal") else name == "causal"
     of_mask = _mask(queries, causal=which)
     for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):

@@ -7,7 +7,7 @@ from pydantic import Field
 from fagen.arch import SM90
 from fagen.kinds.attention import HEAD_DIM, Build
 from fagen.kinds.decode.rules import DEALT, KEYS
-from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import MASKS, SIXTEEN_BITS
 
@@ -18,7 +18,7 @@ class Decode(Section):
     head_dim: int = Field(description="columns of Q and K", **HEAD_DIM)
     head_dim_v: int = derived("columns of V and O; head_dim by default", **HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of Q, K, V and O")
-    mask: Annotated[str, OneOf(MASKS)] = Field(
+    mask: Annotated[str, Known(MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
 
