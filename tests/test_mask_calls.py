@@ -9,6 +9,8 @@ from torch import Tensor
 import fagen
 from fagen import flash_attn_interface as fa3
 from fagen.masking import named, seen
+from fagen.runtime import op
+from tests.op_helpers import refused_everywhere
 from tests.tensors import normal
 
 pytestmark = [
@@ -361,3 +363,40 @@ def test_a_call_with_a_window_is_recorded_as_one():
     with counting() as counted:
         fagen.attention(q, k, v, mask="k_idx <= q_pos and q_pos - k_idx < row", row=3)
     assert not counted.calls and sum(counted.left_out.values()) == 1
+
+
+# ---- ops ----------------------------------------------------------------------------------------
+
+OPS: dict[str, tuple[Any, ...]] = {
+    "fwd_fp16_d64_window_m64n64": (3, 1 << 30),
+    "fwd_fp16_d64_prefix_m64n64": (FIRST,),
+    "dec_fp16_d64_window_r8n64": (3, 1),
+}
+
+
+@pytest.mark.usefixtures("comparable")
+@pytest.mark.parametrize("slug", [*OPS])
+def test_opcheck_finds_nothing(stub_op, slug):
+    stub, tables = stub_op(slug), OPS[slug]
+    for queries, keys in ((70, 100), (1, 1), (0, 5), (3, 0)):
+        call = (*tensors(queries, keys), 0.125, *tables)
+        for each in (stub.op, stub.out_only, op.emulated(slug)):
+            torch.library.opcheck(each, call)
+
+
+@pytest.mark.usefixtures("comparable")
+def test_what_a_mask_is_given_is_refused_alike_in_python_and_in_cpp(stub_op):
+    stub = stub_op("fwd_fp16_d64_window_m64n64")
+    named = dict(zip("qkv", tensors(5, 5), strict=True), scale=0.125, window_left=3, window_right=1)
+    for name in ("window_left", "window_right"):
+        for wrong in (-1, (1 << 30) + 1):
+            words = refused_everywhere(stub.plan, stub.op, {**named, name: wrong})
+            assert f"{name} is {wrong}; it must be from 0 to 1073741824" in words
+    stub = stub_op("fwd_fp16_d64_prefix_m64n64")
+    named = dict(zip("qkv", tensors(5, 5), strict=True), scale=0.125)
+    for wrong, expected in (
+        (ints(1), "prefix has shape (1); it must be (batch = 2)"),
+        (ints(1, 2).long(), "prefix is not int32, which this kernel takes"),
+        (ints(1, 2)[:, None], "prefix has"),
+    ):
+        assert expected in refused_everywhere(stub.plan, stub.op, {**named, "prefix": wrong})

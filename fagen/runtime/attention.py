@@ -78,6 +78,14 @@ def attention(
     torch.autocast q, k and v in fp32, or in several dtypes, are cast to its dtype, as torch's own
     attention does.
 
+    `causal`, `window` and `mask` are and-ed, and each says which keys a query at q_pos sees, whose
+    keys count from its sequence's first one: the last query is at the last key. causal may be int32
+    (B,): 1 causal, 0 full. window is W, the query's own key and W - 1 before, and without causal
+    as many behind; or (left, right), both included, where None or -1 is open. mask is a word
+    (causal, full, chunked, prefix, document), a text, or what `fagen.mask` makes of a function;
+    what it takes is `given` by name: chunk an int, prefix int32 (B,), first and last int32 (B, Sq).
+    One kernel is for all windows, and for all that is given to a mask. See docs/call.md.
+
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
     be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
     each block of a head's rows (B, H, blocks) of q and k and for each column (B, Hk, Dv) of v; 1
@@ -98,11 +106,11 @@ def attention(
     prepare() or another call. Traced with sizes left open, a call counts as one of many query rows
     and of 131,072 keys.
 
-    In 16 bits it has gradients, by a kernel of its own kind that is chosen in the same way, and
-    built at the first call that needs it: those of q, k and v, also through the log-sum-exp. That
-    of q is a sum in any order, whose last bits may differ from call to call, unless `deterministic`
-    or torch.use_deterministic_algorithms(True) asks for one order. All else is the same in each
-    call anyway.
+    In 16 bits it has gradients, under causal or full masks so far, by a kernel of its own kind that
+    is chosen in the same way, and built at the first call that needs it: those of q, k and v, also
+    through the log-sum-exp. That of q is a sum in any order, whose last bits may differ from call
+    to call, unless `deterministic` or torch.use_deterministic_algorithms(True) asks for one order.
+    All else is the same in each call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
@@ -225,7 +233,8 @@ def prepare(
     those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
     traces with sizes left open counts as one of many rows and of 131,072 keys.
 
-    dtype is torch's or a schedule's word for it. On `device`, by default the current GPU, the
+    dtype is torch's or a schedule's word for it. `window` and `mask` are as of the call, and what a
+    mask is given by name may be left out. On `device`, by default the current GPU, the
     kernel is built, loaded and run once on a single key, after which calls can be captured; on a
     CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
     out_dtype are as of attention(…), and scale_rows is 0 if left out. With `gradient` the kernels

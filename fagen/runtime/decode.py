@@ -306,6 +306,7 @@ def prepare_decode(
     Where calls without lengths, or over a cache of few keys, have another one, it is readied too. q
     is (batch, queries, heads, head_dim) and k (batch, any, kv_heads, head_dim). dtype
     is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and kv_heads heads.
+    `window` and `mask` are as of the call, and what a mask is given by name may be left out.
     With `unified` it is the kernel of calls with a reference. On `device`, by default the current
     GPU, the kernel is built, loaded and run once, after which calls can be captured; on a CPU there
     is nothing to build. `progress` is called with a line before what takes long. Raises as
