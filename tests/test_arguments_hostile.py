@@ -90,6 +90,8 @@ def wrong_for(call: str, name: str) -> list[Any]:
         return NO_FLAG
     if name == "descale":  # which may be a tensor, that nobody reads
         return [x for x in NO_SCALE if not isinstance(x, Tensor)]
+    if name == "window_size_left":  # which may be both ends
+        return [x for x in NO_WHOLE if not isinstance(x, tuple | Tensor)]
     if call == "pick" and name in WORDS:
         return ["", "False", "fp64"]
     return NO_SCALE if name in SCALES else NO_WHOLE if name in WHOLES else NO_WORD
