@@ -200,7 +200,7 @@ def _declared(name: str, mask: Expression) -> tuple[Name | Table, ...]:
     What a user has named goes by other names there, which C++ has for nothing else.
     """
     _refuse_what_no_kernel_has(mask)
-    called = {x.name: x.name if x.name in _OF_WORDS else f"mask_{x.name}" for x in mask.given}
+    called = {x.name: x.name if x in _OF_WORDS else f"mask_{x.name}" for x in mask.given}
     text = re.sub(r"[A-Za-z_]\w*", lambda found: called.get(found[0], found[0]), mask.text)
     given = tuple(replace(x, name=called[x.name]) for x in mask.given)
     word = Word(name, "mask", text, "a text of a call", given, usual=partial(_usual, given))
@@ -242,7 +242,7 @@ def _usual(given: tuple[Name | Table, ...], len_q: int, len_k: int) -> dict[str,
     return usual
 
 
-_OF_WORDS = {given.name for word in words.MASKS.values() for given in word.given}
+_OF_WORDS = {given for word in words.MASKS.values() for given in word.given}
 _READ = {(("batch",), ("batch",)), (("batch", "len_q"), ("batch", "q_idx"))}
 _NOT_OF_KEYS = "head", "kv_head", "heads", "batch"
 

@@ -318,6 +318,7 @@ def test_a_compiled_window_is_one_graph():
         {"causal": True, "window": 5},
         {"window": (3, None)},
         {"mask": "prefix", "prefix": FIRST},
+        {"causal": EACH},
         {"mask": within, "row": 7, "ends": FIRST},
     ]
     for call in calls:
