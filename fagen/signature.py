@@ -439,7 +439,9 @@ class Signature:
                 yield f"Tensor{'?' if none else ''} {argument.name}{'=None' if none else ''}"
             else:
                 default = "" if argument.default is None else f"={argument.default}"
-                yield f"{argument.type} {argument.name}{default}"
+                # one that has ends is traced as a symbol: a graph is for all that it may be
+                word = argument.type if argument.least is None else f"Sym{argument.type.title()}"
+                yield f"{word} {argument.name}{default}"
 
     @property
     def returns(self) -> str:

@@ -332,6 +332,25 @@ def test_a_compiled_window_is_one_graph():
     assert len(graphs) == len(calls)
 
 
+def test_a_compiled_graph_is_for_all_windows():
+    q, k, v = tensors(20, 20)
+    graphs = []
+
+    def counted(module: Any, _: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q, width: fagen.attention(q, k, v, causal=True, window=width),
+        fullgraph=True,
+        backend=counted,
+    )
+    for width in (5, 7, 9, 11):
+        assert torch.equal(compiled(q, width), fagen.attention(q, k, v, causal=True, window=width))
+    assert len(graphs) == 2  # of the first, and then of any
+
+
 def test_preparing_and_picking_tell_masks_apart():
     of = {"dtype": "bf16", "head_dim": 128}
     slugs = [
