@@ -44,7 +44,7 @@ from fagen.paths import cache_folder, compiler_environment, write_whole
 from fagen.problem import Cell, Problem
 from fagen.schedule import Schedule
 from fagen.toolchain import FLAGS, LINK_FLAGS, find_toolchain
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, PLAIN_MASKS
 
 HEAD_DIMS = (64, 128, 256)
 ROUND = Regime("round", idle=0.0, warm=0.002, timed=0.006, rounds=7)
@@ -361,7 +361,7 @@ def work(run: Run, options: Options) -> None:
     """Time what serves each cell beside the same schedule's kernel of before."""
     before = kernels_before(options.before)
     run.about["before"] = Path(options.before).name
-    options.mask = list(MASKS)
+    options.mask = list(PLAIN_MASKS)
     served = [(cell, schedule) for cell in grid(options) for schedule in serving(cell, run.card)]
     comparable = [(cell, schedule) for cell, schedule in served if schedule.slug in before]
     pairs = [Pair(cell, schedule.slug, schedule.slug) for cell, schedule in comparable]

@@ -23,7 +23,7 @@ from fagen.errors import FagenError
 from fagen.measure.rows import YARDSTICK, Row, means, problems, ratios, title
 from fagen.measure.timing import Regime
 from fagen.problem import Problem
-from fagen.vocab import BACKWARD, MASKS, SIXTEEN_BITS
+from fagen.vocab import BACKWARD, PLAIN_MASKS, SIXTEEN_BITS
 
 ROUND = Regime("burst", idle=0.010, warm=0.0005, timed=0.006, rounds=5)
 FLOPS = (1e10, 2e12)  # of a shape: longer than its launches, and no longer than needed
@@ -95,7 +95,7 @@ main = Script(
     lists={
         "dtype": (SIXTEEN_BITS, SIXTEEN_BITS),
         "head_dim": (int, None),
-        "mask": (MASKS, MASKS),
+        "mask": (PLAIN_MASKS, PLAIN_MASKS),
     },
     options={
         "--number": dict(type=int, default=80, help="of shapes; default: %(default)s"),

@@ -38,7 +38,7 @@ from fagen.problem import Cell, solves
 from fagen.registry import from_slug
 from fagen.runtime import op
 from fagen.schedule import Schedule
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 
 HEAD_DIMS, SEQLENS, DTYPES = (64, 128, 256), (4_096, 16_384), ("fp16", "bf16")
 NORMAL = "sigma=1"
@@ -296,7 +296,7 @@ main = Script(
     lists={
         "dtype": (DTYPES, DTYPES),
         "head_dim": (int, HEAD_DIMS),
-        "mask": (MASKS, MASKS),
+        "mask": (PLAIN_MASKS, PLAIN_MASKS),
         "seqlen": (int, SEQLENS),
         "family": (FAMILIES, FAMILIES),
         "schedule": (str, None),

@@ -28,7 +28,7 @@ from fagen.measure.numerics import FP8_AGREEMENT, rms
 from fagen.measure.rows import geomean, markdown
 from fagen.measure.timing import Call, Regime, time_calls
 from fagen.problem import Cell
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 
 HEAD_DIMS = (64, 128, 256)
 SEQLENS = tuple(512 << i for i in range(8))
@@ -132,7 +132,7 @@ main = Script(
     lists={
         "dtype": (["fp16"], ["fp16"]),
         "head_dim": (int, HEAD_DIMS),
-        "mask": (MASKS, MASKS),
+        "mask": (PLAIN_MASKS, PLAIN_MASKS),
         "seqlen": (int, SEQLENS),
     },
 )

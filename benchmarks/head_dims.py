@@ -44,7 +44,7 @@ from fagen.problem import Cell, Problem, standard_sizes
 from fagen.schedule import Schedule
 from fagen.search.files import read_spaces
 from fagen.search.space import survey
-from fagen.vocab import MASKS, PASSES
+from fagen.vocab import PASSES, PLAIN_MASKS
 
 DIMS = (
     *("32", "40", "48", "64", "72", "80", "96", "112", "120", "128", "160", "192", "192/128"),
@@ -97,7 +97,7 @@ def cells(options: Options) -> Iterator[Cell]:
     for dims in options.dims or (GRADIENT_DIMS if gradients else DIMS):
         d, _, d_v = dims.partition("/")
         for dtype in options.dtype or (DTYPES[:1] if gradients else DTYPES):
-            for mask in options.mask or MASKS:
+            for mask in options.mask or PLAIN_MASKS:
                 for seqlen in options.seqlen or (GRADIENT_SEQLENS if gradients else SEQLENS):
                     problem = Problem(dtype, int(d), int(d_v or d), mask, kind=options.kind)
                     yield Cell(problem, standard_sizes(int(d), seqlen))
@@ -307,7 +307,7 @@ main = Script(
     lists={
         "dims": (str, None),
         "dtype": (DTYPES, None),
-        "mask": (MASKS, None),
+        "mask": (PLAIN_MASKS, None),
         "seqlen": (int, None),
     },
     options={

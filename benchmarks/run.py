@@ -72,7 +72,7 @@ from fagen.measure.rows import (
     table,
 )
 from fagen.measure.timing import BURST, REGIMES, Call, Regime, time_calls
-from fagen.vocab import DTYPES, MASKS, PASSES
+from fagen.vocab import DTYPES, PASSES, PLAIN_MASKS
 
 HEAD_DIMS = (64, 128, 256)
 BURST_WIDE = dataclasses.replace(BURST, name=WIDE, sigma=4.0)
@@ -211,7 +211,7 @@ main = Script(
     lists={
         "dtype": (sorted(DTYPES), ["fp16"]),
         "head_dim": (int, HEAD_DIMS),
-        "mask": (MASKS, MASKS),
+        "mask": (PLAIN_MASKS, PLAIN_MASKS),
         "seqlen": (int, None),
     },
     options={

@@ -38,7 +38,7 @@ from fagen.measure.timing import Regime
 from fagen.paths import write_whole
 from fagen.problem import Cell, Problem, Sizes
 from fagen.toml_lines import read_toml
-from fagen.vocab import MASKS
+from fagen.vocab import PLAIN_MASKS
 
 REVISION = "dd8a2d3"  # of fagen's figures in the csv
 FIGURES = Path(__file__).with_name("fa3_burst.csv")
@@ -80,7 +80,7 @@ def figures(path: Path = FIGURES) -> tuple[Figure, ...]:
             figure = Figure(Cell(problem, sizes), float(row["fa3"]), float(row["fagen"]))
         except (KeyError, TypeError, ValueError) as error:
             raise FagenError(f"{path.name}:{number}: no row of figures: {error}") from None
-        if row["mask"] not in MASKS or sizes.heads % sizes.kv_heads or None in row:
+        if row["mask"] not in PLAIN_MASKS or sizes.heads % sizes.kv_heads or None in row:
             raise FagenError(f"{path.name}:{number}: no row of figures")
         read.append(figure)
     return tuple(read)
@@ -217,7 +217,7 @@ main = Script(
     work,
     page,
     regimes=[ROUND],
-    lists={"head_dim": (int, None), "mask": (MASKS, None)},
+    lists={"head_dim": (int, None), "mask": (PLAIN_MASKS, None)},
     options={
         "--before": dict(default=REVISION, metavar="REVISION or FOLDER"),
         "--export": dict(type=Path, metavar="FOLDER"),

@@ -41,7 +41,7 @@ from fagen.measure.timing import REGIMES, Call, captured, time_calls
 from fagen.problem import Cell, Problem, Sizes, flops, solves, standard_sizes
 from fagen.runtime import op
 from fagen.schedule import Schedule
-from fagen.vocab import DTYPES, LENGTHS, MASKS, yardstick
+from fagen.vocab import DTYPES, LENGTHS, PLAIN_MASKS, yardstick
 
 EQUAL, MIXED, TINY = LISTS = ("equal", "mixed", "tiny")
 MIXED_TOKENS = 65_536
@@ -135,7 +135,7 @@ def time_list(
     sequence = Cell(cell.problem, Sizes(1, heads, heads, sum(lengths), sum(lengths)))
     q, k, v = (x[0] for x in inputs(sequence))
     at = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
-    scale, causal = softmax_scale(problem.head_dim), MASKS[problem.mask].causal
+    scale, causal = softmax_scale(problem.head_dim), PLAIN_MASKS[problem.mask].causal
     longest = max(lengths)
 
     def fa2() -> Tensor:
@@ -258,7 +258,7 @@ main = Script(
     lambda run: print(page(run)),
     lists={
         "dtype": (DTYPES, DTYPES),
-        "mask": (MASKS, MASKS),
+        "mask": (PLAIN_MASKS, PLAIN_MASKS),
         "list": (LISTS, LISTS),
         "head_dim": (int, (64, 128, 256)),
     },

@@ -26,8 +26,11 @@ from tests.stubs import (
     template,
 )
 
-# of varlen sequences, whose lengths are on the device
-VARLEN = ("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardVarlenArgs")
+# of varlen sequences, whose lengths are on the device, and of masks whose numbers a call gives
+FORMS = (
+    *("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardVarlenArgs"),
+    "FagenForwardWindowArgs",
+)
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -97,7 +100,7 @@ def test_kernels_of_a_kind_and_form_are_called_by_one_struct(committed: Committe
         assert message == structs.setdefault(plan.signature.struct, message), plan.slug
         kinds.add(plan.kind)
     assert kinds == registry.ENTRIES.keys() - {"toy"}
-    assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), *VARLEN}
+    assert structs.keys() == {*(f"Fagen{kind.capitalize()}Args" for kind in kinds), *FORMS}
 
 
 def test_a_size_is_told_by_a_needed_tensor_before_anything_follows_from_it(
