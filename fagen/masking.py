@@ -124,20 +124,14 @@ def _ends(function: Callable[..., Any], window: Any, causal: bool) -> tuple[int,
     if window is None:
         return OPEN, 0 if causal else OPEN
     pair = isinstance(window, tuple | list)
-    sides = [_whole(side) for side in (window if pair else (window,))]
-    is_one = all((side is None and pair) or _is_whole(side) for side in sides)
-    if is_one and not pair and sides[0] >= 1:
-        width = sides[0] - 1 if sides[0] <= OPEN else OPEN
-        return width, 0 if causal else width
-    if is_one and pair and len(sides) == 2:
-        left, right = (OPEN if side is None or side == -1 else side for side in sides)
-        if 0 <= left <= OPEN and 0 <= right <= OPEN:
-            return left, 0 if causal else right
-    raise _refused(
-        function,
-        f"window is {shown(window)}; it must be a number of keys from 1 on, its own among them, or "
-        f"(left, right) from 0 to {OPEN}, both included, where None or -1 is open",
-    )
+    try:
+        return words.window(tuple(map(_whole, window)) if pair else _whole(window), causal)
+    except ExpressionError:
+        raise _refused(
+            function,
+            f"window is {shown(window)}; it must be a number of keys from 1 on, its own among "
+            f"them, or (left, right) from 0 to {OPEN}, both included, where None or -1 is open",
+        ) from None
 
 
 def _is_whole(value: Any) -> bool:

@@ -45,8 +45,8 @@ from fagen.vocab import (
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
 _SEQLEN = 4_096  # of a call that says none
-# what annotations of `pick` stand for, and in words; fagen.prepare takes the same
 _NAMED = "window", "mask"  # which `named` refuses
+# what annotations of `pick` stand for, and in words; fagen.prepare takes the same
 _TAKEN: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     bool: (Integral, "True or False"),

@@ -173,7 +173,8 @@ def window(width: int | tuple[int | None, int | None], causal: bool) -> tuple[in
     W is (W - 1, 0) under causal, and (W - 1, W - 1) without; of a pair None and -1 are open.
     """
     if isinstance(width, int) and not isinstance(width, bool) and width >= 1:
-        return width - 1, 0 if causal else width - 1
+        left = width - 1 if width <= OPEN else OPEN
+        return left, 0 if causal else left
     if not isinstance(width, tuple | list) or len(width) != 2:
         raise ExpressionError("window is a number of keys from 1 on, or (left, right)")
     left, right = (OPEN if side is None or side == -1 else side for side in width)

@@ -103,7 +103,7 @@ def tile_for(
         pairs = kv_heads // 2
         by = deal_for(head_dim, rows, pairs, batch, alike=alike, keys=keys, pairs=True)
         several = by == "stream_k" or kv_heads * batch * num_splits > _slots(head_dim)
-        if True if several else False:  # noqa: SIM210
+        if several:
             return Tile(tile, num_splits, by, several=True, side_by_side=2)
     two = alike and rows > _LEAST_IN_TWO
     for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
