@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from fagen.errors import ScheduleError
+from fagen.expr.words import PLAIN
 from fagen.schedule import Schedule
 from fagen.toml_lines import shown
 from fagen.vocab import DTYPES, FORWARD, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
@@ -35,6 +36,8 @@ class Problem:
     kind: str = FORWARD  # of the kernels: a word of vocab's PASSES
     deterministic: bool = False  # asked for where a kernel's sums may come in any order
     lengths: str = LENGTHS[0]  # "varlen": sequences have lengths of their own
+    score: str = PLAIN  # what becomes of the scaled product
+    sink: str = ""  # the dtype of sinks, where a call gives them
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -44,6 +47,7 @@ class Problem:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
         # where a kind has no such key it does not apply
         none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
+        none |= {"score": PLAIN, "sink": ""}
         without = {"out_dtype": values["dtype"], **none}
         optional = {name: values.get(name, other) for name, other in without.items()}
         # who is no pass of its own computes attention itself
@@ -69,6 +73,12 @@ class Problem:
         return replace(self, **left) == other
 
     @property
+    def variant(self) -> dict[str, Any]:
+        """What schedules say of its scores, by keys; nothing where they are as usual."""
+        said = {"score": self.score, "sink": self.sink}
+        return {key: value for key, value in said.items() if value not in (PLAIN, "")}
+
+    @property
     def head_dims(self) -> str:
         """'128', or '192/128' where V has its own."""
         d, d_v = self.head_dim, self.head_dim_v
@@ -82,6 +92,7 @@ class Problem:
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         words = [PASSES[self.kind].prefix, self.dtype, f"d{self.head_dim}{v}", self.mask]
+        words += [f"{'sink' * (key == 'sink')}{word}" for key, word in self.variant.items()]
         words += [self.lengths] * self.varlen
         return "_".join(filter(None, words)) + (DETERMINISTIC if self.deterministic else "")
 
@@ -101,6 +112,10 @@ class Problem:
         if self.head_dim_v != self.head_dim:
             columns += f" and {self.head_dim_v} (V)"
         words = [_torchs(self.dtype), f"head_dim {columns}", self.mask]
+        if self.score != PLAIN:
+            words.append(f"score {self.score}")
+        if self.sink:
+            words.append(f"sinks in {_torchs(self.sink)}")
         if self.v_layout:
             words.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:

@@ -17,6 +17,7 @@ from fagen.expr.ranges import Ranges, ranges
 from fagen.expr.tree import FLOAT, INT, MOST_GIVEN, MOST_LENGTH, Name, Table
 
 OPEN = MOST_GIVEN  # a window's width to a side that has no end
+PLAIN = "plain"  # the score that is the product, scaled
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ MASKS = _words(
 )
 GIVEN = tuple(name for name, word in MASKS.items() if word.given)
 SCORES = _words(
-    Word("plain", "score", "score", "the product, scaled"),
+    Word(PLAIN, "score", "score", "the product, scaled"),
     Word(
         "softcap",
         "score",

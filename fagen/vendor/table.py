@@ -56,7 +56,8 @@ class Field(NamedTuple):
 FIELDS = tuple(
     Field.of(field.name)
     for field in fields(Problem)
-    if field.name not in ("kind", "deterministic", "lengths")  # which all of a table share
+    # which all of a table share
+    if field.name not in ("kind", "deterministic", "lengths", "score", "sink")
 )
 
 
