@@ -175,6 +175,16 @@ class Filling:
     unit_cost: int  # of a tile of a split, beside its blocks
     combine_cost: int  # of its partial output
 
+    @classmethod
+    def of(cls, head_dim_v: int) -> "Filling":
+        """Return what splits cost of a kernel of so many columns of V, as they were measured."""
+        return cls(20 + head_dim_v // 6, head_dim_v // 4)
+
+    def cost(self, blocks: int, units: int) -> int:
+        """Return what so many units cost, tiles of splits of so many blocks."""
+        of_blocks = -(-units // self.sm_count) * (self.unit * blocks + self.unit_cost)
+        return of_blocks + units * self.combine_cost // self.sm_count
+
     def splits(self, length: int, block_n: int, ends: Sequence[int], heads: int, most: int) -> int:
         """Return how many a call has, `most` at most, as launcher/fill.cuh does.
 
@@ -182,13 +192,11 @@ class Filling:
         """
         least = max(1, -(-length // self.most_keys))
 
-        def cost(splits: int) -> int:
+        def of_splits(splits: int) -> int:
             blocks = max(1, split_blocks(length, block_n, splits))
-            units = heads * sum(-(-end // blocks) for end in ends)
-            of_blocks = -(-units // self.sm_count) * (self.unit * blocks + self.unit_cost)
-            return of_blocks + units * self.combine_cost // self.sm_count
+            return self.cost(blocks, heads * sum(-(-end // blocks) for end in ends))
 
-        return min(range(min(least, most), most + 1), key=cost)
+        return min(range(min(least, most), most + 1), key=of_splits)
 
 
 class Combining:

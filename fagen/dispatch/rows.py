@@ -56,8 +56,8 @@ Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is t
 # What a kernel's tiles cost: whether a row sees keys as far as its place says, whether heads of a
 # group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
 # and of a tile beside its steps; of how many splits the keys may be, and clocks of combining the
-# rows of a tile, or without splits of what is done before to a KV head's V of a step; () where no
-# row says.
+# rows of a tile, or without splits of what is done before to a KV head's V of a step; by what
+# costs of a unit and of a partial output a launcher chooses how many splits; () where no row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 12
@@ -147,7 +147,9 @@ class Row:
         more = self.combine_clocks
         if values.get("transposes") == "kernel":
             more = values["block_n"] * values["head_dim_v"] // TRANSPOSED_BYTES
-        return *ways, rows, at_once, *step, values["num_splits"], more
+        filling = Filling.of(values["head_dim_v"]) if values["num_splits"] > 1 else Filling(0, 0)
+        costs = filling.unit_cost, filling.combine_cost
+        return *ways, rows, at_once, *step, values["num_splits"], more, *costs
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -205,7 +207,7 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     someone has as many as there are rounds, each as long as the first of the last round. Heads that
     share tiles are as one of more queries. What is done to V before is dealt to all SMs.
     """
-    by_row, shared, rows, at_once, step_keys, step, tile, splits, before = tiles
+    by_row, shared, rows, at_once, step_keys, step, tile, splits, before, *_ = tiles
     if splits > 1:
         return _clocks_of_splits(tiles, heads, queries, keys)
     if before:
@@ -234,12 +236,13 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
 
 
 def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
-    """The same of tiles of splits, as many of the keys as take the least; they are combined.
+    """The same of tiles of splits, as many of the keys as the launcher takes; they are combined.
 
     A tile sees a split where its last row does. Of splits all keys but the last one's are seen in
     steps of the same number.
     """
-    by_row, _, rows, at_once, step_keys, step, tile, most, combine = tiles
+    by_row, _, rows, at_once, step_keys, step, tile, most, combine, *costs = tiles
+    filling, taken = Filling(*costs), 0
     blocks, count = -(-keys // step_keys), -(-queries // rows)
     if heads * count > at_once:  # tiles by themselves fill SMs, and partial outputs are large
         return MOST
@@ -249,9 +252,10 @@ def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
         for first in range(0, blocks, of_split):
             unseen = (first * step_keys - keys + queries) // rows if by_row else 0
             units += heads * (count - min(count, max(0, unseen)))
-        cost = -(-units // at_once) * (of_split * step + tile)
-        least = cost if least is None else min(least, cost)
-    return COMBINING + (least or 0) + heads * queries * combine // (rows * at_once)
+        cost = filling.cost(of_split, units)
+        if least is None or cost < least:
+            least, taken = cost, -(-units // at_once) * (of_split * step + tile)
+    return COMBINING + taken + heads * queries * combine // (rows * at_once)
 
 
 def first_fit(

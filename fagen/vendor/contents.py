@@ -176,7 +176,8 @@ class Folder:
     fields = FIELDS  # of a problem
     scale_rows = SCALE_ROWS  # how many rows may share a scale
     most = MOST  # what is open to the top
-    drawn_last, combining, split_keys = DRAWN_LAST, COMBINING, Filling.most_keys
+    drawn_last, combining = DRAWN_LAST, COMBINING
+    split_keys, split_unit = Filling.most_keys, Filling.unit
     transposed_launch = TRANSPOSED_LAUNCH
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
     no_kernel = NO_KERNEL  # the status of a call that none of its kernels computes

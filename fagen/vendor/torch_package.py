@@ -116,7 +116,8 @@ class Package:
     torch_digits = "".join(map(str, TORCH_SINCE))
     install_nvcc, system_cuda = INSTALL_NVCC, SYSTEM_CUDA
     open_keys = OPEN_KEYS
-    drawn_last, combining, split_keys = DRAWN_LAST, COMBINING, Filling.most_keys
+    drawn_last, combining = DRAWN_LAST, COMBINING
+    split_keys, split_unit = Filling.most_keys, Filling.unit
     transposed_launch = TRANSPOSED_LAUNCH
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
     alignment = ALIGNMENT

@@ -16,7 +16,6 @@ from fagen.vocab import DTYPES, MASKS, ORDERS, Mask
 TRANSPOSERS = 3  # all warps of the producer but the one that loads
 TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
 VARLEN_TILE_STAGES = 6  # of short sequences each warpgroup may have one in work
-_UNIT_COST, _UNIT_COLUMNS, _COMBINED_COLUMNS = 20, 6, 4  # in sixteenths of a block
 _UNROLLING_REGISTERS = 40  # of a producer; with fewer, unrolled copies spill
 
 
@@ -150,12 +149,8 @@ def unrolls_copies(values: Values) -> bool:
 
 
 def filling(values: Values) -> Filling:
-    """Return what splits cost that fill the SMs, as they were measured."""
-    columns = values["head_dim_v"]
-    return Filling(
-        unit_cost=_UNIT_COST + columns // _UNIT_COLUMNS,
-        combine_cost=columns // _COMBINED_COLUMNS,
-    )
+    """Return what splits cost that fill the SMs."""
+    return Filling.of(values["head_dim_v"])
 
 
 def seen_ends(mask: Mask, block_m: int, block_n: int, queries: int, keys: int) -> list[int]:
