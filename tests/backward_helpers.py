@@ -34,7 +34,7 @@ SPREAD = (
     "bwd_bf16_d64_causal_m128n128_det",
     "bwd_bf16_d256_full_m64n64_dss1_c2",
     "bwd_bf16_d128_causal_m80n128",
-    "bwd_fp16_d64_full_m96n128_keepk",
+    "bwd_fp16_d64_causal_m96n128_keepk",
     "bwd_fp16_d128_full_m64n128_underdp",
     "bwd_fp16_d64_causal_m64n64_keepk_spill12",
     "bwd_fp16_d128_causal_m64n128_persist_post",

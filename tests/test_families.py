@@ -14,14 +14,17 @@ from torch import Tensor
 
 import fagen
 from fagen import registry, simulator
+from fagen.kind import load_named
 from fagen.kinds.decode.emulate import compute
 from fagen.kinds.forward.emulate import emulate, emulate_fp8
 from fagen.kinds.forward.operands import Operands, outputs
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.verify.fp8 import hard_errors
-from fagen.measure.families import FAMILIES, PROVED, Attends, Family, errors, made
+from fagen.measure.families import FAMILIES, PROVED, Attends, Family, alone, errors, made
+from fagen.measure.inputs import heavy_keys, usual
 from fagen.problem import Sizes
 from fagen.render import render
+from fagen.vocab import MASKS
 
 Kernel = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
@@ -185,3 +188,38 @@ def test_the_largest_p_is_where_e4m3_is_exact_however_large_scores_are(
             error.ok for error in hard_errors(plan, kernel, [Sizes(1, 1, 1, 2, 150)], "cpu")
         ]
     assert outcomes == [True, False]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_of_heavy_keys_each_row_that_sees_any_sees_one_and_perhaps_the_next(name: str) -> None:
+    mask = MASKS[name]
+    for rows, keys in ((1, 3_000), (130, 1_500), (200, 200), (70, 50), (5, 0)):
+        heavy = heavy_keys(mask, rows, keys)
+        row, key = torch.arange(rows)[:, None], torch.arange(keys)
+        sees = mask.sees(row, key, rows, keys).expand(rows, keys)
+        of_heavy = sees[:, list(heavy)].int()
+        assert torch.equal(of_heavy.any(1), sees.any(1))
+        assert (of_heavy.sum(1) <= 2).all()
+        assert not (of_heavy[:, :-2] & of_heavy[:, 2:]).any()
+        if not mask.first_by_row and keys:
+            assert heavy == (0,)
+
+
+@pytest.mark.parametrize("slug", ["fwd_fp16_d16_window_m64n64", "fwd_bf16_d16_document_m64n64"])
+def test_of_the_key_that_counts_alone_a_masks_own_is_seen(slug: str) -> None:
+    """Where a kernel gave the mean of what a row sees, the proof would find it."""
+    plan = registry.plan_of(slug)
+    size = Sizes(1, 4, 2, 130, 1_500)
+    family = alone(heavy_keys(plan.mask, size.seqlen_q, size.seqlen_k))
+
+    def emulated(*call: Any) -> tuple[Tensor, Tensor]:
+        given = usual(plan.mask, 1, size.seqlen_q, size.seqlen_k, "cpu")
+        named = dict(zip(("q", "k", "v", "scale"), call, strict=True))
+        out, lse = load_named(registry.kind(plan.kind).emulate)(plan, **named, **given)
+        return out, lse
+
+    def flat(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return emulated(q, torch.zeros_like(k), v, scale)
+
+    assert not wrong(plan, emulated, exact(plan), [size], [family])
+    assert wrong(plan, flat, exact(plan), [size], [family])

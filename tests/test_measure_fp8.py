@@ -12,7 +12,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.operands import alike, arguments, operands, outputs, real
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
-from fagen.kinds.forward.verify.fp8 import fp8_error
+from fagen.kinds.forward.verify.fp8 import by_the_rule, fp8_error
 from fagen.measure import peers
 from fagen.measure.cells import race
 from fagen.measure.inputs import cell_of, inputs, softmax_scale
@@ -212,6 +212,22 @@ def test_a_p_of_nearly_equal_scores_that_is_no_power_of_two_is_allowed_for(kind,
     assert error_of(1.0, coarseness(plan)).ok
     assert error_of(1.0, 0.0).ok == ("lazymax" not in kind)  # which has need of it
     assert not error_of(1.125, coarseness(plan)).ok
+
+
+def test_a_row_of_one_heavy_key_may_be_off_by_what_its_p_is_rounded_by():
+    true = torch.ones(1, 64, 1, 8, dtype=torch.float64)
+    beside = true * (1 + 2.0**-10)
+
+    def is_within(ours: torch.Tensor, coarse_rows: float) -> bool:
+        error, _, allowed = by_the_rule(ours, beside, true, coarse_rows=coarse_rows)
+        return error <= allowed
+
+    one_row = beside.clone()
+    one_row[:, 2] += 2.0**-6
+    assert is_within(one_row, 2.0**-4) and not is_within(one_row, 0.0)
+    one_row[:, 2] += 2.0**-3
+    assert not is_within(one_row, 2.0**-4)
+    assert not is_within(beside + 2.0**-6, 2.0**-4)  # nor may all rows
 
 
 # ---- timing

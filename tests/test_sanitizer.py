@@ -1,6 +1,6 @@
 """What compute-sanitizer says of kernels: which findings are known to be harmless, and all others.
 
-The files in tests/sanitizer_said are what it said of kernels on an H200.
+The files in tests/sanitizer_said are what it said of kernels on an H200 or H100.
 """
 
 import os
@@ -78,7 +78,7 @@ def test_what_is_known_to_be_harmless_is_let_pass_where_it_may_be(name):
     assert fault(text, tool, FOUND, [x for x in ALL if x not in HARMLESS[name]])
 
 
-@pytest.mark.parametrize("race", ["TileScheduler::next", "ScaleProducer::write"])
+@pytest.mark.parametrize("race", ["TileScheduler::next", "Descales::write"])
 def test_one_race_that_is_none_does_not_excuse_another(race):
     excused = [harmless for harmless in ALL if race in harmless.first + harmless.following]
     wrong = fault(SAID["racecheck_scales"], "racecheck", FOUND, excused)
@@ -121,7 +121,7 @@ OTHERS = {
     "tiles without keys": ("racecheck", ("_kernel::Tiles::next(", "_kernel::EmptyTiles::next(")),
     "another writer": (
         "racecheck",
-        ("_kernel::TileScheduler::next(", "_kernel::ScaleProducer::write("),
+        ("_kernel::TileScheduler::next(", "_kernel::Descales::write("),
     ),
     "writers on both sides": ("racecheck", ("Read access", "Write access")),
     "another access beside": ("racecheck", ("and Write access", "and Read access")),
@@ -130,7 +130,7 @@ OTHERS = {
     ),
     "scales that another writes": (
         "racecheck_scales",
-        ("_kernel::ScaleProducer::write(", "_kernel::TileScheduler::next("),
+        ("_kernel::Descales::write(", "_kernel::TileScheduler::next("),
     ),
     "scales that two write": ("racecheck_scales", ("and Read access", "and Write access")),
     "P that is written elsewhere": (
@@ -141,7 +141,7 @@ OTHERS = {
         "racecheck_scales",
         ("Read access at fagen_fwd_e4m3_d80v48_causal_m64n32_vrows_sblock_sr32_kernel::Consumer::"
          "read_scales()", "Write access at fagen_fwd_e4m3_d80v48_causal_m64n32_vrows_sblock_sr32_"
-         "kernel::ScaleProducer::write(int)"),
+         "kernel::Descales::write(float &) const"),
     ),
     "a tile of varlen sequences that another writes": (
         "racecheck_tile", ("_kernel::TileFinder::find(", "_kernel::Turns::give(")
@@ -160,7 +160,7 @@ def test_any_other_finding_fails(other, count):
 def test_the_last_of_several_accesses_fails_too():
     text = SAID["racecheck"]
     at = text.rindex("TileScheduler::next")
-    text = text[:at] + text[at:].replace("TileScheduler::next", "ScaleProducer::write", 1)
+    text = text[:at] + text[at:].replace("TileScheduler::next", "Descales::write", 1)
     assert fault(text, "racecheck", FOUND, ALL)
 
 

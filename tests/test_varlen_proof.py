@@ -10,6 +10,7 @@ import pytest
 
 from fagen import registry
 from fagen.errors import VerificationError
+from fagen.expr.words import GIVEN
 from fagen.kind import Plan, load_named
 from fagen.measure.sequences import UNTOUCHED, Case, small_cases
 from fagen.measure.verification import check
@@ -66,6 +67,13 @@ OF_BOTH = (
 )
 
 
+def gives_a_sequence_what_is_anothers(plan: Plan, **named: Any) -> None:
+    for name in plan.mask.given:
+        value = named[name]
+        named[name] = value + 1 if isinstance(value, int) else value.roll(1)
+    emulated(plan)(**named)
+
+
 @cache
 def proved(slug: str) -> tuple[Plan, Any, tuple[Case, ...]]:
     """A Plan, its rule and its small cases, which the emulation passes."""
@@ -87,3 +95,14 @@ def test_the_proof_finds_a_kernel_that_is_wrong(slug: str, wrong: Callable[..., 
     plan, rule, cases = proved(slug)
     with pytest.raises(VerificationError, match=f"of {len(cases)} cases are wrong"):
         check(plan, rule, partial(wrong, plan), cases=cases, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "slug",
+    [f"fwd_fp16_d64_{mask}_m64n64_varlen" for mask in GIVEN if mask != "causal_by_sequence"],
+)
+def test_what_a_call_gives_to_a_mask_is_proved_too(slug):
+    plan, rule, cases = proved(slug)
+    kernel = partial(gives_a_sequence_what_is_anothers, plan)
+    with pytest.raises(VerificationError):
+        check(plan, rule, kernel, cases=cases, device="cpu")

@@ -7,7 +7,7 @@ LSE_ROUNDING of its size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -134,13 +134,26 @@ PROVED = (
     *(_equal(3e8), _offset(1e6), _rising(1e5), _needle(1e6, 1.0), _alternating(3e8)),
     *(_levels(2.0**15), _hidden(3e8), Family("whole numbers at a scale of 1e+05", 1e5)),
 )
-# The first key counts and no other, by 20 … 38 natural units: the output is its V.
-ALONE = Family(
-    "a key that counts alone",
-    1.0,
-    ((lambda row: 1 + row % 8 / 8, lambda key, _: 20.25 * (key == 0)),),
-    units=2.0**-6,
-)
+
+
+def alone(heavy: Sequence[int]) -> Family:
+    """A key that counts and no other, by 20 … 38 natural units: the output is its V.
+
+    Of those that are `heavy` a row may see one, or one beside the next, of which every second
+    counts for twice as much.
+    """
+
+    def of_key(key: Tensor, _: int) -> Tensor:
+        height = torch.zeros(len(key))
+        height[list(heavy)] = 20.25
+        height[list(heavy[1::2])] = 40.5
+        return height
+
+    columns = ((lambda row: 1 + row % 8 / 8, of_key),)
+    return Family("a key that counts alone", 1.0, columns, units=2.0**-6)
+
+
+ALONE = alone((0,))  # of masks under which all rows see the first one
 FAMILIES = (
     *PROVED,
     *map(_equal, (1e4, 1e6, 3e7, 1e12, -1e6, -3e8)),

@@ -1,13 +1,14 @@
 """A cell in, its tensors out: what every implementation is given, and which rows see a key."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fagen.kind import Plan
-from fagen.problem import Cell, Problem, Sizes
+from fagen.problem import Cell, Lengths, Problem, Sizes
 from fagen.vocab import DTYPES, MASKS, Dtype, Mask
 
 SEQLENS = (512, 2_048, 4_096, 16_384)  # of the benchmark's grid
@@ -84,6 +85,47 @@ def usual(
         own = given[name][0][torch.arange(seqlen_q, device=device)].int()
         call[name] = own.expand(batch, seqlen_q).contiguous()
     return call
+
+
+def usual_packed(
+    mask: Mask, lengths: Lengths, device: torch.device | str, gap: int = 0
+) -> dict[str, Any]:
+    """The same for packed sequences of (queries, keys), with `gap` rows before and behind them all.
+
+    Numbers are usual for the most queries and the most keys, those of tables for each sequence.
+    """
+    most_q, most_k = (max(counts, default=0) for counts in zip(*lengths, strict=True))
+    given = mask.usual(most_q, most_k)
+    call: dict[str, Any] = {one.name: given[one.name] for one in mask.parameters}
+    own = [usual(mask, 1, *counts, device) for counts in lengths]
+    around = torch.zeros(gap, dtype=torch.int32, device=device)
+    for name in mask.batch_tables:
+        call[name] = torch.cat([one[name] for one in own])
+    for name in mask.row_tables:
+        call[name] = torch.cat([around, *(one[name][0] for one in own), around])
+    return call
+
+
+def mask_of(mask: Mask, given: Mapping[str, Any], sequence: int, rows: slice) -> Mask:
+    """The mask of one of several packed sequences, whose queries are these, with what is given."""
+    own = dict(given)
+    own |= {name: given[name][sequence, None].long() for name in mask.batch_tables}
+    own |= {name: given[name][None, rows].long() for name in mask.row_tables}
+    return mask.bound(own)
+
+
+def heavy_keys(mask: Mask, seqlen_q: int, seqlen_k: int) -> tuple[int, ...]:
+    """Keys of which each row that sees any sees one, as usual: those that it sees first, or nearly.
+
+    It is key 0 where all rows see that. A row sees no other than one of them and the next.
+    """
+    found: list[int] = []
+    for row in reversed(range(seqlen_q)):
+        first, last = (int(end) for end in mask.keys(row, seqlen_q, seqlen_k))
+        first, last = max(0, first), min(last, seqlen_k)
+        if first < last and (not found or found[-1] >= last):
+            found.append(first)
+    return tuple(reversed(found))
 
 
 def softmax_scale(head_dim: int) -> float:

@@ -26,7 +26,7 @@ LEAST_BUFFERS, MOST_BUFFERS = 2, 512  # the most are of 1 MB
 # what memory limits draws too little power for the clock to fall: short runs do
 BRIEF = Regime("brief", idle=0.0, warm=0.010, timed=0.040, rounds=5)
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
-NOTHING: Mapping[str, Mapping[str, Tensor]] = {}
+NOTHING: Mapping[str, Mapping[str, Any]] = {}
 
 Enqueue = Callable[[], Any]
 
@@ -57,7 +57,7 @@ def rotated(
     regime: Regime = BRIEF,
     peers: Mapping[str, SDPBackend] = PEERS,
     *,
-    more: Mapping[str, Mapping[str, Tensor]] = NOTHING,
+    more: Mapping[str, Mapping[str, Any]] = NOTHING,
     eager: bool = False,
 ) -> Rotated:
     """Time built kernels of one problem, and peers, on the same tensors, each in turn.

@@ -229,9 +229,10 @@ def prepare(
     """Ready the kernel that attention(…) would use for such tensors; return its slug.
 
     It is the one for `seqlen` keys and `rows` query rows in all: batch · heads · seqlen_q. Where
-    the dispatch table has several kernels by a size that is left out, all of them are readied, also
-    those for few rows, and the slug is that for the most. A call that torch.compile or torch.export
-    traces with sizes left open counts as one of many rows and of 131,072 keys.
+    the dispatch table has several kernels by a size that is left out, or by what their tiles cost,
+    all of them are readied, also those for few rows, and the slug is that for the most. A call that
+    torch.compile or torch.export traces with sizes left open counts as one of many rows and of
+    131,072 keys. `fagen.pick` names the kernel of one call.
 
     dtype is torch's or a schedule's word for it. `window` and `mask` are as of the call, and what a
     mask is given by name may be left out. On `device`, by default the current GPU, the

@@ -56,6 +56,12 @@ class Args(ctypes.Structure):
     )
 
 
+class WindowArgs(Args):
+    """struct FagenForwardWindowArgs."""
+
+    _fields_ = (("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64))
+
+
 VERSION = 3  # FAGEN_FORWARD_ARGS
 
 
@@ -135,7 +141,8 @@ def call(
     else:
         v = driver.allocate(numbers(keys * dv))
     out, lse = driver.allocate(NAN * queries * dv), driver.allocate(NAN * 2 * queries)
-    args = Args(
+    windowed = "_window_" in slug
+    args = (WindowArgs if windowed else Args)(
         version=VERSION, q=q, k=k, v=v, out=out, lse=lse,
         qkv_strides=(
             *(seqlen_q * heads * d, d, heads * d),
@@ -147,6 +154,8 @@ def call(
         sizes=(batch, heads, kv_heads, seqlen_q, seqlen_k),
         scale=1 / math.sqrt(d),
     )  # fmt: skip
+    if windowed:
+        args.window_left = seqlen_k // 3
     args.struct_bytes = ctypes.sizeof(args)
     descales = []
     if fp8:

@@ -16,7 +16,7 @@ from fagen.arch import SM90
 from fagen.kinds.forward.operands import has_descales, launch, operands
 from fagen.kinds.forward.verify.dense import Kernel, dense
 from fagen.kinds.forward.verify.fp8 import by_operands
-from fagen.measure.inputs import cell_of, inputs, softmax_scale
+from fagen.measure.inputs import cell_of, inputs, softmax_scale, usual
 from fagen.paths import locate
 from fagen.problem import Cell, Sizes
 from fagen.registry import from_slug, plan_of
@@ -63,6 +63,11 @@ class Committed:
         scale = softmax_scale(case.problem.head_dim)
         return (operands(self.plan, *qkv, centered="kv") if self.plan.descales else qkv), scale
 
+    def numbers(self, q: torch.Tensor, k: torch.Tensor) -> tuple[Any, ...]:
+        """What its op takes behind the scale: what a call gives to its mask, as usual."""
+        given = usual(self.plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+        return tuple(given[name] for name in self.plan.mask.given)
+
     def run(self, given: Any, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """What the C function makes of these tensors, in outputs that were full of NaN."""
         if self.plan.descales:
@@ -73,7 +78,7 @@ class Committed:
 
     def run_into(self, given: Any, scale: float, *into: torch.Tensor | None) -> None:
         """The same into these outputs."""
-        arguments = *given[:3], scale, *given[3:]
+        arguments = *given[:3], scale, *self.numbers(*given[:2]), *given[3:]
         launch(self.plan, self.binary.library, arguments, into)()
 
     def cell(self, batch: int, seqlen_q: int, seqlen_k: int, heads: int, kv_heads: int) -> Cell:

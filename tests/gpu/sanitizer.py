@@ -32,7 +32,7 @@ class Harmless:
 
 
 _KERNEL = r"fagen_\w+_kernel::"
-_PLACE = r"\((?:[^()]|\([^()]*\))*\)\+0x\w+ in \S+:\d+"
+_PLACE = r"\((?:[^()]|\([^()]*\))*\)(?: const)?\+0x\w+ in \S+:\d+"
 
 # With output = "reuse_v" o_empty tells the producer that the O of a tile has left V's space, and it
 # waits for that before the next tile's first V. No V follows the last tile with keys, so nobody
@@ -91,8 +91,8 @@ TILE_WRITTEN_BY_ANY_LANE = race(r"(?:Consumer::\w+|produce)", "TileFinder::find"
 # With scales by block: K's of a block, and the barrier is k_empty, for which each lane that may
 # write waits itself. On an H200 the tool counted what this explains and nothing else, the bytes of
 # each stage that was written again: 3,080 blocks, of which 132 thread blocks wrote the first two
-# into fresh stages, are 2,816 x 4 bytes = 11,264 hazards.
-SCALES_READ_BY_ALL_LANES = read_by_all_lanes("Consumer::read_scales", "ScaleProducer::write")
+# into fresh stages, are 2,816 x 4 bytes = 11,264 hazards. An H100's were as many.
+SCALES_READ_BY_ALL_LANES = read_by_all_lanes("Consumer::read_scales", "Descales::write")
 
 # Gradients by two warpgroups: P, which all lanes of one write and all of the other read; barriers
 # p_full and p_empty, at each of which a lane of a warp arrives, for the others' writes as for their

@@ -23,7 +23,9 @@ def qkv():
 def test_prepared_it_gives_the_same_called_captured_or_compiled(qkv, nothing_is_ready):
     fagen.prepare(dtype="fp16", head_dim=64, causal=True)
     most = fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=OPEN_KEYS)
-    few = fagen.prepare(dtype="fp16", head_dim=64, causal=True, seqlen=90, rows=2 * 40 * 4)
+    sizes = dict(batch=2, heads=4, kv_heads=2, seqlen=40, seqlen_k=90)
+    card = torch.cuda.get_device_name()
+    few = fagen.pick(dtype="fp16", head_dim=64, causal=True, card=card, **sizes).slug
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = fagen.attention(*qkv, causal=True)

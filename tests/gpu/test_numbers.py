@@ -67,12 +67,9 @@ def test_equal_keys_average_the_values_that_a_row_sees(kernel):
     q, k, v = inputs(case)
     out, lse = kernel.poisoned(q, torch.zeros_like(k), torch.ones_like(v), 1.0)
     assert bool((out == 1).all())
-    seen = (
-        torch.arange(1, 201, device="cuda")
-        if case.problem.mask == "causal"
-        else torch.full((200,), 200)
-    )
-    assert torch.allclose(lse[0, 0], torch.log(seen.float()).cuda(), atol=1e-5)
+    row = torch.arange(200, device="cuda")
+    seen = kernel.plan.mask.sees(row[:, None], row, 200, 200).expand(200, 200).sum(-1)
+    assert torch.allclose(lse[0, 0], torch.log(seen.float()), atol=1e-5)
 
 
 def test_scores_beyond_what_exp_can_hold_stay_finite(kernel):
@@ -99,7 +96,14 @@ def test_a_batch_gives_what_its_sequences_give_alone(every_kind):
     for i in range(3):
         own = [x[i : i + 1] for x in given]
         own = type(given)(*own) if every_kind.plan.descales else own
-        assert same(every_kind.run(own, scale), [x[i : i + 1] for x in found])
+        alone, together = every_kind.run(own, scale), [x[i : i + 1] for x in found]
+        if (
+            every_kind.plan.schedule.split.fill
+        ):  # how many splits there are depends on the number of tiles
+            for x, y in zip(alone, together, strict=True):
+                torch.testing.assert_close(x, y, rtol=2.0**-7, atol=2.0**-9)
+        else:
+            assert same(alone, together)
 
 
 def test_the_output_is_written_to_any_strides_and_nowhere_else(every_kind):

@@ -19,7 +19,7 @@ def called(kernel, *sizes, seed=0):
     arguments = (*inputs(case, seed=seed), softmax_scale(case.problem.head_dim))
     expected = kernel.poisoned(*arguments)
     torch.cuda.synchronize()
-    return arguments, expected
+    return (*arguments, *kernel.numbers(*arguments[:2])), expected
 
 
 def test_the_op_gives_what_the_c_function_gives(kernel):
@@ -40,16 +40,16 @@ def test_another_stream_is_waited_for_and_used(kernel):
         torch.cuda._sleep(SLEEP)  # on the default stream the kernel would read zeros now
         for tensor, values in zip(late, arguments[:3], strict=True):
             tensor.copy_(values)
-        found = kernel.op(*late, arguments[3])
+        found = kernel.op(*late, *arguments[3:])
         torch.cuda.current_stream().synchronize()
     assert same(found, expected)
 
 
 def test_a_cuda_graph_replays_with_new_numbers(kernel):
-    (q, k, v, scale), _ = called(kernel, 2, 300, 333, 4, 2)
-    graph, results = graph_of(lambda: kernel.op(q, k, v, scale))
+    (q, k, v, *numbers), _ = called(kernel, 2, 300, 333, 4, 2)
+    graph, results = graph_of(lambda: kernel.op(q, k, v, *numbers))
     for seed in (1, 2):
-        (q2, k2, v2, _), expected = called(kernel, 2, 300, 333, 4, 2, seed=seed)
+        (q2, k2, v2, *_), expected = called(kernel, 2, 300, 333, 4, 2, seed=seed)
         for tensor, values in ((q, q2), (k, k2), (v, v2)):
             tensor.copy_(values)
         spoil(*results)
@@ -100,7 +100,7 @@ def test_every_device_computes_the_same_whichever_is_current(kernel):
     arguments, expected = called(kernel, 2, 300, 333, 4, 2)
     for index in range(1, torch.cuda.device_count()):
         there = [tensor.to(f"cuda:{index}") for tensor in arguments[:3]]
-        found = kernel.op(*there, arguments[3])  # device 0 is current
+        found = kernel.op(*there, *arguments[3:])  # device 0 is current
         assert all(tensor.device.index == index for tensor in found)
         assert same([tensor.to("cuda:0") for tensor in found], expected)
         with torch.cuda.device(index):
@@ -115,7 +115,8 @@ def test_every_device_computes_the_same_whichever_is_current(kernel):
 )
 def test_empty_tensors_give_zeros_and_minus_infinity_or_nothing(kernel, sizes):
     case = kernel.cell(*sizes)
-    out, lse = kernel.op(*inputs(case), 1.0)
+    q, k, v = inputs(case)
+    out, lse = kernel.op(q, k, v, 1.0, *kernel.numbers(q, k))
     torch.cuda.synchronize()
     batch, seqlen_q, _, heads, _ = sizes
     assert out.shape == (batch, seqlen_q, heads, case.problem.head_dim_v)
@@ -155,10 +156,13 @@ def test_wrong_tensors_are_refused_before_the_gpu_sees_them(one_kernel):
 def test_attention_picks_a_kernel_for_the_tensors_and_is_right(kernel):
     case = kernel.cell(2, 200, 300, 4, 2)
 
-    causal = case.problem.mask == "causal"
+    mask = kernel.plan.mask
 
     def attention(q, k, v, scale):
-        return fagen.attention(q, k, v, causal=causal, scale=scale, return_lse=True)
+        how = dict(zip(mask.given, kernel.numbers(q, k), strict=True))
+        if mask.given:
+            how = {"window": (how["window_left"], how["window_right"])}
+        return fagen.attention(q, k, v, causal=mask.causal, scale=scale, return_lse=True, **how)
 
     error = shape_error(case, attention, *inputs(case))
     assert error.ok, error

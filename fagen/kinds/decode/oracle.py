@@ -1,7 +1,8 @@
 """What decoding computes, in fp64, sequence by sequence, on any device."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +34,14 @@ def attend(
     scale: float,
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
+    given: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """Return out (B, Sq, H, Dv) and lse (B, H, Sq), both computed in `dtype`.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv); of a sequence only the keys of its span
-    are looked at. A row that sees no key has an out of zeros and an lse of minus infinity.
+    are looked at. A row that sees no key has an out of zeros and an lse of minus infinity. `given`
+    is what a call gives to the mask, as usual if left out.
     """
     batch, seqlen_q, heads, _ = q.shape
     out = torch.zeros(batch, seqlen_q, heads, v.shape[3], dtype=dtype, device=q.device)
@@ -56,9 +59,15 @@ def attend(
             for x in (k, v)
         )
         key = torch.arange(last - first, device=q.device)
-        unseen = ~mask.sees(row, key, seqlen_q, last - first)
+        own = mask.bound({name: _whole(x) for name, x in given.items()}, number) if given else mask
+        unseen = ~own.sees(row, key, seqlen_q, last - first)
         scores = (queries @ keys.mT * scale).masked_fill(unseen, -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
         out[number], lse[number] = (p @ values).transpose(0, 1), log_sum.squeeze(-1)
     return out, lse
+
+
+def _whole(x: Any) -> Any:
+    """A number, or a tensor by whose numbers one may index."""
+    return x.long() if isinstance(x, Tensor) else x

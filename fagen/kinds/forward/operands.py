@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fagen.e4m3 import by_columns, mean_of, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
-from fagen.measure.inputs import offsets, softmax_scale, usual
+from fagen.measure.inputs import offsets, softmax_scale, usual, usual_packed
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
@@ -108,7 +108,9 @@ def arguments(
         varlen = (x.flatten(0, 1) for x in tensors)
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
-        return *varlen, *offsets(sizes, q.device), scale, None, *numbers
+        given = usual_packed(plan.mask, sizes.sequences, q.device)
+        values = (given[name] for name in plan.mask.given)
+        return *varlen, *offsets(sizes, q.device), scale, *values, None, *numbers
     given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
     return *tensors, scale, *(given[name] for name in plan.mask.given), *numbers
 

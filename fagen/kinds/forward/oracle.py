@@ -5,13 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from fagen.vocab import MASKS
+from fagen.vocab import MASKS, Mask
 
 _REFERENCE_SCORES = 1 << 24  # fp64 scores held at a time: 128 MiB
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> tuple[Tensor, Tensor]:
-    """Compute attention in fp64, with a mask of vocab's.
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: str | Mask, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute attention in fp64, with a mask of vocab's: as usual, or bound to what a call gives.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype. Returns out (B, Sq, H, Dv)
     and the log-sum-exp (B, H, Sq), both fp64: zeros and minus infinity where a row sees no key.
@@ -43,10 +45,11 @@ def reference(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> tu
     return out, lse
 
 
-def visible(mask: str, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:
+def visible(mask: str | Mask, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:
     """Which keys these query rows see, (rows, Sk) of bool; None where they see all."""
-    if not MASKS[mask].by_row:
+    own = MASKS[mask] if isinstance(mask, str) else mask
+    if not own.by_row:
         return None
     key = torch.arange(seqlen_k, device=rows.device)
-    pairs: Tensor = MASKS[mask].sees(rows[:, None], key, seqlen_q, seqlen_k)
+    pairs: Tensor = own.sees(rows[:, None], key, seqlen_q, seqlen_k)
     return pairs

@@ -23,7 +23,7 @@ from fagen.kinds.decode.plan import Plan
 from fagen.kinds.decode.verify.speed import timed
 from fagen.kinds.verification import LSE_TOLERANCE, Say, each_timed, hard_scores
 from fagen.measure import families
-from fagen.measure.inputs import softmax_scale
+from fagen.measure.inputs import softmax_scale, usual
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes
@@ -151,7 +151,7 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
     if case.rises:
         q = q.abs()
         k = k.abs() * torch.linspace(0.1, 1, sizes.seqlen_k, device=device)[:, None, None]
-    arguments: dict[str, Tensor | float] = {"scale": softmax_scale(plan.head_dim)}
+    arguments = {"scale": softmax_scale(plan.head_dim), **_given(plan, q, k)}
     lengths = {
         name: torch.tensor(numbers, dtype=torch.int32, device=device)
         for name, numbers in (("seqused_k", case.used), ("leftpad_k", case.pads))
@@ -166,6 +166,11 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
         turns = [case.references[head % len(case.references)] for head in range(sizes.heads)]
         arguments["reference"] = torch.tensor(turns, device=device)
     return arguments | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
+
+
+def _given(plan: Plan, q: Tensor, k: Tensor) -> dict[str, Any]:
+    """What calls give to the mask of q (B, Sq, H, D) and k (B, Sk, Hk, D), as usual."""
+    return usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
 
 
 def outputs(arguments: dict[str, Tensor | float]) -> dict[str, Tensor]:
@@ -187,7 +192,9 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     by_sequence = {
         name: x for name, x in call.items() if isinstance(x, Tensor) and name != "reference"
     }
-    formula = partial(attend, **by_sequence, mask=plan.mask, scale=call["scale"])
+    given = {name: call[name] for name in plan.mask.given}
+    tensors = {name: x for name, x in by_sequence.items() if name not in given}
+    formula = partial(attend, **tensors, mask=plan.mask, given=given, scale=call["scale"])
     exact, exact_lse = formula()
     dtype = by_sequence["q"].dtype
     rough, _ = formula(dtype=dtype)
@@ -224,7 +231,7 @@ def hard_errors(
     """Yield the kernels' worst errors of the families of hard scores, at each size."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        arguments: dict[str, Tensor | float] = {"q": q, "k": k, "v": v, "scale": scale}
+        arguments = {"q": q, "k": k, "v": v, "scale": scale, **_given(plan, q, k)}
         if plan.fixed:
             arguments["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
         into = outputs(arguments)
@@ -256,7 +263,7 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpe
 
 def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """What a call takes, by name."""
-    names = ("q", "k", "v", *(("reference",) if plan.fixed else ()), "scale")
+    names = ("q", "k", "v", *(("reference",) if plan.fixed else ()), "scale", *plan.mask.given)
     return dict(zip(names, arguments, strict=True))
 
 
@@ -264,7 +271,8 @@ def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     """What the op takes of all keys, in its order."""
     # scores are N(0, 1): a good reference
     more = (torch.zeros(q.shape[2], device=q.device),) if plan.fixed else ()
-    return q, k, v, *more, softmax_scale(plan.head_dim)
+    given = _given(plan, q, k)
+    return q, k, v, *more, softmax_scale(plan.head_dim), *(given[x] for x in plan.mask.given)
 
 
 def _outputs(plan: Plan, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fagen.kinds.decode.plan import Plan
+from fagen.measure.inputs import usual
 from fagen.measure.rotating import BRIEF, rotated
 from fagen.problem import Sizes
 from fagen.records import DecodeSpeed
@@ -27,7 +28,11 @@ def timed_together(
     """
     # scores are N(0, 1): a good reference
     reference = {"reference": torch.zeros(sizes.heads, device="cuda")}
-    more = {slug: reference for slug, (plan, _) in kernels.items() if plan.fixed}
+    more = {
+        slug: usual(plan.mask, sizes.batch, sizes.seqlen_q, sizes.seqlen_k, "cuda")
+        | (reference if plan.fixed else {})
+        for slug, (plan, _) in kernels.items()
+    }
     timing = rotated(kernels, sizes, more=more, eager=eager)
     return {
         slug: DecodeSpeed(

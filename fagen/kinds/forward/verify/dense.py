@@ -24,12 +24,20 @@ from fagen.kinds.forward.verify import fp8
 from fagen.kinds.forward.verify.fp8 import by_operands, fp8_error
 from fagen.kinds.verification import LSE_TOLERANCE, Kernel, hard_scores
 from fagen.measure import families
-from fagen.measure.inputs import cell_of, inputs, rows_with_keys, softmax_scale, usual
+from fagen.measure.inputs import (
+    cell_of,
+    heavy_keys,
+    inputs,
+    rows_with_keys,
+    softmax_scale,
+    usual,
+)
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
+from fagen.vocab import Mask
 
 
 def dense(plan: Plan, run: Run) -> Kernel:
@@ -88,10 +96,11 @@ def hard_errors(
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return reference(q, k, v, mask=plan.mask.name, scale=scale)
 
-    sees_it = not plan.mask.first_by_row  # else the key that counts may be hidden
-    hard = (*families.PROVED, *((families.ALONE,) * sees_it))
-    for _, fields in hard_scores(plan, kernel, exact, sizes, device, hard):
-        yield ShapeError(**fields)
+    for size in sizes:
+        alone = families.alone(heavy_keys(plan.mask, size.seqlen_q, size.seqlen_k))
+        hard = (*families.PROVED, alone)
+        for _, fields in hard_scores(plan, kernel, exact, (size,), device, hard):
+            yield ShapeError(**fields)
 
 
 def kernel_error(
@@ -129,7 +138,7 @@ def shape_error(
     )
 
 
-def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str, scale: float) -> Tensor:
+def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str | Mask, scale: float) -> Tensor:
     """torch's SDPA under MATH in the inputs' dtype, (B, Sq, H, Dv), with a mask of vocab's.
 
     Rows that see no key hold whatever torch puts there. K and V heads are repeated for grouped

@@ -54,6 +54,7 @@ def fp8_error(
     *,
     descales: tuple[Tensor, Tensor, Tensor] | None = None,
     coarse: float = 0.0,
+    coarse_rows: float = 0.0,
     centered: str = "kv",
     lse_rounding: float = 0.0,
 ) -> ShapeError:
@@ -62,9 +63,9 @@ def fp8_error(
     `centered` names other means to take off. `descales` replaces those that were found, which
     makes other numbers of the same bytes. The log-sum-exp may be off by `lse_rounding` of it too.
     `coarse` is what the output may be off by besides, relative to its size, its worst row to the
-    largest. `error` is the root mean square over all, or, where one row breaks the rule for rows,
-    over that one; it is NaN where an output was not a number, or a masked row not exactly 0 and
-    minus infinity.
+    largest; `coarse_rows` is so much for the worst row alone. `error` is the root mean square over
+    all, or, where one row breaks the rule for rows, over that one; it is NaN where an output was
+    not a number, or a masked row not exactly 0 and minus infinity.
     """
     usual_scale = softmax_scale(cell.problem.head_dim)
     scale = usual_scale if scale is None else scale
@@ -78,7 +79,7 @@ def fp8_error(
     rows = rows_with_keys(cell).to(q.device)
     ours, theirs, true = (x[:, rows].double() for x in (out, expected, exact))
     masked_right = bool((out[:, ~rows] == 0).all() and (lse[..., ~rows] == -math.inf).all())
-    error, beside, allowed = by_the_rule(ours, theirs, true, coarse)
+    error, beside, allowed = by_the_rule(ours, theirs, true, coarse, coarse_rows)
     # sums of products are as inexact as they are large
     lse_allowed = LSE_TOLERANCE * max(1.0, scale / usual_scale)
     log_sum = exact_lse[..., rows]
@@ -116,7 +117,7 @@ def hard_errors(
 
 
 def by_the_rule(
-    ours: Tensor, theirs: Tensor, true: Tensor, coarse: float = 0.0
+    ours: Tensor, theirs: Tensor, true: Tensor, coarse: float = 0.0, coarse_rows: float = 0.0
 ) -> tuple[float, float, float]:
     """The error of rows (..., Dv) in fp64, a textbook's, and what ours may be.
 
@@ -125,7 +126,8 @@ def by_the_rule(
     error, beside = rms(ours - true), rms(theirs - true)
     allowed = max(BEYOND_TEXTBOOK * beside, FLOOR * rms(true)) + coarse * rms(true)
     worst, worst_beside = _worst_row(ours - true), _worst_row(theirs - true)
-    if worst > max(BEYOND_TEXTBOOK * worst_beside + coarse * _worst_row(true), allowed):
+    of_size = max(coarse, coarse_rows) * _worst_row(true)
+    if worst > max(BEYOND_TEXTBOOK * worst_beside + of_size, allowed):
         error = max(error, worst)  # NaN, where it is that, stays
     return error, beside, allowed
 

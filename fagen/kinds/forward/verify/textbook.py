@@ -39,7 +39,7 @@ def textbook(plan: Plan, operands: Operands, scale: float) -> Tensor:
         queries = q[:, top:bottom].permute(0, 2, 1, 3)
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
         rows = torch.arange(top, bottom, device=q.device).repeat(group)
-        attended = visible(plan.mask.name, rows, seqlen_q, seqlen_k)
+        attended = visible(plan.mask, rows, seqlen_q, seqlen_k)
         if attended is not None:
             scores = scores.masked_fill(~attended, -math.inf)
         highest = scores.amax(-1, keepdim=True)

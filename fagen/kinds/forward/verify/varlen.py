@@ -9,6 +9,7 @@ others are NaN, as their bytes are.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fagen.kinds.forward.verify.dense import hard_errors, torch_math
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.kinds.verification import LSE_TOLERANCE, Kernel, Rows, judged_rows, one_sequence
 from fagen.measure import families
+from fagen.measure.inputs import mask_of, usual_packed
 from fagen.measure.numerics import largest, unit_in_last_place
 from fagen.measure.sequences import (
     UNTOUCHED,
@@ -62,19 +64,21 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     sequence, was not exactly 0 and minus infinity.
     """
     call = inputs(plan, case, seed, device)
-    rows, scale, mask = judged_rows(case, call), call["scale"], plan.mask.name
+    given = usual_packed(plan.mask, case.lengths, device, case.gap)
+    rows, scale = judged_rows(case, call), call["scale"]
     into = outputs(plan, call["q"])
     quantised = _quantised(plan, call, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
-    run(**call, **into)
+    run(**call, **given, **into)
     out, lse = into["out"], into["lse"]
     at_q = call["cu_seqlens_q"].tolist()
     intact = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
     ours, theirs, true, off = [], [], [], []
     for sequence, (of_q, of_k) in rows.items():
         tensors = call["q"][None, of_q], call["k"][None, of_k], call["v"][None, of_k]
+        mask = mask_of(plan.mask, given, sequence, of_q)
         if plan.descales:
             tensors = real(plan, quantised[sequence])
-            beside = textbook(plan, quantised[sequence], scale)
+            beside = textbook(replace(plan, mask=mask), quantised[sequence], scale)
         else:
             beside = torch_math(*tensors, mask=mask, scale=scale)
         exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
@@ -169,7 +173,9 @@ def as_dense(plan: Plan, run: Run) -> Kernel:
 
     def dense(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         into = outputs(plan, q[0])
-        run(q=q[0], k=k[0], v=v[0], **one_sequence(q=q[0], k=k[0]), scale=scale, **into)
+        given = usual_packed(plan.mask, ((q.shape[1], k.shape[1]),), q.device)
+        packed = dict(q=q[0], k=k[0], v=v[0], **one_sequence(q=q[0], k=k[0]))
+        run(**packed, scale=scale, **given, **into)
         return into["out"][None], into["lse"][None]
 
     return dense
