@@ -176,10 +176,17 @@ class Divisor:
 
 
 @dataclass(frozen=True)
-class Times:
-    """An argument, or a ratio of two, times a number."""
+class Computed:
+    """What the launcher works out of arguments: C++ of members of `a`."""
 
-    of: str | Ratio
+    text: str
+
+
+@dataclass(frozen=True)
+class Times:
+    """An argument, a ratio of two, or what is computed of some, times a number."""
+
+    of: str | Ratio | Computed
     number: float | int
 
 
@@ -191,7 +198,7 @@ class Strided:
     pointee: str = "const float"
 
 
-Value = Argument | Ratio | Blocks | Divisor | Times | Strided
+Value = Argument | Ratio | Blocks | Divisor | Computed | Times | Strided
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from fagen.expr.bounds import Change, steady
 from fagen.expr.cpp import KERNEL, Names, helpers, printed
 from fagen.expr.tree import Name, Table
 from fagen.expr.words import Word
+from fagen.scores import SCORES as SCORES
+from fagen.scores import declare_score
 
 # How many times as many columns of shared memory wider slabs may take. On an H200, in slabs of 32
 # bytes, 104, 176 and 208 took a third longer than 128, 192 and 224 for as many heads, 136 a sixth
@@ -395,10 +397,13 @@ MASKS = _table(
 
 
 def declare(word: Word) -> None:
-    """Have MASKS know a mask that a call says by its text.
+    """Have MASKS, or SCORES, know a mask or a score that a call says by its text.
 
     Raises ExpressionError for one that kernels do not have.
     """
+    if word.kind == "score":
+        declare_score(word)
+        return
     cast(dict[str, Mask], MASKS).setdefault(word.name, Mask.of(word, order="lpt"))
 
 

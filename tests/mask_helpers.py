@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from fagen.runtime.checks import allocated, checked
 
 # whether a query at i of m sees key j of n, in sequence b, by what a call gives
 SEES: Mapping[str, Callable[..., bool]] = {
+    "full": lambda b, i, m, j, n: True,
+    "causal": lambda b, i, m, j, n: j <= i + n - m,
     "window": lambda b, i, m, j, n, window_left, window_right: (
         -window_left <= j - (i + n - m) <= window_right
     ),
@@ -34,21 +37,52 @@ def seen(mask: str, sizes: tuple[int, int], given: Mapping[str, Any], sequence: 
     return torch.tensor(pairs, dtype=torch.bool).view(rows, keys)
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+# what scaled products (H, Sq, Sk) become, by sequence, head, KV head, query, key, lengths, heads
+Scored = Callable[..., Tensor]
+
+
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    scale: float,
+    score: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Attention of one sequence in fp64: out (Sq, H, Dv) and lse (H, Sq)."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    scores = score(scores) if score else scores
     scores = scores.masked_fill(~visible, -math.inf)
     lse = scores.logsumexp(-1) if scores.shape[-1] else scores.new_full(scores.shape[:2], -math.inf)
     weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0)[..., None])
     return torch.einsum("hqk,khd->qhd", weights, v), lse
 
 
+def scored(
+    score: Scored, batch: int, heads: int, kv_heads: int, sizes: tuple[int, int], given: Any
+) -> Callable[[Tensor], Tensor]:
+    """A score by hand, of one sequence."""
+    rows, keys = sizes
+    h = torch.arange(heads)[:, None, None]
+    i, j = torch.arange(rows)[:, None], torch.arange(keys)
+    names = {"b": batch, "h": h, "kv": h // (heads // kv_heads), "i": i, "j": j}
+    return lambda s: score(s, **names, m=rows, n=keys, heads=heads, **given)
+
+
 def call_of(
-    slug: str, sizes: tuple[int, ...], given: Mapping[str, Any], seed: int = 0
+    slug: str,
+    sizes: tuple[int, ...],
+    given: Mapping[str, Any],
+    seed: int = 0,
+    score: Scored | None = None,
+    of_score: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, dict[str, Any], list[tuple[Tensor, Tensor]]]:
-    """A Plan, arguments by name of (batch, heads, kv_heads, queries, keys), and what is right."""
+    """A Plan, arguments by name of (batch, heads, kv_heads, queries, keys), and what is right.
+
+    With a score that is given other numbers, q is larger.
+    """
     plan = registry.plan_of(slug)
     batch, heads, kv_heads, rows, keys = sizes
     dice = torch.Generator().manual_seed(seed)
@@ -57,9 +91,10 @@ def call_of(
     q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
     descales = plan.dtype.fp8
     dtype = E4M3 if descales else getattr(torch, plan.dtype.torch)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v = (x.to(dtype) for x in (q * (4 if score else 1), k, v))
     wide = [x.float() for x in (q, k, v)]
     call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5, **given}
+    call |= of_score
     if descales:
         call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
         call["v"] = v if plan.v_rows else by_columns(v)
@@ -70,7 +105,8 @@ def call_of(
     exact = []
     for number in range(batch):
         visible = seen(plan.mask.name, (rows, keys), given, number)
-        exact.append(dense(*(x[number] for x in wide), visible, call["scale"]))
+        own = scored(score, number, heads, kv_heads, (rows, keys), of_score) if score else None
+        exact.append(dense(*(x[number] for x in wide), visible, call["scale"], own))
     return plan, call, exact
 
 

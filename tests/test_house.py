@@ -24,7 +24,7 @@ PACKAGE = Path(fagen.__file__).parent
 # latter are named by strings, which runtime, measure and search load.
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "decoding", "outputs", "interrupts"),
-    *("arch", "expr", "vocab"),
+    *("arch", "expr", "scores", "vocab"),
     *("argument_names", "masking", "ledger", "schedule"),
     *(
         "problem",

@@ -26,6 +26,7 @@ from tests.combine_helpers import SPREAD as COMBINE
 from tests.committed import Committed
 from tests.decode_helpers import SPREAD as DECODE
 from tests.quantize_helpers import SPREAD as QUANTIZE
+from tests.score_helpers import word_of
 from tests.test_templates import parsed
 
 ROOT = locate("templates").parent
@@ -67,6 +68,7 @@ MORE = (
     "fwd_fp16_d64_document_m128n64_varlen",
     "fwd_fp16_d64_window_m64n64_split3",
     "dec_fp16_d64_prefix_r8n64_streamk",
+    "dec_fp16_d64_causal_r8n64_softcap_fixed",
 )
 # whose first key depends on the row: gradients have no such mask yet
 OF_NO_MASK = {"backward/keys/rising_first.cuh"}
@@ -84,7 +86,8 @@ def parts_of(kind: str) -> Path:
 
 def every_plan(committed: Committed) -> list[Any]:
     """Plans of what is committed, of what tests of each kind have, and of a few more."""
-    slugs = {*BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *MORE} - committed.plans.keys()
+    texts = (f"fwd_fp16_d64_causal_m64n64_{word_of(label)}" for label in ("striped", "rooted"))
+    slugs = {*BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *MORE, *texts} - committed.plans.keys()
     return [*committed.plans.values(), *map(registry.plan_of, sorted(slugs))]
 
 

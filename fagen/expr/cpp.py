@@ -52,9 +52,10 @@ __host__ __device__ __forceinline__ int floor_mod(int a, int b) {
 }
 """,
 }
-# what other names have: fast functions of floats, of CUDA or of the kernel
-_CALLED = {"tanh": "tanh_approx", "exp": "__expf", "log": "__logf", "sqrt": "sqrt_approx"}
-_CALLED |= {"/": "__fdividef"}
+# what other names have: fast functions of floats, of CUDA or of the kernel; and a launcher's
+DEVICE = {"tanh": "tanh_approx", "exp": "__expf", "log": "__logf", "sqrt": "sqrt_approx"}
+DEVICE |= {"/": "__fdividef"}
+HOST = {name: f"std::{name}" for name in ("tanh", "exp", "log", "sqrt")}
 _FLOATS = {"abs": "fabsf", "min": "fminf", "max": "fmaxf"}
 
 
@@ -64,6 +65,7 @@ class Names:
 
     names: Mapping[str, str] = field(default_factory=lambda: KERNEL)
     look_up: Callable[[Table, list[str]], str] | None = None
+    functions: Mapping[str, str] = field(default_factory=lambda: DEVICE)  # those not there: as here
 
     @classmethod
     def of(cls, expression: Expression, **others: str) -> "Names":
@@ -180,9 +182,10 @@ class _Printer:
             return f"{left} {op} {right}", EQUAL if op == "==" else COMPARE
         if op == "*":
             return " * ".join(self.within(operand, SIGN) for operand in node.operands), PRODUCT
-        if _rounds(node) and not _rounded(node)[0]:
+        sign = _rounded(node)[1] if _rounds(node) else op if op == "/" else ""
+        if sign and op not in self.names.functions:
             left, right = (self.within(operand, SIGN) for operand in node.operands)
-            return f"{left} {_rounded(node)[1]} {right}", PRODUCT
+            return f"{left} {sign} {right}", PRODUCT
         if op == "where":
             condition, yes, no = node.operands
             choice = f"{self.within(yes, CHOICE + 1)} : {self.within(no, CHOICE + 1)}"
@@ -196,7 +199,7 @@ class _Printer:
         if node.op == "float":
             return f"float({texts[0]})"
         name = _rounded(node)[0] if _rounds(node) else node.op
-        function = _CALLED.get(name, name)
+        function = self.names.functions.get(name, name)
         if node.type == FLOAT:
             function = _FLOATS.get(name, function)
         if node.op in ("min", "max"):  # of two each

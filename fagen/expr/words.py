@@ -157,6 +157,7 @@ SCORES = _words(
         "softcap * tanh(score / softcap)",
         "no score is beyond the cap",
         (parameter("softcap", FLOAT, 1e-3, 1e6),),
+        usual=lambda len_q, len_k: {"softcap": 50.0},
     ),
     Word(
         "alibi",

@@ -11,16 +11,22 @@ from fagen.combining import LOG2_E, fp32
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.ledger import Ledger
 from fagen.schedule import Schedule, Section, Values, derived
-from fagen.vocab import DTYPES, FP32, MASKS
+from fagen.vocab import DTYPES, FP32, MASKS, SCORES
 
 # one wgmma takes all columns of V; rows of 8 columns keep the 16-byte steps that TMA needs
 HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
+
+SCORE_KEY = (
+    "what the scaled product of a query and a key becomes, before the mask and the softmax: "
+    '"plain", nothing else; "softcap", softcap · tanh(score / softcap)'
+)
 
 # what words of a schedule stand for in a Plan
 _NAMED: Mapping[str, Mapping[str, Any]] = {
     "dtype": {**DTYPES, FP32.name: FP32},
     "out_dtype": {**DTYPES, FP32.name: FP32},
     "mask": MASKS,
+    "score": SCORES,
 }
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fagen.expr.tree import Table
+from fagen.kinds.scores import scalars as of_score
+from fagen.scores import Score
 from fagen.signature import Dim, Extent, Multiple, Scalar, Size, Tensor
 from fagen.vocab import FP32, INT32, Dtype, Mask
 
@@ -18,20 +20,20 @@ GROUPED = (Multiple("heads", "kv_heads"),)
 SIZES = tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")))
 
 
-def scalars(mask: Mask) -> tuple[Scalar, ...]:
-    """Return the numbers of a call: the scale, and those that the mask is given."""
+def scalars(mask: Mask, score: Score) -> tuple[Scalar, ...]:
+    """Return the numbers of a call: the scale, and those that mask and score are given."""
     given = (
         Scalar(
             one.name, "int", f"of the mask {mask.name}", least=int(one.least), most=int(one.most)
         )
         for one in mask.parameters
     )
-    return SCALE, *given
+    return SCALE, *given, *of_score(score)
 
 
-def form(*words: str, mask: Mask) -> str:
-    """Return what a struct is called after, where a call gives something to the mask too."""
-    named = mask.name.split("_") if mask.given else ()
+def form(*words: str, of: tuple[Mask | Score, ...]) -> str:
+    """Return what a struct is called after, where a call gives something to mask or score too."""
+    named = (word for one in of if one.given for word in one.name.split("_"))
     return " ".join(filter(None, (*words, *named)))
 
 

@@ -17,6 +17,7 @@ from fagen.part import (
     Array,
     Barrier,
     Blocks,
+    Computed,
     Constant,
     Divisor,
     Field,
@@ -193,8 +194,13 @@ def _(divisor: Divisor, plan: Any) -> str:
 
 
 @cpp.register
+def _(computed: Computed, plan: Any) -> str:
+    return computed.text
+
+
+@cpp.register
 def _(times: Times, plan: Any) -> str:
-    factor = times.of if isinstance(times.of, Ratio) else Argument(times.of)
+    factor = Argument(times.of) if isinstance(times.of, str) else times.of
     number = f"{times.number}f" if isinstance(times.number, float) else times.number
     return f"{cpp(factor, plan)} * {number}"
 

@@ -152,6 +152,8 @@ _INSTRUCTIONS: dict[str, Callable[[Asm, re.Match[str]], str]] = {
     r"griddepcontrol\.(?:wait|launch_dependents);": _of("(void)0"),
     r"ex2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::exp2({1})"),
     r"lg2\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::log2({1})"),
+    r"tanh\.approx\.f32 %0, %1;": _of("{0} = std::tanh({1})"),
+    r"sqrt\.approx\.ftz\.f32 %0, %1;": _of("{0} = std::sqrt({1})"),
     r"rcp\.approx\.ftz\.f32 %0, %1;": _of("{0} = 1.f / ({1})"),
     rf"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], {_FOUR};": _of(
         "sim::stmatrix<4>({0}, {{{1}, {2}, {3}, {4}}}, false)"

@@ -4,17 +4,19 @@ Works on any device, and reads lengths there.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fagen.combining import combined_partials, fp32
+from fagen.combining import combined_partials
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.decode.oracle import spans
 from fagen.kinds.decode.plan import Plan
+from fagen.kinds.scores import factors
 
 
 def compute(
@@ -35,11 +37,13 @@ def compute(
     (B, H, Sq) in fp32. What is `given` more the mask takes. Keys before those that the first query
     sees are left out before the others are parted.
     """
+    plan = replace(plan, score=plan.score.bound(plan.score.taken(given)))
     given, unbound = plan.mask.taken(given), plan.mask
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
-    scale, group = fp32(scale), heads // max(1, k.shape[2])
+    group = heads // max(1, k.shape[2])
+    product_scale, scale = factors(plan.score, scale)
     for number, (first, last) in enumerate(spans(k, seqused_k, leftpad_k)):
         mask, length = unbound.bound(given, number), last - first
         skipped = min(max(0, int(mask.keys(0, seqlen_q, length)[0])), length) if given else 0
@@ -50,10 +54,32 @@ def compute(
             for x in (k, v)
         )
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
-        splits = _splits(plan, group, queries, keys, values, scale, reference, skipped)
+        score = partial(_core, plan, product_scale, group, number, length, seqlen_q)
+        splits = _splits(plan, group, queries, keys, values, scale, reference, skipped, score)
         output, own = combined_partials(splits, like, scale)
         out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
+
+
+def _core(
+    plan: Plan,
+    product_scale: float,
+    group: int,
+    batch: int,
+    length: int,
+    seqlen_q: int,
+    products: Tensor,
+    key: Tensor,
+) -> Tensor:
+    """Return what products (H, Sq, keys) of a sequence become, but for a factor of all."""
+    if not plan.score.acts:
+        return products
+    head = torch.arange(len(products), device=key.device)[:, None, None]
+    row = torch.arange(seqlen_q, device=key.device)[:, None]
+    where = {"q_idx": row, "k_idx": key, "len_q": seqlen_q, "len_k": length, "batch": batch}
+    heads = {"head": head, "kv_head": head // group, "heads": len(products)}
+    core: Tensor = plan.score.core(products * product_scale, **where, **heads)
+    return core
 
 
 def _splits(
@@ -65,6 +91,7 @@ def _splits(
     scale: float,
     unified_reference: Tensor | None,
     skipped: int,
+    score: Callable[[Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each split's sums of P V (H, Sq, Dv), its references and sums of P (H, Sq)."""
     length = keys.shape[1]
@@ -73,12 +100,12 @@ def _splits(
     for first in range(0, length, step or 1):
         last = min(first + step, length)
         reference = queries.new_full(queries.shape[:2], -math.inf)
-        *split, _ = _split(plan, queries, keys, values, log2, first, last, reference, skipped)
+        of_split = plan, queries, keys, values, log2, first, last
+        *split, _ = _split(*of_split, reference, skipped, score)
         if unified_reference is not None:
             inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=unified_reference.device)
             reference = (unified_reference * inverse)[:, None].expand(queries.shape[:2])
-            whole = _split(plan, queries, keys, values, log2, first, last, reference, skipped)
-            *unified, fails = whole
+            *unified, fails = _split(*of_split, reference, skipped, score)
             split = [
                 torch.where(fails.view(*fails.shape, *(1,) * (own.ndim - 2)), own, other)
                 for own, other in zip(split, unified, strict=True)
@@ -96,6 +123,7 @@ def _split(
     last: int,
     reference: Tensor,
     skipped: int,
+    score: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One of them, and which rows have less of P than a given reference may leave."""
     seqlen_q, length = queries.shape[1], keys.shape[1]
@@ -109,7 +137,7 @@ def _split(
         scores = (queries.double() @ keys[:, block].mT.double()).float()  # rounded once
         visible = plan.mask.sees(row, key + skipped, seqlen_q, length + skipped)
         key_counts = key_counts + visible.sum(-1)
-        scores = scores.masked_fill(~visible, -math.inf)
+        scores = score(scores, key + skipped).masked_fill(~visible, -math.inf)
         # subtracted before they are scaled: exact where it matters, however large scores are
         grown = scores.amax(-1)
         outgrown = (grown - reference) * log2 > plan.rescale_threshold

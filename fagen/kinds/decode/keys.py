@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build
+from fagen.expr.words import PLAIN
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build
 from fagen.kinds.decode.rules import DEALT, KEYS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import MASKS, SIXTEEN_BITS
+from fagen.vocab import MASKS, SCORES, SIXTEEN_BITS
 
 
 class Decode(Section):
@@ -21,6 +22,7 @@ class Decode(Section):
     mask: Annotated[str, Known(MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
+    score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
 
 
 class Tile(Section):

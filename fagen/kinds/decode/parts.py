@@ -17,6 +17,7 @@ from fagen.kinds.decode.rules import (
     reads_pairs,
     shares_lines,
 )
+from fagen.kinds.scores import elements, factor, factor_log2
 from fagen.part import (
     BOOL,
     DESCRIPTOR,
@@ -35,17 +36,16 @@ from fagen.part import (
     Part,
     Parts,
     TensorMap,
-    Times,
     Type,
     amount,
     choices,
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, SCORES
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
-CHOSEN = ("dtype", "mask", "by", "maximum", "speculate")
+CHOSEN = ("dtype", "mask", "score", "by", "maximum", "speculate")
 RULES: tuple[Callable[[Values], Any], ...] = (
     k_is_wider,
     prefetches,
@@ -275,6 +275,8 @@ def scores(values: Values) -> Iterator[Part]:
     """How scores become P."""
     way = values["maximum"]
     folder, fixed = f"decode/scores/{way}", way == "fixed"
+    score = SCORES[values["score"]]
+    yield from elements(values, "decode/scores/elements.cuh.j2")
     yield Part(
         about=("decode/scores/about.cuh.j2",),
         device=(f"{folder}/device.cuh",) if fixed else (),
@@ -290,14 +292,14 @@ def scores(values: Values) -> Iterator[Part]:
             ),
         ),
         kernel=("sm90/overlap_launches.cuh", f"{folder}/roles.cuh"),
-        host=(f"{folder}/launch.cuh",) if fixed else (),
+        host=(f"{folder}/launch{'' if score.is_plain else '_scored'}.cuh",) if fixed else (),
         shared=(
             Array("p", ELEMENT, (amount(2), amount("rows", "block_n")), note="keys side by side"),
             Array("maxima", FLOAT, (_WARPS, amount("rows")), row="statistics"),
         ),
         params=(
-            Field("scale", FLOAT, Argument("scale"), "of S"),
-            Field("scale_log2", FLOAT, Times("scale", 1.44269504089), "times log2(e)"),
+            Field("scale", FLOAT, factor(values), "of S"),
+            Field("scale_log2", FLOAT, factor_log2(values), "times log2(e)"),
             *(_FIXED if fixed else ()),
         ),
         constants=(
@@ -325,7 +327,7 @@ def steps(values: Values) -> Iterator[Part]:
             f"decode/steps/products{_of_pairs(values)}.cuh",
             "decode/steps/buffers.cuh",
             f"decode/steps/clear{_of_pairs(values)}.cuh",
-            "decode/steps/steps.cuh",
+            "decode/steps/steps.cuh.j2",
         ),
     )
 

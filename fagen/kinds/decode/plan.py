@@ -27,9 +27,11 @@ from fagen.kinds.decode.rules import (
     split_blocks,
 )
 from fagen.kinds.decode.signature import signature
+from fagen.kinds.scores import names_of_keys
 from fagen.launch import Grid, Launch, Launches
 from fagen.part import Parts
 from fagen.schedule import Values
+from fagen.scores import Score
 from fagen.signature import Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle
 
@@ -63,6 +65,7 @@ class Plan(Budgeted, Combining):
     slug: str
     dtype: Dtype
     mask: Mask
+    score: Score
 
     head_dim: int
     head_dim_v: int
@@ -91,6 +94,11 @@ class Plan(Budgeted, Combining):
     # finite, and as exact.
     rescale_threshold: float
     least_mean: float  # of P over the keys of a split, relative to such a number of the caller's
+
+    @property
+    def score_element(self) -> str:
+        """What an element of S becomes, as C++."""
+        return self.score.element(names_of_keys(bool(self.mask.given)))
 
     @property
     def half_slab(self) -> int:

@@ -3,6 +3,7 @@
 from fagen import combining
 from fagen.arch import SM90
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
+from fagen.scores import WORDS as SCORE_WORDS
 from fagen.vocab import DTYPES, FP32, MASKS, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
@@ -35,6 +36,7 @@ _FORMER: Former = {
 _SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
+        Code("score", words=SCORE_WORDS),
         Code("kv_heads", "h"),
         Code("num_splits", "c"),
         Code("by", words=DEALT),

@@ -44,9 +44,12 @@ def signature(plan: "Plan") -> Signature:
             layout.queries("out", plan.head_dim_v, "zeros without a key", access="out"),
             layout.lse(),
         ),
-        scalars=scalars(plan.mask),
-        order=("q", "k", "v", "reference", "scale", *plan.mask.given, "seqused_k", "leftpad_k"),
-        form=form("unified" * plan.fixed, mask=plan.mask),
+        scalars=scalars(plan.mask, plan.score),
+        order=(
+            *("q", "k", "v", "reference", "scale", *plan.mask.given, *plan.score.given),
+            *("seqused_k", "leftpad_k"),
+        ),
+        form=form("unified" * plan.fixed, of=(plan.mask, plan.score)),
         rules=GROUPED,
         limits=(
             Limit("rows of splits", rows_of_splits),

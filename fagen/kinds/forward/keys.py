@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build, registers
+from fagen.expr.words import PLAIN
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build, registers
 from fagen.kinds.forward.rules import KEYS, consumers
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -21,6 +22,7 @@ from fagen.vocab import (
     PRODUCERS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
+    SCORES,
     SUMS,
     TOTALS,
     TRANSPOSITIONS,
@@ -43,6 +45,7 @@ class Attention(Section):
     mask: Annotated[str, Known(MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
+    score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
         description='"equal": all sequences have one length; "varlen": each has its own, from '

@@ -26,8 +26,10 @@ from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.kinds.forward.softmax import Softmax, softmax
 from fagen.kinds.forward.structure import filling, seen_ends, threads
+from fagen.kinds.scores import names
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
+from fagen.scores import Score
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, Dtype, Mask
 
@@ -53,6 +55,7 @@ class Plan(Budgeted, Combining):
     dtype: Dtype  # of Q, K and V
     out_dtype: Dtype  # of O
     mask: Mask
+    score: Score
     varlen: bool  # the GPU reads where sequences lie, and how long they are
     descales: bool  # Q, K and V come with factors, and V is to lie along its keys
     v_rows: bool  # which comes row-major, to be transposed by the producer
@@ -83,6 +86,12 @@ class Plan(Budgeted, Combining):
     def producer_warp(self) -> bool:
         """Whether a warp loads, and others compute."""
         return self.producer_registers > 0
+
+    @property
+    def score_element(self) -> str:
+        """What an element of S becomes, as C++."""
+        own_lengths = self.varlen or bool(self.mask.tables)
+        return self.score.element(names(self.tile.pack_gqa, own_lengths))
 
     @property
     def gemms(self) -> tuple[Gemm, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fagen.arch import SM90
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
+from fagen.scores import WORDS as SCORE_WORDS
 from fagen.vocab import (
     DTYPES,
     KERNEL_SCALES,
@@ -13,6 +14,7 @@ from fagen.vocab import (
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
+    SCORES,
     TOTALS,
     TRANSPOSITIONS,
     V_LAYOUTS,
@@ -22,6 +24,7 @@ from fagen.vocab import (
 
 # in the order in which a slug says them, each only where the value is not the default
 _CODES = (
+    Code("score", words=SCORE_WORDS),
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),
@@ -319,6 +322,15 @@ def rules(keys: Values) -> Broken:
                     "leave it out",
                 )
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
+    yield from _rules_of_scores(keys)
+
+
+def _rules_of_scores(keys: Values) -> Broken:
+    score = SCORES[keys["score"]]
+    if score.acts and _fp8(keys):
+        yield "score", f'= "{score.name}": so far in 16 bits alone; leave it out, or e4m3'
+    if keys["lengths"] == "varlen" and "batch" in score.reads:
+        yield "score", f'= "{score.name}" depends on batch, which so far has no number in varlen'
 
 
 def _rules_of_columns(keys: Values) -> Broken:

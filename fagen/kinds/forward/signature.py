@@ -26,7 +26,7 @@ def signature(plan: "Plan") -> Signature:
     Hk, D), v (total_k, Hk, Dv), cu_seqlens_q and cu_seqlens_k (B + 1) and seqused_k (B) in int32,
     out (total_q, H, Dv), lse (H, total_q) in fp32. With scales the struct is another one.
     """
-    varlen = plan.varlen
+    varlen, given = plan.varlen, (plan.mask, plan.score)
     layout = Layout(plan.dtype, varlen)
     made_from = "{name}[None]" if varlen else "{name}"
     conversion = f"fagen.quantize({made_from}) makes it so, with its descale"
@@ -49,7 +49,7 @@ def signature(plan: "Plan") -> Signature:
         )
     return Signature(
         kind=plan.kind,
-        form=form("varlen" * varlen, "fp8" * (varlen and plan.descales), mask=plan.mask),
+        form=form("varlen" * varlen, "fp8" * (varlen and plan.descales), of=given),
         version=1 if varlen else 3,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -68,9 +68,10 @@ def signature(plan: "Plan") -> Signature:
             ),
             layout.lse(),
         ),
-        scalars=scalars(plan.mask),
+        scalars=scalars(plan.mask, plan.score),
         order=(
-            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", *plan.mask.given),
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale"),
+            *(*plan.mask.given, *plan.score.given),
             "seqused_k",
             *("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         ),

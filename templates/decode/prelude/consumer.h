@@ -22,7 +22,7 @@ struct Computing {
 
   // keys
   Keys seen_by_all(const Unit& unit);
-  void mask(const Unit& unit, int key, Scores& s);
+  void mask(const Unit& unit, int key, Scores& s), score_keys(const Unit& unit, int key, Scores& s);
 
   // scores
   bool takes(const Unit& unit, int j) const;

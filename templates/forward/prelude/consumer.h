@@ -11,7 +11,7 @@ struct Consuming {
   int seqlen_q(const Tile& tile) const, seqlen_k(const Tile& tile) const, keys_seen(const Tile& tile, int block) const;
   const Element* q_row(const Tile& tile, int row) const;
   Keys row_keys(const Tile& tile, int row) const;
-  void mask_block(Scores& s, const Tile& tile, int block) const;
+  void mask_block(Scores& s, const Tile& tile, int block) const, score_block(Scores& s, const Tile& tile, int block) const;
 
   // steps: rings, whose buffers are waited for and given back; turns at the tensor cores; a tile's blocks but those skipped
   RingPosition<kQStages> q;

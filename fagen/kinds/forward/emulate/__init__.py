@@ -27,6 +27,7 @@ def compute(
 
     A descale that is None is 1, a mean that is None nothing.
     """
+    plan = replace(plan, score=plan.score.bound(plan.score.taken(more)))
     given = plan.mask.taken(more)
     if plan.mask.tables and not plan.varlen:
         return _by_sequence(plan, q, k, v, scale, given, more)
@@ -50,6 +51,7 @@ def _by_sequence(
     for number in range(len(q)):
         own = replace(plan, mask=plan.mask.bound(given, number))
         numbers = {name: _own(x, number) for name, x in more.items()}
+        numbers |= plan.score.numbers
         q_own, k_own, v_own = (x[number : number + 1] for x in (q, k, v))
         found.append(compute(own, q_own, k_own, v_own, scale, **numbers))
     if not found:

@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fagen import tensor_cores
 from fagen.arch import SM90
-from fagen.combining import combined_partials, fp32
+from fagen.combining import combined_partials
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.forward.emulate.rows import heads_of_a_tile, tiles_of
 from fagen.kinds.forward.plan import Plan
+from fagen.kinds.scores import factors
 
 LN2 = math.log(2)
 _WARP_ROWS = 16  # of a warpgroup's 64
@@ -42,6 +44,8 @@ def emulate(
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
     values = v.permute(0, 2, 1, 3).float()  # (B, Hk, Sk, Dv)
     together = heads_of_a_tile(plan, group, seqlen_q)
+    scores = Scores(plan, scale, seqlen_q, seqlen_k, heads)
+    factor = scores.factor
     heads_by = kv_heads, group // together, together
     q_by, out_by = (x.unflatten(2, heads_by) for x in (q, out))
     lse_by = lse.unflatten(1, heads_by)
@@ -50,6 +54,7 @@ def emulate(
         top, bottom, count = rows.top, rows.bottom, len(rows.query)
         queries = rows.of(q_by).float().flatten(2, 3)  # (B, Hk, heads of a group and rows, D)
         row = rows.query.repeat(group // together)[:, None]
+        scores.of_rows(row, rows.head.repeat(group // together)[:, None], kv_heads, together)
 
         step = plan.split_keys(seqlen_k, seqlen_q, batch * heads)
         splits = []
@@ -58,12 +63,12 @@ def emulate(
             hidden_keys = (
                 (block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks
             )
-            softmax = _OnlineSoftmax(queries, scale, plan, count)
-            total = _weighted(softmax, queries, keys, values, hidden_keys, hopper_sums)
+            softmax = _OnlineSoftmax(queries, factor, plan, count)
+            total = _weighted(softmax, queries, keys, values, hidden_keys, scores, hopper_sums)
             splits.append((total, softmax))
         if plan.num_splits > 1:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in splits)
-            output, log_sum = combined_partials(shares, total, fp32(scale))
+            output, log_sum = combined_partials(shares, total, factor)
         else:
             inverse, log_sum = softmax.finish()
             output, log_sum = total * inverse, log_sum.squeeze(-1)
@@ -85,6 +90,7 @@ def _weighted(
     keys: Tensor,
     values: Tensor,
     blocks: Iterator[tuple[slice, Tensor]],
+    scores: "Scores",
     hopper_sums: bool,
 ) -> Tensor:
     """Return the sums of P V over blocks, each with the keys that are not seen.
@@ -96,8 +102,8 @@ def _weighted(
     partial = queries.new_zeros(*queries.shape[:-1], values.shape[-1])
     total = torch.zeros_like(partial)
     for step, (block, unseen) in enumerate(blocks, 1):
-        scores = queries @ keys[..., block]
-        p, rescale = softmax.step(scores.masked_fill(unseen, -math.inf), unseen)
+        s = scores(queries @ keys[..., block], block)
+        p, rescale = softmax.step(s.masked_fill(unseen, -math.inf), unseen)
         # what the tensor cores read is rounded; row sums that threads add up saw p before
         rounded = p.to(element).float()
         softmax.add(rounded if plan.softmax.sum_by_tensor else p, rescale)
@@ -109,6 +115,33 @@ def _weighted(
         if plan.softmax.promote and step % plan.softmax.promote == 0:
             total, partial = total + partial, torch.zeros_like(partial)
     return total + partial
+
+
+class Scores:
+    """What products of a call become, but for a factor of all; see fagen.scores."""
+
+    def __init__(self, plan: Plan, scale: float, seqlen_q: int, seqlen_k: int, heads: int) -> None:
+        self.score = plan.score
+        self.product_scale, self.factor = factors(plan.score, scale)
+        self.names: dict[str, Any] = {"len_q": seqlen_q, "len_k": seqlen_k, "heads": heads}
+
+    def of_rows(self, row: Tensor, own_head: Tensor, kv_heads: int, together: int) -> None:
+        """Go on to a tile of these queries (rows, 1), each of one of the heads that share it."""
+        group = self.names["heads"] // kv_heads
+        kv_head = torch.arange(kv_heads, device=row.device)[:, None, None]
+        of_group = torch.arange(group // together, device=row.device) * together
+        shared = of_group.repeat_interleave(len(row) * together // group)[:, None] + own_head
+        self.names |= {"q_idx": row, "kv_head": kv_head, "head": kv_head * group + shared}
+
+    def __call__(self, products: Tensor, block: slice) -> Tensor:
+        """Return it of (B, Hk, rows, keys of a block)."""
+        if not self.score.acts:
+            return products
+        key = torch.arange(block.start, block.stop, device=products.device)
+        batch = torch.arange(len(products), device=products.device).view(-1, 1, 1, 1)
+        named = {"batch": batch} | self.names | {"k_idx": key}
+        scores: Tensor = self.score.core(products * self.product_scale, **named)
+        return scores
 
 
 def blocks_of(

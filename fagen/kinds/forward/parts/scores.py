@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fagen.kinds.scores import elements, factor_log2
 from fagen.part import (
     ELEMENT,
     FLOAT,
@@ -14,16 +15,16 @@ from fagen.part import (
     Field,
     Part,
     Strided,
-    Times,
     Type,
     amount,
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, SCORES
 
 _KEY_SCALES = Type("KeyScales", 16)
 _SCALE_TENSOR, _COLUMN_TENSOR = Type("ScaleTensor"), Type("ColumnTensor")
+_LOG2_NOTE = {False: "scale * log2(e)", True: "of elements of S, times log2(e)"}
 _VOTES = 4  # warps of a warpgroup, a byte each
 
 # by what shares a descale of K, and one of V; nothing where they have none
@@ -49,7 +50,7 @@ _SCALES: dict[str, tuple[str, ...]] = {
 
 def scores(values: Values) -> Iterator[Part]:
     """How scores become P."""
-    dtype = DTYPES[values["dtype"]]
+    dtype, score = DTYPES[values["dtype"]], SCORES[values["score"]]
     yield Part(
         constants=(
             Constant(
@@ -57,8 +58,9 @@ def scores(values: Values) -> Iterator[Part]:
             ),
             *_ends_of_exponents(values),
         ),
-        params=(Field("scale_log2", FLOAT, Times("scale", 1.44269504089), "scale * log2(e)"),),
+        params=(Field("scale_log2", FLOAT, factor_log2(values), _LOG2_NOTE[score.acts]),),
     )
+    yield from elements(values, "forward/scores/elements.cuh.j2")
     if values["maximum"] == "lazy" and not dtype.fp8:
         note = "of a lane's P; more updates the maximum"
         yield Part(constants=(Constant("softmax.max_partial_sum", note),))

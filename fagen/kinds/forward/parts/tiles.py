@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fagen.kinds.params import CU_SEQLENS_Q, TO_INT32, VARLEN_KEYS
+from fagen.kinds.scores import factor
 from fagen.part import (
     BOOL,
     DIVISOR,
@@ -215,7 +216,7 @@ def _split(values: Values) -> Part:
             Field("split_blocks", INT, note="blocks of keys of a split, at most"),
             Field("heads_per_kv_head", DIVISOR, Divisor(Ratio("heads", "kv_heads"))),
             *_COUNTS_OF_SPLITS[seen],
-            Field("scale", FLOAT, Argument("scale"), "of S"),
+            Field("scale", FLOAT, factor(values), "of S"),
         ),
     )
 

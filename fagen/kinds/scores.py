@@ -1,0 +1,97 @@
+"""What kinds of attention have in common of scores: factors, Params, and what elements call."""
+
+from collections.abc import Iterator
+
+from fagen.combining import fp32
+from fagen.expr.tree import INT as WHOLE
+from fagen.part import FLOAT, INT, Argument, Computed, Field, Part, Times
+from fagen.schedule import Values
+from fagen.scores import Score
+from fagen.signature import Scalar
+from fagen.vocab import SCORES
+
+_HEADS = Field("all_heads", INT, Argument("heads"))
+# functions of the core that kernels have as texts
+_FUNCTIONS = {"tanh": "sm90/tanh.cuh", "sqrt": "sm90/sqrt.cuh"}
+
+
+def factor(values: Values) -> Argument | Computed:
+    """What lies in S, once it is complete, is multiplied by to be scores."""
+    score = SCORES[values["score"]]
+    return Argument("scale") if score.is_plain else Computed(score.factor)
+
+
+def factor_log2(values: Values) -> Times:
+    """The same, to be exponents of 2."""
+    own = factor(values)
+    return Times(own.name if isinstance(own, Argument) else own, 1.44269504089)
+
+
+def elements(values: Values, consumer: str) -> Iterator[Part]:
+    """Yield what makes scores of products, by a text, where that is more than a factor."""
+    score = SCORES[values["score"]]
+    if not score.acts:
+        return
+    functions = (text for name, text in _FUNCTIONS.items() if name in score.functions)
+    yield Part(
+        device=(*functions, *("attention/scores/helpers.cuh.j2",) * bool(score.helpers)),
+        consumer=(consumer,),
+        params=(
+            Field("product_scale", FLOAT, Computed(score.inner), "of S before it becomes scores"),
+            *(
+                Field(p.name, INT if p.type == WHOLE else FLOAT, Argument(p.name))
+                for p in score.params
+            ),
+            *(_HEADS,) * ("heads" in score.reads),
+        ),
+    )
+
+
+def names(packed: bool, own_lengths: bool) -> dict[str, str]:
+    """What elements of a forward kernel call the names of the language."""
+    lengths = "tile.sequence" if own_lengths else "params"
+    return {
+        "score": "score",
+        "q_idx": "query[row_of(i)]",
+        "k_idx": "(first_key + column_of(i))",
+        "len_q": f"{lengths}.seqlen_q",
+        "len_k": f"{lengths}.seqlen_k",
+        "head": "head[row_of(i)]" if packed else "tile.head",
+        "kv_head": "tile.kv_head",
+        "batch": "tile.batch",
+        "heads": "params.all_heads",
+    }
+
+
+def names_of_keys(skips: bool) -> dict[str, str]:
+    """What elements of a decoding kernel, which may skip a sequence's first keys, call them."""
+    before = "unit.sequence.skipped + " * skips
+    return {
+        "score": "score",
+        "q_idx": "query",
+        "k_idx": f"({before}key + row_at(i))",
+        "len_q": "params.seqlen_q",
+        "len_k": f"({before}unit.sequence.length)",
+        "head": "head",
+        "kv_head": "(head / params.group)",
+        "batch": "unit.batch",
+        "heads": "params.all_heads",
+    }
+
+
+def scalars(score: Score) -> tuple[Scalar, ...]:
+    """Return the numbers that a call gives to a score."""
+    note = f"of the score {score.name}"
+    return tuple(
+        Scalar(p.name, "int", note, least=int(p.least), most=int(p.most))
+        if p.type == WHOLE
+        else Scalar(p.name, "float", note, positive=True, most=float(p.most))
+        if p.least > 0 and p.most < float("inf")
+        else Scalar(p.name, "float", note)
+        for p in score.parameters
+    )
+
+
+def factors(score: Score, scale: float) -> tuple[float, float]:
+    """What products are multiplied by, and what they became, to be scores: as launchers do."""
+    return fp32(score.before(fp32(scale))), fp32(score.after(fp32(scale)))
