@@ -134,3 +134,5 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline float __uint_as_float(uint32_t x) { return sim::bits<float>(x); }
 inline uint32_t __float_as_uint(float x) { return sim::bits<uint32_t>(x); }
+inline float __int_as_float(int32_t x) { return sim::bits<float>(x); }
+inline int32_t __float_as_int(float x) { return sim::bits<int32_t>(x); }

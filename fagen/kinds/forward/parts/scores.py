@@ -102,10 +102,12 @@ def _device(values: Values) -> tuple[str, ...]:
         # one chain would wait for its own latency, but for several groups of keys
         chains = "one_chain.cuh" if values["parts_sums"] else "two_chains.cuh"
         sums = "sums/quad_sum.cuh", f"sums/{chains}", "sums/exponentiate.cuh"
+    # half as many clocks of tensor cores as in 16 bits: each instruction beside them shows
+    descriptor = "descriptor_of_layer" if DTYPES[values["dtype"]].fp8 else "descriptor"
     return (
         *("sm90/accumulators.cuh", "sm90/elements.cuh", "sm90/exp2.cuh"),
         *(f"forward/scores/{name}" for name in (*names, *sums, "softmax.cuh.j2")),
-        *("sm90/wgmma.cuh", "sm90/descriptor.cuh", "forward/scores/wgmma.cuh.j2"),
+        *("sm90/wgmma.cuh", f"sm90/{descriptor}.cuh", "forward/scores/wgmma.cuh.j2"),
     )
 
 
@@ -126,6 +128,8 @@ def _exponents(values: Values) -> Iterator[str]:
     """Yield what makes scores exponents, with one factor for all or one for each block of keys."""
     way = _WAYS[values["scales"]]
     yield f"exponents/{way}.cuh.j2"
+    if way == "scaled":
+        yield f"row_max/{'top_by_bits' if DTYPES[values['dtype']].fp8 else 'top'}.cuh"
     yield _TOPS[values["scales"], values["v_scales"]]
     if values["rescale_threshold"]:
         yield f"row_max/keep_{way}.cuh"

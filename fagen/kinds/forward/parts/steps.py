@@ -34,11 +34,20 @@ def consumer(values: Values) -> Iterator[Part]:
         device=_barriers(values),
         consumer=(
             *(("forward/steps/loader.cuh",) if alone else ()),
-            "forward/steps/rings.cuh",
+            _rings(values),
             "forward/steps/release_in_cluster.cuh" if clustered else "forward/steps/release.cuh",
             _ROWS[in_turns, values["pack_gqa"]],
         ),
     )
+
+
+def _rings(values: Values) -> str:
+    """Return the rings' text: a try_wait ahead hides a wait's latency, at the price of instructions.
+
+    Those show where tensor cores need few clocks, in e4m3, and steps do not overlap.
+    """
+    peeks = values["intra_warpgroup"] or not DTYPES[values["dtype"]].fp8
+    return f"forward/steps/rings{'' if peeks else '_without_peeks'}.cuh"
 
 
 # by whether warpgroups take rows in turns, and whether these are of several heads
