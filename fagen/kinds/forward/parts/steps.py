@@ -42,7 +42,7 @@ def consumer(values: Values) -> Iterator[Part]:
 
 
 def _rings(values: Values) -> str:
-    """Return the rings' text: a try_wait ahead hides a wait's latency, at the price of instructions.
+    """Return the rings' text: a try_wait ahead hides a wait's latency, and costs instructions.
 
     Those show where tensor cores need few clocks, in e4m3, and steps do not overlap.
     """
