@@ -29,6 +29,14 @@ _VOTES = 4  # warps of a warpgroup, a byte each
 
 # by what shares a descale of K, and one of V; nothing where they have none
 _WAYS = {"": "scaled", "head": "scaled", "block": "by_block"}
+# with one factor for all, and by dtype
+_LARGEST: dict[tuple[str, bool], tuple[str, ...]] = {
+    ("scaled", False): ("row_max/top.cuh",),
+    ("scaled", True): ("row_max/top_by_bits.cuh",),
+    ("by_block", True): (),
+}
+# half as many clocks of tensor cores in e4m3 as in 16 bits: each instruction beside them shows
+_DESCRIPTORS = {False: "descriptor.cuh", True: "descriptor_of_layer.cuh"}
 _TOPS = {
     ("", ""): "exponents/far.cuh.j2",
     ("head", "column"): "exponents/far.cuh.j2",
@@ -102,12 +110,11 @@ def _device(values: Values) -> tuple[str, ...]:
         # one chain would wait for its own latency, but for several groups of keys
         chains = "one_chain.cuh" if values["parts_sums"] else "two_chains.cuh"
         sums = "sums/quad_sum.cuh", f"sums/{chains}", "sums/exponentiate.cuh"
-    # half as many clocks of tensor cores as in 16 bits: each instruction beside them shows
-    descriptor = "descriptor_of_layer" if DTYPES[values["dtype"]].fp8 else "descriptor"
+    descriptor = _DESCRIPTORS[DTYPES[values["dtype"]].fp8]
     return (
         *("sm90/accumulators.cuh", "sm90/elements.cuh", "sm90/exp2.cuh"),
         *(f"forward/scores/{name}" for name in (*names, *sums, "softmax.cuh.j2")),
-        *("sm90/wgmma.cuh", f"sm90/{descriptor}.cuh", "forward/scores/wgmma.cuh.j2"),
+        *("sm90/wgmma.cuh", f"sm90/{descriptor}", "forward/scores/wgmma.cuh.j2"),
     )
 
 
@@ -128,8 +135,7 @@ def _exponents(values: Values) -> Iterator[str]:
     """Yield what makes scores exponents, with one factor for all or one for each block of keys."""
     way = _WAYS[values["scales"]]
     yield f"exponents/{way}.cuh.j2"
-    if way == "scaled":
-        yield f"row_max/{'top_by_bits' if DTYPES[values['dtype']].fp8 else 'top'}.cuh"
+    yield from _LARGEST[way, DTYPES[values["dtype"]].fp8]
     yield _TOPS[values["scales"], values["v_scales"]]
     if values["rescale_threshold"]:
         yield f"row_max/keep_{way}.cuh"

@@ -34,22 +34,21 @@ def consumer(values: Values) -> Iterator[Part]:
         device=_barriers(values),
         consumer=(
             *(("forward/steps/loader.cuh",) if alone else ()),
-            _rings(values),
+            _RINGS[values["intra_warpgroup"], DTYPES[values["dtype"]].fp8],
             "forward/steps/release_in_cluster.cuh" if clustered else "forward/steps/release.cuh",
             _ROWS[in_turns, values["pack_gqa"]],
         ),
     )
 
 
-def _rings(values: Values) -> str:
-    """Return the rings' text: a try_wait ahead hides a wait's latency, and costs instructions.
-
-    Those show where tensor cores need few clocks, in e4m3, and steps do not overlap.
-    """
-    peeks = values["intra_warpgroup"] or not DTYPES[values["dtype"]].fp8
-    return f"forward/steps/rings{'' if peeks else '_without_peeks'}.cuh"
-
-
+# by whether steps overlap, and whether it is e4m3. A try_wait ahead hides a wait's latency and costs
+# instructions, which show where tensor cores need few clocks and nothing runs beside them.
+_RINGS = {
+    (True, False): "forward/steps/rings.cuh",
+    (True, True): "forward/steps/rings.cuh",
+    (False, False): "forward/steps/rings.cuh",
+    (False, True): "forward/steps/rings_without_peeks.cuh",
+}
 # by whether warpgroups take rows in turns, and whether these are of several heads
 _ROWS = {
     (False, False): "forward/steps/rows.cuh",
