@@ -41,8 +41,8 @@ def consumer(values: Values) -> Iterator[Part]:
     )
 
 
-# by whether steps overlap, and whether it is e4m3. A try_wait ahead hides a wait's latency and costs
-# instructions, which show where tensor cores need few clocks and nothing runs beside them.
+# by whether steps overlap, and whether it is e4m3. A try_wait ahead hides the latency of a wait and
+# costs instructions, which show where tensor cores need few clocks and nothing runs beside them.
 _RINGS = {
     (True, False): "forward/steps/rings.cuh",
     (True, True): "forward/steps/rings.cuh",
