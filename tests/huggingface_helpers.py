@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fagen import huggingface
 from fagen.huggingface import Mask
+from fagen.huggingface.masks import bounded
 from tests.tensors import normal
 
 Mask4 = Callable[[Any, Any, Any, Any], Any]
@@ -22,6 +23,52 @@ def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 def full(batch: Any, head: Any, query: Any, key: Any) -> Any:
     return query >= 0
+
+
+# As transformers makes its mask functions: known by what they hold, and by their code.
+
+
+def and_masks(*mask_functions: Mask4) -> Mask4:
+    def all_of(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        seen = torch.tensor(True)
+        for function in mask_functions:
+            seen = seen & function(batch, head, query, key)
+        return seen
+
+    return all_of
+
+
+def sliding_window_overlay(sliding_window: int) -> Mask4:
+    return lambda batch, head, query, key: key > query - sliding_window
+
+
+def sliding_window_bidirectional_overlay(sliding_window: int) -> Mask4:
+    return lambda batch, head, query, key: abs(query - key) <= sliding_window
+
+
+def chunked_overlay(chunk_size: int, left_padding: Tensor) -> Mask4:
+    def same(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        query, key = (position - left_padding[batch] for position in (query, key))
+        return key // chunk_size == query // chunk_size
+
+    return same
+
+
+def blockwise_overlay(block_sequence_ids: Tensor) -> Mask4:
+    return lambda batch, head, query, key: block_sequence_ids[batch, query] >= 0
+
+
+def windowed(size: int) -> Mask4:
+    return and_masks(sliding_window_overlay(size), causal)
+
+
+def windowed_both_ways(size: int) -> Mask4:
+    return and_masks(sliding_window_bidirectional_overlay(size), full)
+
+
+def chunked(size: int, left_padding: Tensor | None = None) -> Mask4:
+    none = torch.zeros(2, dtype=torch.int64)
+    return and_masks(chunked_overlay(size, none if left_padding is None else left_padding), causal)
 
 
 def sdpa_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0) -> None: ...
@@ -45,7 +92,13 @@ def register_in_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module.AttentionMaskInterface = interface("mask")  # type: ignore[attr-defined]
     module.masking_utils = masks  # type: ignore[attr-defined]
     masks.__dict__.update(
-        causal_mask_function=causal, bidirectional_mask_function=full, sdpa_mask=sdpa_mask
+        causal_mask_function=causal,
+        bidirectional_mask_function=full,
+        sdpa_mask=sdpa_mask,
+        and_masks=and_masks,
+        sliding_window_overlay=sliding_window_overlay,
+        sliding_window_bidirectional_overlay=sliding_window_bidirectional_overlay,
+        chunked_overlay=chunked_overlay,
     )
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", masks)
@@ -57,8 +110,8 @@ def mask_from(registered: dict[str, Any]) -> Callable[..., Mask]:
     """The mask function as transformers calls it: by keywords, some of them not for fagen."""
     beside = dict(dtype=torch.bfloat16, config=None, use_vmap=False, device=torch.device("cpu"))
 
-    def call(function: Mask4 = causal, **how: Any) -> Mask:
-        both_ways = function is full or "both_ways" in function.__qualname__
+    def call(function: Mask4 = causal, both_ways: bool = False, **how: Any) -> Mask:
+        both_ways |= function is full
         skips = {
             "allow_is_causal_skip": not both_ways,
             "allow_is_bidirectional_skip": both_ways,
@@ -76,15 +129,22 @@ def kernels(mask: Mask | Tensor, queries: int, keys: int) -> Tensor:
     """What kernels let be seen, (2, queries, keys): the last query sees its sequence's last key."""
     query, key = torch.arange(queries)[:, None], torch.arange(keys)
     if isinstance(mask, Tensor):
-        assert mask.dtype == torch.int32 and mask.shape == (2, 1, 1, 2)
-        causal, (first, end) = True, mask.view(2, 2, 1, 1)
-    else:
-        assert (mask.queries, mask.keys) == (queries, keys)
-        causal = mask.causal
-        first = torch.zeros(2) if mask.first is None else mask.first
-        end = torch.full((2,), keys) if mask.end is None else mask.end
-        first, end = (bound.view(2, 1, 1) for bound in (first, end))
-    return (key >= first) & (key < end) & ((key <= query + end - queries) | (not causal))
+        assert mask.dtype == torch.int32 and mask.shape[::2] == (2, 1) and mask.shape[3] == 2
+        read = bounded(mask, queries, keys)
+        assert read is not None
+        mask = read
+    assert (mask.queries, mask.keys) == (queries, keys)
+    first = torch.zeros(2) if mask.first is None else mask.first
+    end = torch.full((2,), keys) if mask.end is None else mask.end
+    first, end = (bound.view(2, 1, 1) for bound in (first, end))
+    place = query + (end if mask.causal else keys) - queries
+    seen = (key >= first) & (key < end) & ((key <= place) | (not mask.causal))
+    if mask.window is not None:
+        left, right = (keys if side is None else side for side in mask.window)
+        seen &= (key >= place - left) & (key <= place + right)
+    if mask.chunk is not None:
+        seen &= (key - first) // mask.chunk == (place - first) // mask.chunk
+    return seen
 
 
 class Layer(nn.Module):

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter
+from functools import partial
 from itertools import product
 
 import pytest
@@ -11,18 +12,22 @@ from torch import Tensor
 
 from fagen import huggingface
 from fagen.errors import ToolchainError
-from fagen.huggingface import Mask, attend, masks
+from fagen.huggingface import Mask, masks
 from tests.huggingface_helpers import (
-    Layer,
-    Mask4,
+    and_masks,
+    blockwise_overlay,
     causal,
+    chunked,
     full,
     kernels,
     mask_from,
     register_in_a_stand_in,
-    tensors,
+    windowed,
+    windowed_both_ways,
 )
 from tests.op_helpers import refusal
+
+IMAGE = torch.tensor([[-1, 0, 0, -1]] * 2)
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +77,6 @@ def test_without_transformers_its_name_is_in_the_error(monkeypatch):
 # ---- masks --------------------------------------------------------------------------------------
 
 
-def windowed(size: int) -> Mask4:
-    return lambda batch, head, query, key: (key <= query) & (key > query - size)
-
-
-def chunked(size: int) -> Mask4:
-    return lambda batch, head, query, key: (key <= query) & (key // size == query // size)
-
-
-def windowed_both_ways(size: int) -> Mask4:
-    return lambda batch, head, query, key: abs(query - key) <= size
-
-
 PADDINGS = [torch.ones(2, 7, dtype=torch.bool) for _ in range(5)]
 PADDINGS[1][1, 0] = PADDINGS[2][0, 3:] = PADDINGS[3][:, 5] = PADDINGS[4][1, :] = False
 PADDINGS[4][0, :2] = PADDINGS[4][0, 6:] = False
@@ -91,9 +84,6 @@ PADDINGS[4][0, :2] = PADDINGS[4][0, 6:] = False
 
 @pytest.mark.parametrize("grad_enabled", [False, True])
 def test_whatever_is_accepted_is_what_was_meant(mask_of, grad_enabled):
-    functions = [(causal, None), (full, None)]
-    makers = (windowed, chunked, windowed_both_ways)
-    functions += [(make(size), size) for make, size in product(makers, (1, 2, 3, 4))]
     accepted = Counter()
     torch.set_grad_enabled(grad_enabled)
     for queries, keys, first_query, first_key in product(
@@ -102,14 +92,26 @@ def test_whatever_is_accepted_is_what_was_meant(mask_of, grad_enabled):
         query = torch.arange(first_query, first_query + queries)[:, None]
         key = torch.arange(first_key, first_key + keys)
         sizes = dict(q_length=queries, kv_length=keys, q_offset=first_query, kv_offset=first_key)
-        for (function, size), padding in product(functions, PADDINGS):
+        beyond = first_query + queries > first_key + keys
+        for padding, kind, size in product(PADDINGS, KINDS, (1, 2, 3, 4)):
             kept = padding[:, first_key : first_key + keys]
-            meant = function(0, 0, query, key).expand(2, queries, keys) & kept[:, None]
+            if kind is causal or kind is full:
+                function, size = kind, None
+            elif kind is chunked:  # from the first token that is no padding
+                function = chunked(size, (padding.cumsum(1) == 0).sum(1))
+            else:
+                function = kind(size)
+            meant = function(torch.arange(2)[:, None, None], 0, query, key)
+            meant = meant.expand(2, queries, keys) & kept[:, None]
+            both_ways = kind is windowed_both_ways
             try:
-                mask = mask_of(function, attention_mask=padding, local_size=size, **sizes)
+                mask = mask_of(
+                    function, both_ways, attention_mask=padding, local_size=size, **sizes
+                )
             except ValueError:
-                beyond = first_query + queries > first_key + keys
-                is_known = function is full or (function is causal and not beyond)
+                whole = (first_query, queries) == (first_key, keys)
+                is_known = whole if both_ways else kind is full or not beyond
+                is_known &= kind is not chunked or not first_key
                 holes = any(
                     re.search("10+1", "".join(map(str, row))) for row in (kept * 1).tolist()
                 )
@@ -117,25 +119,25 @@ def test_whatever_is_accepted_is_what_was_meant(mask_of, grad_enabled):
                 continue
             # rows of padding do not count under a causal mask
             counts = padding[:, first_query : first_query + queries]
-            counts = counts.unsqueeze(2) if function is not full else torch.tensor(True)
+            counts = counts.unsqueeze(2) if kind is not full else torch.tensor(True)
             visible = kernels(mask, queries, keys)
-            same = torch.equal(visible & counts, meant & counts)
-            refused = bool(getattr(mask, "refused", ""))
-            assert same != refused if padding.all() else same or refused
-            if refused:
-                continue
+            assert torch.equal(visible & counts, meant & counts), (kind, size, sizes, padding)
             which = "room " * isinstance(mask, Tensor) + "padded " * (not kept.all())
-            accepted[which + function.__qualname__.partition(".")[0]] += 1
-    assert len(accepted) == 12 and min(accepted.values()) > 20, accepted
+            accepted[which + kind.__name__] += 1
+    assert len(accepted) == 16 and min(accepted.values()) > 20, accepted
+
+
+KINDS = (causal, full, windowed, chunked, windowed_both_ways)
 
 
 @pytest.mark.parametrize("grad_enabled", [False, True])
 def test_a_window_that_hides_nothing_is_no_hindrance(mask_of, grad_enabled):
     torch.set_grad_enabled(grad_enabled)
     for keys in range(1, 9):
-        for function in (windowed(8), chunked(8), windowed_both_ways(8)):
-            mask = mask_of(function, local_size=8, q_length=keys, kv_length=keys)
-            assert not mask.refused
+        for make in (windowed, chunked, windowed_both_ways):
+            both_ways = make is windowed_both_ways
+            mask = mask_of(make(8), both_ways, local_size=8, q_length=keys, kv_length=keys)
+            assert mask == Mask(not both_ways, keys, keys)
 
 
 def test_only_prompts_are_read_on_the_host(mask_of, monkeypatch):
@@ -160,17 +162,19 @@ def test_what_a_gpu_is_to_say_is_as_short_as_torch_takes():
     assert len(masks.HOLES.encode()) < 255  # torch._assert_async of a CUDA tensor
 
 
-def test_a_window_stays_usable_where_its_cache_drops_what_it_hides(mask_of):
+def test_a_window_is_none_where_its_cache_drops_what_it_hides(mask_of):
     for tokens in range(9, 40):
         kept = min(tokens + 1, 8)
         sizes = dict(q_length=1, kv_length=kept, q_offset=tokens, kv_offset=tokens + 1 - kept)
         assert mask_of(windowed(8), local_size=8, **sizes) == Mask(True, 1, kept)
 
 
-def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of):
-    mask = mask_of(windowed(8), local_size=8, q_length=5, kv_length=9, q_offset=4)
-    message = "no more than 8 keys back or in a chunk, and there are 9"
-    assert message in refusal(lambda: attend(Layer(True), *tensors(), mask))
+def test_of_one_query_a_window_or_a_chunk_is_where_its_keys_begin(mask_of):
+    token = dict(q_length=1, kv_length=20, q_offset=19, kv_offset=0)
+    mask = mask_of(windowed(8), local_size=8, **token)
+    assert (mask, mask.first.tolist(), mask.width) == (Mask(True, 1, 20), [12, 12], 8)
+    mask = mask_of(chunked(8), local_size=8, **token)
+    assert (mask, mask.first.tolist()) == (Mask(True, 1, 20), [16, 16])
 
 
 @pytest.mark.parametrize(
@@ -184,17 +188,27 @@ def test_a_window_that_hides_a_key_is_refused_by_the_layers_that_have_it(mask_of
         (dict(attention_mask=torch.ones(2, 4, 4)), "3 dimensions, and 2 are understood"),
         (dict(kv_length=3), "the last of 3 keys is 1 before the last of 4 queries"),
         (
-            dict(function=windowed(9), local_size=9, kv_length=16),
-            "a static cache is read under a window",
+            dict(function=windowed_both_ways(9), both_ways=True, local_size=9, q_length=2),
+            "a window to both sides is asked for 2 queries and 4 keys",
         ),
         (
             dict(function=full, kv_length=16, q_offset=torch.tensor(3)),
             "a static cache is read under a full mask",
         ),
-        (dict(allow_is_causal_skip=False), "a mask of its own, which is neither causal nor full"),
-        (dict(function=windowed(9)), "a mask of its own"),
-        (dict(function=windowed(9), local_size=9, allow_is_causal_skip=False), "a mask of its own"),
-        (dict(local_size=9, allow_is_bidirectional_skip=True), "a mask of its own"),
+        (
+            dict(function=chunked(3), local_size=3, q_offset=2, kv_offset=2),
+            "the first 2 keys are missing under chunks of 3",
+        ),
+        (dict(allow_is_causal_skip=False), "a mask of its own (one that is to be a tensor)"),
+        (dict(function=blockwise_overlay(IMAGE)), "a mask of its own (blockwise_overlay)"),
+        (
+            dict(function=and_masks(windowed(9), blockwise_overlay(IMAGE)), local_size=9),
+            "a mask of its own (blockwise_overlay)",
+        ),
+        (dict(function=lambda *_: True, local_size=4), "a mask of its own (<lambda>)"),
+        (dict(function=partial(causal)), "a mask of its own (partial)"),
+        (dict(function=chunked(9), local_size=8), "(chunks that are not the model's own)"),
+        (dict(function=and_masks(chunked(9), chunked(9)), local_size=9), "two of a kind"),
     ],
 )  # fmt: skip
 def test_a_mask_that_no_kernel_has_is_refused(mask_of, arguments, message):

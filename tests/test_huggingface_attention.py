@@ -71,6 +71,69 @@ def test_a_layer_sees_each_sequences_keys_alone(mask_for, queries):
         torch.testing.assert_close(out[i].double(), expected, atol=2e-3, rtol=0)
 
 
+@pytest.mark.parametrize("queries", [5, 150])
+@pytest.mark.parametrize(
+    "mask_for",
+    [
+        lambda queries: Mask(True, queries, 160, window=(3, 0), width=4),
+        lambda queries: Mask(True, queries, 160, "", ints(3, 0), window=(6, 0), width=7),
+        lambda queries: Mask(True, queries, 160, "", ints(3, 0), chunk=20),
+        lambda queries: bounds((3, 0), (155, 153), 2 * 30),
+        lambda queries: bounds((3, 0), (155, 153), 2 * 30 + 1),
+        lambda queries: Mask(False, queries, queries, "", window=(2, 2), width=3),
+        lambda queries: Mask(False, queries, queries, "", ints(1, 0), ints(4, 5), window=(1, 1)),
+        lambda queries: Mask(False, queries, queries, "", window=(2, None)),
+    ],
+)
+def test_a_layer_sees_what_its_window_or_chunk_shows(mask_for, queries):
+    mask = mask_for(queries)
+    keys = 160 if isinstance(mask, Tensor) else mask.keys
+    q, k, v = tensors(queries, keys)
+    out, _ = attend(Layer(True), q, k, v, mask)
+    visible = kernels(mask, queries, keys)
+    for i in range(2):
+        expected = textbook(*(x[i : i + 1] for x in (q, k, v)), visible[i], 32**-0.5)
+        counts = visible[i].any(1)  # of padding it is open
+        if not getattr(mask, "causal", True) and mask.first is not None:
+            counts &= torch.arange(queries).ge(mask.first[i]) & torch.arange(queries).lt(
+                mask.end[i]
+            )
+        torch.testing.assert_close(out[i, counts].double(), expected[0, counts], atol=2e-3, rtol=0)
+    if queries > 5:
+        whole = attend(Layer(True), q, k, v, Mask(getattr(mask, "causal", True), queries, keys))[0]
+        assert (whole - out).abs().max() > 0.1
+
+
+def bounds(first: tuple[int, int], end: tuple[int, int], extent: int = 1) -> Tensor:
+    """What a static cache's mask is: where keys begin and end, and of what shape."""
+    return torch.stack((ints(*first), ints(*end)))[:, None, None].expand(-1, extent, -1, -1)
+
+
+def test_what_hides_keys_has_no_gradients():
+    q, k, v = (x.requires_grad_() for x in tensors(9))
+    for mask in (Mask(True, 9, 9, window=(3, 0)), Mask(True, 9, 9, chunk=4)):
+        words = refusal(lambda mask=mask: attend(Layer(True), q, k, v, mask))
+        assert (
+            "none yet under a window or chunks that hide keys: call the model under torch" in words
+        )
+    attend(Layer(True), q, k, v, Mask(True, 9, 9, window=(8, 0)))[0].sum().backward()
+
+
+def test_each_of_packed_sequences_has_its_own_window_or_chunks():
+    q, k, v = tensors(9)
+    at = ints(0, 4, 9, 12, 18)
+    how = dict(cu_seq_lens_q=at, cu_seq_lens_k=at, max_length_k=6)
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    for mask, same in (
+        (Mask(True, 9, 9, window=(1, 0), width=2), dict(window=(1, 0))),
+        (Mask(True, 9, 9, chunk=2), dict(mask="chunked", chunk=2)),
+        (Mask(True, 9, 9, window=(5, 0), width=6), {}),
+    ):
+        out, _ = attend(Layer(True), q, k, v, mask, **how)
+        expected = fagen.attention_varlen(*flat, at, causal=True, **same)
+        assert torch.equal(out.flatten(0, 1), expected)
+
+
 @pytest.mark.parametrize("queries", [5, 9])
 @pytest.mark.parametrize(
     "bounds", [(ints(3, 0), None), (ints(0, 3), ints(9, 7)), (None, ints(4, 9))]
@@ -183,7 +246,11 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
         (dict(attention_mask=torch.ones(2, 9)), r"shape \(2, 9\)"),
         (dict(attention_mask=Mask(True, 5, 8)), "for 5 queries and 8 keys, and Layer has 5 and 9"),
         (dict(is_causal=False), "the mask is causal, and Layer says is_causal = False"),
-        (dict(sliding_window=8), "a window of 8 keys, and there are 9"),
+        (dict(sliding_window=8), "window of 8 keys, there are 9, and the mask that .* has none"),
+        (
+            dict(sliding_window=8, attention_mask=Mask(True, 5, 9, window=(5, 0), width=6)),
+            "a window of 8 keys, there are 9, and the mask that the model asked for has one of 6",
+        ),
         (dict(softcap=50.0), "softcap: no kernel caps scores"),
         (dict(s_aux=torch.ones(4)), "s_aux: no kernel has attention sinks"),
         (dict(position_bias=torch.ones(1)), "position_bias: no kernel adds a bias"),

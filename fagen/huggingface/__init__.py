@@ -1,21 +1,21 @@
 """A model's masks and tensors as transformers hands them over → fagen's calls, or a refusal.
 
 transformers calls two functions of an attention implementation: one makes the masks, once for all
-layers, and the other attends, in each layer. Here the first makes no mask but tells which of the
-two that kernels have, causal or full, was meant, where each sequence's keys begin and end, and
-where sequences do that lie one after another in a row; what is neither is refused. So no call that
-should have been masked ever runs without its mask.
+layers, and the other attends, in each layer. Here the first makes no mask but tells which of those
+that kernels have was meant, causal or full, in a window or in chunks, where each sequence's keys
+begin and end, and where sequences do that lie one after another in a row; what is none of them is
+refused. So no call that should have been masked ever runs without its mask.
 """
 
 import inspect
 from functools import partial
 
 from fagen.errors import ToolchainError
+from fagen.huggingface.functions import Functions, functions
 from fagen.huggingface.layer import attend
 from fagen.huggingface.masks import Mask, mask_of
-from fagen.huggingface.sequences import taker
 
-__all__ = ["Mask", "attend", "mask_of", "register"]
+__all__ = ["Functions", "Mask", "attend", "functions", "mask_of", "register"]
 
 NAME = "fagen"
 OLDEST = "5.4"  # the first transformers that tells a mask function where the queries begin
@@ -43,10 +43,6 @@ def register() -> None:
             f"transformers is {transformers.__version__}, and fagen needs {OLDEST} or later: "
             "python -m pip install --upgrade transformers"
         )
-    plain = {
-        masking_utils.causal_mask_function: True,
-        masking_utils.bidirectional_mask_function: False,
-    }
-    apart = taker(masking_utils)
-    transformers.AttentionMaskInterface.register(NAME, partial(mask_of, plain, apart))
+    known = functions(masking_utils)
+    transformers.AttentionMaskInterface.register(NAME, partial(mask_of, known))
     transformers.AttentionInterface.register(NAME, attend)

@@ -1,10 +1,12 @@
 """A layer's tensors and what it was told of them in, its attention by fagen's calls out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.huggingface.masks import DYNAMIC, EAGER, SDPA, Mask, capturing
+from fagen.huggingface.masks import DYNAMIC, EAGER, SDPA, Mask, bounded, capturing
 from fagen.huggingface.sequences import Sequences, begun, told_by_offsets
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag
@@ -93,16 +95,10 @@ def attend(
         sequences = attention_mask.sequences or _of_positions(
             attention_mask, position_ids, query.shape[0], queries, keys
         )
+    mask = _read(module, attention_mask, queries, keys, is_causal)
     longest = keys if sequences is None or sequences.longest is None else sequences.longest
-    inside = sequences is not None and sliding_window is not None and longest <= sliding_window
-    causal, first, end = _causal_and_ends(
-        module, attention_mask, queries, keys, is_causal, hides_nothing=inside
-    )
-    if sliding_window is not None and longest > sliding_window:
-        raise ValueError(
-            f"{layer} has a window of {sliding_window} keys, and there are {longest}: kernels have "
-            f"no windows yet; {SDPA}"
-        )
+    hidden = _hidden(layer, mask, sliding_window, longest)
+    causal, first, end = mask.causal, mask.first, mask.end
     if seq_idx is not None and sequences is None:
         raise ValueError(
             "attention is given seq_idx alone: cu_seq_lens_q and cu_seq_lens_k say where packed "
@@ -112,7 +108,13 @@ def attend(
     # layers may be spread over several GPUs; on the mask's own one nothing is moved
     first, end = (offset if offset is None else offset.to(q.device) for offset in (first, end))
     gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
+    if gradient and hidden:
+        raise ValueError(
+            "gradients are asked for, and kernels have none yet under a window or chunks that hide "
+            f"keys: call the model under torch.no_grad(), or {SDPA}"
+        )
     ordered = deterministic is not None and flag("deterministic", deterministic)
+    varlen = dict(scale=scaling, deterministic=ordered, causal=causal, **hidden)
     if sequences is not None:
         if first is not None or end is not None:
             raise ValueError(
@@ -120,54 +122,39 @@ def attend(
                 "have none"
             )
         at_q, at_k = (at.to(q.device) for at in (sequences.at_q, sequences.at_k))
-        out = _rows_of(q, k, v, at_q, at_k, causal, scaling, deterministic=ordered)
+        out = _rows_of(q, k, v, at_q, at_k, **varlen)
     elif first is None and end is None and (gradient or queries == keys):
-        out = attention(q, k, v, causal=causal, scale=scaling, deterministic=ordered)
+        out = attention(
+            q, k, v, causal=causal, scale=scaling, deterministic=ordered, **hidden
+        )  # fmt: skip
     elif gradient and isinstance(attention_mask, Tensor):
         raise ValueError(
             "a static cache has no gradients: call the model under torch.no_grad(), or with the "
             f"dynamic cache, or {SDPA}"
         )
-    elif gradient:
+    elif gradient or (hidden and not causal):
         batch = q.shape[0]
         at_q, at_k = (evenly(batch, rows, q.device) for rows in (queries, keys))
         begin = torch.zeros_like(at_k[1:]) if first is None else first
         used = (keys - begin) if end is None else (end - begin).clamp(min=0)
         at_k = torch.cat((at_k[:-1] + begin, at_k[-1:]))
-        out = _rows_of(q, k, v, at_q, at_k, causal, scaling, used, deterministic=ordered)
+        if hidden:  # a window is counted from the last query and key: those of padding are none
+            at_q, varlen["seqused_q"] = at_k, used
+        out = _rows_of(q, k, v, at_q, at_k, seqused_k=used, **varlen)
     else:
         if end is not None and queries > 1 and causal and not is_compiling():
             _ready_decode(q, k, v)  # what follows the prompt may be compiled
-        out = attention_cache(q, k, v, seqused_k=end, leftpad_k=first, causal=causal, scale=scaling)
+        out = attention_cache(
+            q, k, v, seqused_k=end, leftpad_k=first, causal=causal, scale=scaling, **hidden
+        )  # fmt: skip
     assert isinstance(out, Tensor)
     return out, None
 
 
-def _rows_of(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    at_q: Tensor,
-    at_k: Tensor,
-    causal: bool,
-    scale: float | None,
-    used: Tensor | None = None,
-    *,
-    deterministic: bool,
-) -> Tensor:
+def _rows_of(q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, **how: Any) -> Tensor:
     """Attend within sequences of all rows of a batch: (B, Sq, H, D) and so on."""
     flat_q, flat_k, flat_v = (x.flatten(0, 1) for x in (q, k, v))
-    out = attention_varlen(
-        flat_q,
-        flat_k,
-        flat_v,
-        at_q,
-        at_k,
-        seqused_k=used,
-        causal=causal,
-        scale=scale,
-        deterministic=deterministic,
-    )
+    out = attention_varlen(flat_q, flat_k, flat_v, at_q, at_k, **how)
     assert isinstance(out, Tensor)
     return out.unflatten(0, q.shape[:2])
 
@@ -186,19 +173,16 @@ def _ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
-def _causal_and_ends(
+def _read(
     module: torch.nn.Module,
     mask: Mask | Tensor | None,
     queries: int,
     keys: int,
     is_causal: bool | None,
-    *,
-    hides_nothing: bool = False,
-) -> tuple[bool, Tensor | None, Tensor | None]:
-    """Return whether a layer's mask is causal, and where each sequence's keys begin and end.
+) -> Mask:
+    """Return which mask a layer has.
 
-    A window is none where it is known to hide nothing. Raises ValueError for a mask that is not of
-    these queries and keys, or that is none of kernels.
+    Raises ValueError for a mask that is not of these queries and keys, or that is none of kernels.
     """
     layer = type(module).__name__
     if mask is None:
@@ -208,29 +192,51 @@ def _causal_and_ends(
                 f"{layer} is causal and was given no mask, nor did the model ask fagen for one, so "
                 f"which keys its {queries} queries may see is open; {SDPA}"
             )
-        return False, None, None
+        return Mask(False, queries, keys)
     if isinstance(mask, Tensor):
-        if mask.dtype != torch.int32 or mask.shape[:3] != (2, 1, 1):
+        read = bounded(mask, queries, keys)
+        if read is None:
             raise ValueError(
                 f"attention_mask is a tensor of shape {tuple(mask.shape)}: kernels have no masks "
                 f"of your own. Leave the mask out or give it as (batch, positions); or {SDPA}"
             )
-        read = True, mask[0].flatten(), mask[1].flatten()
     else:
-        if mask.refused and not hides_nothing:
-            raise ValueError(mask.refused)
+        read = mask
         if (mask.queries, mask.keys) != (queries, keys):
             raise ValueError(
                 f"the mask is for {mask.queries} queries and {mask.keys} keys, and {layer} has "
                 f"{queries} and {keys}; {DYNAMIC}"
             )
-        read = mask.causal, mask.first, mask.end
-    if is_causal is not None and is_causal != read[0] and queries != 1:
+    if is_causal is not None and is_causal != read.causal and queries != 1:
         raise ValueError(
-            f"the mask is {'causal' if read[0] else 'full'}, and {layer} says is_causal = "
+            f"the mask is {'causal' if read.causal else 'full'}, and {layer} says is_causal = "
             f"{is_causal}; which is meant is open; {EAGER}"
         )
     return read
+
+
+def _hidden(layer: str, mask: Mask, width: int | None, longest: int) -> dict[str, Any]:
+    """Return what hides keys of a sequence of so many, as fagen's calls take it.
+
+    `width` is the layer's own word for its window. Raises ValueError where that is not the mask's,
+    and where the mask is refused.
+    """
+    if width is not None and longest > width and width != mask.width:
+        has = "none" if mask.width is None else f"one of {mask.width}"
+        raise ValueError(
+            f"{layer} has a window of {width} keys, there are {longest}, and the mask that the "
+            f"model asked for has {has}; which is meant is open; {EAGER}"
+        )
+    if mask.refused:
+        raise ValueError(mask.refused)
+    if mask.chunk is not None and longest > mask.chunk:
+        return {"mask": "chunked", "chunk": mask.chunk}
+    if mask.window is None:
+        return {}
+    left, right = mask.window
+    far = longest - 1
+    behind = not mask.causal and right is not None and far > right
+    return {"window": (left, -1 if right is None else right)} if far > left or behind else {}
 
 
 def _refuse_arguments(others: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""A model's masks as transformers asks for them → which of a kernel's two is meant, and of what."""
+"""A model's masks as transformers asks for them → which of kernels' is meant, and of which keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from fagen.huggingface.sequences import Apart, Sequences, begun
+from fagen.huggingface.functions import Functions, Meaning
+from fagen.huggingface.sequences import Sequences, begun
 
 SDPA = 'load the model with attn_implementation="sdpa"'
 EAGER = 'load the model with attn_implementation="eager"'
 DYNAMIC = "use the dynamic cache, which is transformers' default"
 
+Window = tuple[int, int | None]  # so many keys before a query's own and behind it; None: all
+
 
 @dataclass(frozen=True)
 class Mask:
-    """Which mask was meant, in the place of a tensor: of a kernel's two, and for which sizes.
+    """Which mask was meant, in the place of a tensor: of those of kernels, and for which sizes.
 
-    Models make masks of windows that none of their layers have, so a window that hides a key is
-    refused by the first layer that comes with it, in the words of `refused`.
+    Models make masks that none of their layers have, so one that no kernel has is refused by the
+    first layer that comes with it, in the words of `refused`.
     """
 
     causal: bool  # aligned to the bottom right
@@ -34,6 +37,10 @@ class Mask:
     sequences: Sequences | None = field(default=None, compare=False)
     # what position_ids say of that, once a layer has brought them: the same for all layers
     by_positions: list[Sequences | None] = field(default_factory=list, compare=False)
+    # what hides a key that the above does not; chunks are counted from where keys begin
+    window: Window | None = None
+    chunk: int | None = None
+    width: int | None = field(default=None, compare=False)  # of the model's window, if it has one
     ndim = 0  # transformers asks, before it makes a mask of a mask
 
     def contiguous(self) -> "Mask":
@@ -42,8 +49,7 @@ class Mask:
 
 
 def mask_of(
-    plain: dict[Callable[..., Any], bool],
-    apart: "Apart",
+    functions: Functions,
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -55,12 +61,12 @@ def mask_of(
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     device: torch.device | str = "cpu",
+    config: object = None,
     **_: object,
 ) -> Mask | Tensor:
-    """Return which mask is meant; transformers' arguments behind two that are bound already.
+    """Return which mask is meant; transformers' arguments behind one that is bound already.
 
-    `plain` says of transformers' own mask functions whether they are causal, and `apart` of what
-    one of varlen sequences was put together. Queries are at
+    `functions` says what transformers' own mask functions mean. Queries are at
     positions q_offset … q_offset + q_length − 1 of the sequence, keys at kv_offset … kv_offset +
     kv_length − 1; `mask_function(batch, head, query, key)` says which see which, `attention_mask`
     (batch, positions) which positions are no padding; where it is read is said at _padding.
@@ -68,22 +74,28 @@ def mask_of(
     mask is causal or full where it is not otherwise restricted.
 
     Over a static cache, which has room for more keys than there are, what is meant is a tensor of
-    bounds: see _bounds.
+    bounds: see _bounds. What a window or a chunk hides of one query says where its keys begin.
 
-    Raises ValueError for every mask but the two of kernels, and those in a window or a chunk.
+    Raises ValueError for every mask but those of kernels.
     """
     if isinstance(attention_mask, Mask):  # one that was made before a static cache is read
         return attention_mask
-    parts = None if is_compiling() or attention_mask is not None else apart(mask_function)
-    if parts is not None:
-        return _packed(plain, parts, q_length, kv_length, local_size)
-    causal: bool | None = None
-    if local_size is None:
-        causal = plain.get(mask_function) if mask_function else None
-    elif allow_is_causal_skip != allow_is_bidirectional_skip:
-        causal = allow_is_causal_skip  # in a window or a chunk, which mask_function is asked about
+    may_skip = allow_is_causal_skip, allow_is_bidirectional_skip
+    traced = is_compiling()
+    if traced:
+        seen = functions.told(mask_function, local_size, may_skip, config)
+    else:
+        seen = functions.read(mask_function)
+    if isinstance(seen, str):
+        raise ValueError(_of_its_own(seen, traced))
+    if seen.chunk is not None and seen.chunk != local_size:
+        raise ValueError(_of_its_own("chunks that are not the model's own", traced))
+    if seen.packed is not None:
+        if attention_mask is not None:
+            raise ValueError(_of_its_own("varlen sequences beside an attention_mask", traced))
+        return _packed(seen, q_length, kv_length)
     room = isinstance(q_offset, Tensor)
-    if causal and not room:
+    if seen.causal and not room:
         beyond = kv_offset + kv_length - q_offset - q_length
         if beyond < 0:
             raise ValueError(
@@ -92,28 +104,31 @@ def mask_of(
             )
         room = beyond > 0
     # one query over a static cache sees all keys, but transformers lets no mask of it be skipped
-    skippable = allow_is_causal_skip if causal else allow_is_bidirectional_skip
-    if causal is None or not (skippable or (causal and room and q_length == 1)):
-        traced = (
-            ", or one of varlen sequences (position_ids that start again; traced without a cache, "
-            "pass an attention_mask of ones)"
-            if is_compiling()
-            else ""
-        )
-        raise ValueError(
-            "the model asks for a mask of its own, which is neither causal nor full, as where "
-            f"tokens such as an image's see each other{traced}. Kernels have no other masks yet; "
-            f"{SDPA}"
-        )
-    if room and (local_size is not None or not causal):
-        raise ValueError(
-            f"a static cache is read under a {'window' if causal else 'full mask'}, and kernels "
-            f"take no such lengths yet: {DYNAMIC}"
-        )
+    skippable = may_skip[0] if seen.causal else may_skip[1]
+    if mask_function in functions.plain and not (
+        skippable or (seen.causal and room and q_length == 1)
+    ):
+        raise ValueError(_of_its_own("one that is to be a tensor", traced))
+    if not seen.causal:
+        if room:
+            raise ValueError(
+                "a static cache is read under a full mask, and kernels take no such lengths yet: "
+                f"{DYNAMIC}"
+            )
+        if seen.left is not None and (q_offset, q_length) != (kv_offset, kv_length):
+            raise ValueError(
+                f"a window to both sides is asked for {q_length} queries and {kv_length} keys, "
+                f"and kernels count both from the last; {SDPA}"
+            )
+    if seen.chunk is not None and kv_offset and q_length > 1:
+        # then chunks are counted from the one of the first query, all of which must be there
+        at = 0 if isinstance(q_offset, Tensor) else q_offset
+        _refuse_missing(seen.chunk, at, kv_offset)
     if room:
         ends = torch.zeros(batch_size, dtype=torch.int32, device=device)
         ends += q_offset + q_length - kv_offset
-        return _bounds(attention_mask, kv_offset, kv_length, ends)
+        return _bounds(seen, attention_mask, q_offset, q_length, kv_offset, kv_length, ends)
+    assert isinstance(q_offset, int)
     first = end = None
     if attention_mask is not None:
         kept = _kept(attention_mask, kv_offset, kv_length)
@@ -122,14 +137,71 @@ def mask_of(
                 f"attention_mask ends before the keys do: {attention_mask.shape[1]} positions, "
                 f"and {kv_offset + kv_length} of keys; give the mask of all that was seen"
             )
-        first, end = _padding(kept, causal=causal, prompt=q_length == kv_length)
-    refused = ""
-    last_query, last_key = q_offset + q_length - 1, kv_offset + kv_length - 1
-    if local_size is not None and max(last_query, last_key) >= local_size:
-        farthest = [(last_query, kv_offset)] + ([] if causal else [(q_offset, last_key)])
-        if not all(_sees(mask_function, batch_size, *pair) for pair in farthest):
-            refused = _hidden(local_size, kv_length)
-    return Mask(causal, q_length, kv_length, refused, first, end)
+        first, end = _padding(kept, causal=seen.causal, prompt=q_length == kv_length)
+    window = _window(seen, q_offset + q_length - 1 - kv_offset)
+    chunk = seen.chunk if seen.chunk and q_offset + q_length > seen.chunk else None
+    begin: int | Tensor = 0
+    if window and seen.causal and q_length == 1:
+        begin, window = kv_length - 1 - window[0], None
+    if chunk:
+        begin = _begin_of_chunk(seen, attention_mask, q_offset) - kv_offset
+        chunk = None if q_length == 1 else chunk
+    if isinstance(begin, Tensor) or begin > 0:
+        none = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        first = torch.maximum(none if first is None else first, none + begin).int()
+    return Mask(
+        seen.causal, q_length, kv_length, "", first, end,
+        window=window, chunk=chunk, width=seen.width,
+    )  # fmt: skip
+
+
+def _of_its_own(what: str, traced: bool) -> str:
+    """Why a mask is refused that is none of kernels."""
+    varlen = (
+        ", or one of varlen sequences (position_ids that start again; traced without a cache, pass "
+        "an attention_mask of ones)"
+    )
+    return (
+        f"the model asks for a mask of its own ({what}), where tokens such as an image's may see "
+        f"each other{varlen * traced}. Kernels have no such mask yet; {SDPA}"
+    )
+
+
+# ---- windows and chunks -------------------------------------------------------------------------
+
+
+def _window(seen: Meaning, before: int) -> Window | None:
+    """Return the window, None where it hides nothing of so many keys before and behind."""
+    if seen.left is None and seen.right is None:
+        return None
+    left = before if seen.left is None else seen.left
+    right = before if seen.right is None or seen.causal else seen.right
+    if min(left, right) >= before:
+        return None
+    return left, 0 if seen.causal else seen.right
+
+
+def _refuse_missing(chunk: int, position: int, missing: int) -> None:
+    """Raise ValueError where a chunk's first keys may be missing, of the one of a position."""
+    if missing > max(position - chunk + 1, 0):
+        raise ValueError(
+            f"the first {missing} keys are missing under chunks of {chunk}, so where the first one "
+            f"begins is open; {DYNAMIC}"
+        )
+
+
+def _begin_of_chunk(
+    seen: Meaning, attention_mask: Tensor | None, position: int | Tensor
+) -> int | Tensor:
+    """Return at which position the chunk of a position begins, of each sequence if they differ.
+
+    Chunks are counted from the first token that is no padding, as transformers does.
+    """
+    assert seen.chunk is not None
+    origin: int | Tensor = 0
+    if attention_mask is not None:
+        origin = (attention_mask.cumsum(1) == 0).sum(1) if seen.origin is None else seen.origin
+    return position - (position - origin) % seen.chunk
 
 
 # ---- padding ------------------------------------------------------------------------------------
@@ -171,15 +243,19 @@ def _padding(kept: Tensor, *, causal: bool, prompt: bool) -> tuple[Tensor | None
 
 
 def _bounds(
+    seen: Meaning,
     attention_mask: Tensor | None,
+    q_offset: int | Tensor,
+    q_length: int,
     kv_offset: int,
     kv_length: int,
     ends: Tensor,
 ) -> Tensor:
-    """Return where keys begin and end in a static cache: (2, 1, 1, B) in int32, on the device.
+    """Return where keys begin and end in a static cache: (2, W, 1, B) in int32, on the device.
 
     transformers hands this tensor back, which has 4 dimensions as its own masks, also through a
     compiled model. `ends`, (B) in int32, are those of the last query; nothing is read on the host.
+    W says what else hides keys, as the shape of a tensor is known while torch traces: see bounded.
     """
     first = torch.zeros_like(ends)
     if attention_mask is not None:
@@ -190,7 +266,33 @@ def _bounds(
             ends <= kept.shape[1],
             "attention_mask ends before the queries do; give the mask of all that was seen",
         )
-    return torch.stack((first, ends))[:, None, None]
+    extent = 1
+    if seen.left is not None:
+        extent = 2 * (seen.left + 1)
+        if q_length == 1:
+            first = torch.maximum(first, ends - 1 - seen.left)
+    elif seen.chunk is not None:
+        begin = _begin_of_chunk(seen, attention_mask, q_offset) - kv_offset
+        first = torch.maximum(first, torch.zeros_like(ends) + begin).int()
+        extent = 1 if q_length == 1 else 2 * seen.chunk + 1
+    return torch.stack((first, ends))[:, None, None].expand(-1, extent, -1, -1)
+
+
+def bounded(mask: Tensor, queries: int, keys: int) -> Mask | None:
+    """Return what a tensor of bounds says; None of another tensor.
+
+    Its second extent is 1, or 2 W under a window of W keys, or 2 C + 1 under chunks of C.
+    """
+    if mask.dtype != torch.int32 or mask.ndim != 4 or (mask.shape[0], mask.shape[2]) != (2, 1):
+        return None
+    size, is_chunk = divmod(mask.shape[1], 2)
+    width = None if is_chunk else size
+    hides = queries > 1 and keys > size > 0
+    return Mask(
+        True, queries, keys, "", mask[0, 0, 0], mask[1, 0, 0],
+        window=(size - 1, 0) if width and hides else None,
+        chunk=size if is_chunk and hides else None, width=width,
+    )  # fmt: skip
 
 
 def _ends(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -222,48 +324,20 @@ def capturing(x: Tensor) -> bool:
 # ---- sequences in one row -----------------------------------------------------------------------
 
 
-def _packed(
-    plain: dict[Callable[..., Any], bool],
-    parts: tuple[Any, Tensor],
-    queries: int,
-    keys: int,
-    local_size: int | None,
-) -> Mask:
-    """Return the mask of varlen sequences; the host reads where they begin.
-
-    Raises ValueError where a sequence's own is none of the two that kernels have.
-    """
-    function, numbers = parts
-    refused, causal = "", plain.get(function)
+def _packed(seen: Meaning, queries: int, keys: int) -> Mask:
+    """Return the mask of varlen sequences; the host reads where they begin."""
+    numbers = seen.packed
+    assert numbers is not None
     first = torch.ones_like(numbers[:, :1], dtype=torch.bool)
     sequences = begun(torch.cat((first, numbers[:, 1:] != numbers[:, :-1]), 1))
-    if causal is None and local_size is not None:
-        causal = True  # so are all windows and chunks of varlen sequences
-        longest = sequences.longest or 0
-        if longest > local_size or not _sees(function, 1, longest - 1, 0):
-            refused = _hidden(local_size, longest)
-    if causal is None:
-        raise ValueError(
-            "the model asks for varlen sequences (position_ids that start again) under a mask of "
-            f"its own, which is neither causal nor full; {SDPA}"
+    longest = sequences.longest or 0
+    refused, chunk = "", seen.chunk if seen.chunk and longest > seen.chunk else None
+    if seen.chunk and not seen.anew and numbers.shape[1] > seen.chunk:
+        refused = (
+            "this transformers counts chunks from the row's begin, and kernels from each "
+            f"sequence's: python -m pip install --upgrade transformers, or {SDPA}"
         )
-    return Mask(causal, queries, keys, refused, sequences=sequences)
-
-
-# ---- windows ------------------------------------------------------------------------------------
-
-
-def _hidden(local_size: int, keys: int) -> str:
-    """Why a window or chunk of that size is refused."""
-    return (
-        f"the model sees no more than {local_size} keys back or in a chunk, and there are {keys}: "
-        f"kernels have no such window yet. Up to {local_size} tokens it hides nothing; for more, "
-        f"{SDPA}"
-    )
-
-
-def _sees(mask_function: Any, batch_size: int, query: int, key: int) -> bool:
-    """Whether a query sees a key, by their positions, in every sequence of the batch."""
-    batch = torch.arange(batch_size, device="cpu")
-    position = torch.tensor((0, query, key), device="cpu")
-    return bool(mask_function(batch, position[0], position[1], position[2]).all())
+    return Mask(
+        seen.causal, queries, keys, refused, sequences=sequences,
+        window=_window(seen, longest - 1), chunk=chunk, width=seen.width,
+    )  # fmt: skip

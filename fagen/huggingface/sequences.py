@@ -1,8 +1,6 @@
 """Sequences that lie one after another in a row: where they begin, by whoever tells of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,45 +16,6 @@ class Sequences:
     at_q: Tensor
     at_k: Tensor
     longest: int | None = None  # of keys, where the host knows it
-
-
-# Takes a mask function apart: the one that each sequence has, and which sequence each position is
-# of, (B, S); None where it is not one of varlen sequences.
-Apart = Callable[[Any], "tuple[Any, Tensor] | None"]
-
-
-def taker(masks: Any) -> Apart:
-    """Return what takes transformers' masks of varlen sequences apart; `masks` is masking_utils.
-
-    They are known by their code, never by what they do: one that is put together otherwise, of this
-    release or another, is none of them.
-    """
-    try:
-        both = masks.and_masks().__code__
-        same = masks.packed_sequence_mask_function(None).__code__
-    except AttributeError:
-        return lambda function: None
-    remap = getattr(masks, "remap_positions_for_packed_sequence", None)
-    anew: Any = remap(None, None).__code__ if remap else None
-
-    def apart(function: Any) -> tuple[Any, Tensor] | None:
-        parts = _held(function, both).get("mask_functions", ())
-        if len(parts) != 2:
-            return None
-        numbers = _held(parts[1], same).get("packed_sequence_mask")
-        if not isinstance(numbers, Tensor):
-            return None
-        return _held(parts[0], anew).get("mask_function", parts[0]), numbers
-
-    return apart
-
-
-def _held(function: Any, code: Any) -> dict[str, Any]:
-    """What a function of this code was made with, by name; nothing of another's."""
-    if code is None or getattr(function, "__code__", None) is not code:
-        return {}
-    cells = (cell.cell_contents for cell in function.__closure__)
-    return dict(zip(function.__code__.co_freevars, cells, strict=True))
 
 
 def begun(begins: Tensor) -> Sequences:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fagen.huggingface import Mask, attend, mask_of
+from fagen.huggingface import Functions, Mask, attend, mask_of
+from fagen.huggingface.functions import Meaning, functions
 from fagen.kinds.decode.oracle import attend as decoded
 from fagen.kinds.forward.oracle import reference
 from fagen.paths import locate
@@ -24,9 +25,8 @@ def causal(batch, head, query, key):
     return key <= query
 
 
-# no mask function here was put together of others
 mask = partial(
-    mask_of, {causal: True}, lambda function: None,
+    mask_of, Functions({causal: Meaning(causal=True)}),
     batch_size=2, kv_length=90, mask_function=causal,
 )  # fmt: skip
 
@@ -108,14 +108,15 @@ def test_a_token_over_a_static_cache_is_captured_and_replayed_further_on():
 HOLE = """
 import torch
 from functools import partial
-from fagen.huggingface import mask_of
+from fagen.huggingface import Functions, mask_of
+from fagen.huggingface.functions import Meaning
 causal = lambda batch, head, query, key: key <= query
 kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
 kept[1, 3] = False
 with torch.no_grad():
     mask_of(
-        {causal: True}, lambda function: None, batch_size=2, q_length=1, kv_length=90, q_offset=89,
-        mask_function=causal, attention_mask=kept, device="cuda",
+        Functions({causal: Meaning(causal=True)}), batch_size=2, q_length=1, kv_length=90,
+        q_offset=89, mask_function=causal, attention_mask=kept, device="cuda",
     )
 torch.cuda.synchronize()
 """
@@ -137,15 +138,24 @@ def test_the_example_writes_the_same_tokens_as_torchs_attention(capsys):
     print(capsys.readouterr().out)
 
 
-def test_a_chunk_whose_padding_lies_on_the_gpu_is_asked():
-    none = torch.zeros(2, dtype=torch.int64, device="cuda")
-
-    def chunked(batch, head, query, key):
-        return (key - none[batch]) // 64 == (query - none[batch]) // 64
-
-    prompt = mask(q_length=90, mask_function=chunked, local_size=64)
-    assert "no more than 64 keys back or in a chunk" in prompt.refused
-    token = mask(
-        q_length=1, q_offset=99, kv_length=36, kv_offset=64, mask_function=chunked, local_size=64
-    )
-    assert token == Mask(True, 1, 36)
+@torch.no_grad()
+@pytest.mark.parametrize("queries", [90, 40, 2, 1])
+@pytest.mark.parametrize("kind", ["sliding_window", "chunked"])
+def test_a_window_and_chunks_of_a_padded_batch_are_as_transformers_masks_say(kind, queries):
+    masking = pytest.importorskip("transformers.masking_utils")
+    tensors = layer_tensors(queries)
+    kept = torch.ones(2, 90, dtype=torch.bool, device="cuda")
+    kept[1, :13] = False
+    given = [16] if kind == "sliding_window" else [16, (~kept).sum(1)]
+    function = getattr(masking, f"{kind}_causal_mask_function")(*given)
+    asked = dict(
+        batch_size=2, q_length=queries, kv_length=90, q_offset=90 - queries, local_size=16,
+        mask_function=function, attention_mask=kept, device="cuda",
+    )  # fmt: skip
+    seen = masking.sdpa_mask(**asked, allow_is_causal_skip=False)
+    out, _ = attend(nn.Module(), *tensors, mask_of(functions(masking), **asked))
+    q, k, v = (x.double() for x in tensors)
+    scores = (q @ k.repeat_interleave(2, 1).mT / 8).masked_fill(~seen, -torch.inf)
+    exact = (scores.softmax(-1) @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    counts = seen[:, 0].any(-1)
+    torch.testing.assert_close(out[counts].double(), exact[counts], rtol=2e-3, atol=2e-3)
