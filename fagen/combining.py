@@ -26,6 +26,10 @@ scores: the score m that P is relative to, before it is scaled, and the sum of P
 
 and lse = m · scale + ln(s) at the end. Where a split saw no key m is -inf, and o a number or NaN.
 
+A sink, one more logit of a row without a value, is a split of that LSE whose o is 0, behind all
+others: s = s · old + own, acc = acc · old, m = max(m, sink), where of splits in two parts m is
+m · scale before.
+
 All of it is fp32, each operation rounded to nearest by itself: no fused multiply-add, no
 approximation of the hardware, no flushed subnormals. So the bits of out and lse depend on the
 splits and their order alone: not on threads, tiles or batch, not on whether a kernel reads the
@@ -217,10 +221,13 @@ _FRACTION_BITS = 23  # of fp32
 _BIAS = 127
 
 
-def combined(splits: "Iterable[tuple[Tensor, Tensor]]", like: "Tensor") -> "tuple[Tensor, Tensor]":
+def combined(
+    splits: "Iterable[tuple[Tensor, Tensor]]", like: "Tensor", sink: "Tensor | None" = None
+) -> "tuple[Tensor, Tensor]":
     """Combine (output, LSE) of each split, (…, D) and (…), in fp32; `like` is an output's shape.
 
-    Without a split, or where none saw a key, that is 0 and minus infinity.
+    Without a split, or where none saw a key, that is 0 and minus infinity. A `sink` of each row
+    follows.
     """
     import torch
 
@@ -233,16 +240,20 @@ def combined(splits: "Iterable[tuple[Tensor, Tensor]]", like: "Tensor") -> "tupl
         number = out.float().masked_fill((own == 0)[..., None], 0)
         total = total * old[..., None] + number * own[..., None]
         maximum = torch.fmax(maximum, lse)
+    total, summed, maximum = _with_sink(total, summed, maximum, sink)
     inverse = torch.where(summed == 0, 0, 1 / summed)
     return total * inverse[..., None], maximum + log_above(summed)
 
 
 def combined_partials(
-    splits: "Iterable[tuple[Tensor, Tensor, Tensor]]", like: "Tensor", scale: float
+    splits: "Iterable[tuple[Tensor, Tensor, Tensor]]",
+    like: "Tensor",
+    scale: float,
+    sink: "Tensor | None" = None,
 ) -> "tuple[Tensor, Tensor]":
     """Combine the splits of rows: sums of P V (…, D), the scores P is relative to, sums of P (…).
 
-    Scores are before `scale`; like `combined` otherwise.
+    Scores are before `scale`, a `sink` is not; like `combined` otherwise.
     """
     import torch
 
@@ -260,10 +271,37 @@ def combined_partials(
         total = total * old[..., None] + out * own[..., None]
         summed = summed * old + own_sum * own
         reference = torch.fmax(reference, own_reference)
-    inverse = torch.where(summed == 0, 0, 1 / summed)
     # of no key, even beside a V that is not finite
     total = total.masked_fill((summed == 0)[..., None], 0)
-    return total * inverse[..., None], reference * scale + log_above(summed)
+    total, summed, base = _with_sink(total, summed, reference * scale, sink)
+    inverse = torch.where(summed == 0, 0, 1 / summed)
+    return total * inverse[..., None], base + log_above(summed)
+
+
+def _with_sink(
+    total: "Tensor", summed: "Tensor", base: "Tensor", sink: "Tensor | None"
+) -> "tuple[Tensor, Tensor, Tensor]":
+    """Return a row's sums, and the largest LSE so far, with its sink: a split without an output."""
+    import torch
+
+    if sink is None:
+        return total, summed, base
+    sink = sink.float().expand_as(base)
+    old, own = weights(sink, base)
+    return total * old[..., None], summed * old + own, torch.fmax(base, sink)
+
+
+def with_sink(log_sum: "Tensor", sink: "Tensor | None") -> "tuple[Tensor, Tensor | None]":
+    """Return log-sum-exps of rows with their sinks, and the share of the keys in them.
+
+    A row without a key is all sink, and one without a sink as it is: then there is no share.
+    """
+    if sink is None:
+        return log_sum, None
+    both = log_sum.logaddexp(sink)
+    keys = (log_sum - both).exp()
+    none = log_sum == -float("inf")
+    return both.where(~none, sink), keys.masked_fill(none, 0)
 
 
 def weights(lse: "Tensor", maximum: "Tensor") -> "tuple[Tensor, Tensor]":

@@ -313,6 +313,8 @@ class Part:
     # statements of consumers on S, which is complete and not yet masked, or of gradients on
     # S - LSE / scale
     scores: tuple[str, ...] = ()
+    # of consumers on a row that has met all its keys: the inverse of its sum, and its LSE
+    row_ends: tuple[str, ...] = ()
     derivatives: tuple[str, ...] = ()  # on dp, the gradient of what those on S left
     kernels: tuple[str, ...] = ()  # that run before the last one, or behind the first
     entry: tuple[str, ...] = ()  # statements of the kernel before it initialises its barriers
@@ -321,7 +323,8 @@ class Part:
     consumer_role: tuple[str, ...] = ()  # a statement that says what consumers do
     exit: tuple[str, ...] = ()  # statements of the kernel behind all roles
     combine: tuple[str, ...] = ()  # of the kernel that combines splits: where a row's begin
-    combined: tuple[str, ...] = ()  # and what becomes of its sums
+    sums: tuple[str, ...] = ()  # what joins its sums
+    combined: tuple[str, ...] = ()  # and what becomes of them
     workspace: tuple[str, ...] = ()  # functions of the launcher by which it knows how large that is
     host: tuple[str, ...] = ()  # statements of it that fill Params, and say how large `grid` is
     launches: tuple[str, ...] = ()  # that launch, where they are no plain list of kernels

@@ -35,6 +35,7 @@ void add_dq(const Params& params, SharedStorage& shared, const Tile& tile, int s
 }}"""
 COMBINING = {
     "combine": (("attention/combine",), STATEMENTS),
+    "sums": (("attention/sums",), STATEMENTS),
     "combined": (("attention/combined",), STATEMENTS),
     "kernels": (("attention/kernels",), "{}"),
 }
@@ -63,6 +64,11 @@ STAND_IN = {
         "scores": (
             ("forward/loader", "forward/softmax", "forward/consumer"),
             "struct Consumer : Consuming {{ void finish(Scores& s) {{ {} }} }};",
+        ),
+        "row_ends": (
+            ("forward/loader", "forward/softmax", "forward/consumer"),
+            "struct Consumer : Consuming {{ void end(const Tile& tile, Softmax& softmax, int r, "
+            "float sum, float (&inverse)[2], bool (&empty)[2]) {{ {} }} }};",
         ),
         **dict.fromkeys(("kernel", "role"), (("forward/kernel",), STATEMENTS)),
         **COMBINING,
@@ -142,6 +148,9 @@ PLANS = (
     "fwd_fp16_d64_causal_m256n64_varlen_packgqa_s4_q2_nointer",
     "fwd_bf16_d64_full_m64n48_varlen_packgqa",
     "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
+    "fwd_bf16_d64_causal_m64n64_sinkfp32_packgqa",
+    "fwd_e4m3_d64_causal_m64n64_sinkfp32_vrows",
+    "fwd_e4m3_d64_causal_m64n64_sinkfp32_split3_vrows_pm1_pc32",
     "bwd_bf16_d256_causal_m64n64_det_dss1_intra_c2",
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d48_causal_m64n128_varlen_s1",

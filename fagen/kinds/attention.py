@@ -11,7 +11,7 @@ from fagen.combining import LOG2_E, fp32
 from fagen.kinds.budget import Budget, Ledgers
 from fagen.ledger import Ledger
 from fagen.schedule import Schedule, Section, Values, derived
-from fagen.vocab import DTYPES, FP32, MASKS, SCORES
+from fagen.vocab import DTYPES, FP32, MASKS, PARTIALS, SCORES
 
 # one wgmma takes all columns of V; rows of 8 columns keep the 16-byte steps that TMA needs
 HEAD_DIM: dict[str, Any] = {"ge": 16, "le": SM90.wgmma_n_max, "multiple_of": 8}
@@ -27,6 +27,7 @@ _NAMED: Mapping[str, Mapping[str, Any]] = {
     "out_dtype": {**DTYPES, FP32.name: FP32},
     "mask": MASKS,
     "score": SCORES,
+    "sink": {"": None, **PARTIALS},
 }
 
 

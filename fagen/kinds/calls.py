@@ -31,10 +31,10 @@ def scalars(mask: Mask, score: Score) -> tuple[Scalar, ...]:
     return SCALE, *given, *of_score(score)
 
 
-def form(*words: str, of: tuple[Mask | Score, ...]) -> str:
-    """Return what a struct is called after, where a call gives something to mask or score too."""
+def form(*words: str, of: tuple[Mask | Score, ...], sink: bool = False) -> str:
+    """Return what a struct is called after: what mask or score are given, and sinks."""
     named = (word for one in of if one.given for word in one.name.split("_"))
-    return " ".join(filter(None, (*words, *named)))
+    return " ".join(filter(None, (*words, *named, "sink" * sink)))
 
 
 @dataclass(frozen=True)

@@ -24,26 +24,49 @@ _WEIGHTS = ("attention/combine/weights.cuh.j2",)
 _RISE = {False: "attention/combine/rise.cuh", True: "attention/combine/rise_of_row.cuh"}
 
 
+# what joins a row's sums, and what becomes of them, by whether it is descaled and has a sink
+_SUMS: dict[tuple[bool, bool], tuple[str, ...]] = {
+    (False, False): (),
+    (True, False): (),
+    (False, True): ("attention/combine/sink.cuh",),
+    (True, True): ("attention/combine/sink_of_row.cuh",),
+}
+_COMBINED = {
+    (False, False): ("write.cuh", "log_sum.cuh"),
+    (True, False): ("columns.cuh", "write_descaled.cuh", "log_sum_of_row.cuh"),
+    (False, True): ("write.cuh", "log_sum_with_sink.cuh"),
+    (True, True): ("columns_beside_sink.cuh", "write_descaled.cuh", "log_sum_with_sink.cuh"),
+}
+_COMBINES_SINK = "attention/sinks/combine.cuh"
+
+
 def combining(
-    start: str, output: str = "average", *, in_registers: bool = False, descaled: bool = False
+    start: str,
+    output: str = "average",
+    *,
+    in_registers: bool = False,
+    descaled: bool = False,
+    sink: bool = False,
 ) -> Part:
     """Return the part by which splits of the keys give partial outputs that a kernel combines.
 
     `start` says where a row's splits begin, `output` how it is made of its sums. Thread blocks may
     combine splits that they have one after the other, `in_registers`. Where Q, K and V come with
-    descales and means, a row is `descaled`.
+    descales and means, a row is `descaled`. A `sink` follows the last split.
     """
+    weights = (*_WEIGHTS, *((_COMBINES_SINK,) if sink else ()))
     return Part(
         head=("attention/combine/share.cuh",),
         methods=("attention/combine/partial.cuh", _RISE[descaled]),
-        device=("sm90/dependent_launch.cuh", *(_WEIGHTS if in_registers else ())),
+        device=("sm90/dependent_launch.cuh", *(weights if in_registers else ())),
         kernels=(
-            *(() if in_registers else _WEIGHTS),
+            *(() if in_registers else weights),
             f"attention/combine/{output}.cuh",
             "attention/combine/kernel.cuh.j2",
         ),
         combine=(start, *(("attention/combine/descales.cuh",) if descaled else ())),
-        combined=(f"attention/combine/write{'_descaled' * descaled}.cuh",),
+        sums=_SUMS[descaled, sink],
+        combined=tuple(f"attention/combine/{text}" for text in _COMBINED[descaled, sink]),
         host=("attention/combine/launch.cuh",),
         params=(
             Field(

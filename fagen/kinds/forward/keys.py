@@ -19,6 +19,7 @@ from fagen.vocab import (
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
+    PARTIALS,
     PRODUCERS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
@@ -46,6 +47,11 @@ class Attention(Section):
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
+    sink: Annotated[str, OneOf(PARTIALS)] = Field(
+        default="",
+        description="one more logit of each row of a head, without a value: the dtype in which a "
+        "call gives them; none by default",
+    )
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
         description='"equal": all sequences have one length; "varlen": each has its own, from '

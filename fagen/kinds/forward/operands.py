@@ -14,6 +14,7 @@ from torch import Tensor
 from fagen.e4m3 import by_columns, mean_of, random_signs, rotate, rounded, rows_of
 from fagen.kinds.forward.plan import Plan
 from fagen.measure.inputs import offsets, softmax_scale, usual, usual_packed
+from fagen.measure.sinks import usual_sinks
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
@@ -104,15 +105,16 @@ def arguments(
     scale = softmax_scale(plan.head_dim)
     call: tuple[Any, ...] = operands(plan, q, k, v) if has_descales(plan) else (q, k, v)
     tensors, numbers = call[:3], call[3:]
+    sinks = usual_sinks(plan.sink, q.shape[2], q.device).values()
     if plan.varlen:
         varlen = (x.flatten(0, 1) for x in tensors)
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
         given = usual_packed(plan.mask, sizes.sequences, q.device)
         values = (given[name] for name in plan.mask.given)
-        return *varlen, *offsets(sizes, q.device), scale, *values, None, *numbers
+        return *varlen, *offsets(sizes, q.device), scale, *values, *sinks, None, *numbers
     given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
-    return *tensors, scale, *(given[name] for name in plan.mask.given), *numbers
+    return *tensors, scale, *(given[name] for name in plan.mask.given), *sinks, *numbers
 
 
 def outputs(plan: Plan, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,4 +136,8 @@ def launch(
 
 def alike(plan: Plan) -> Hashable:
     """Kernels with the same take the same arguments, and write to the same outputs."""
-    return Problem.of(plan.schedule), plan.schedule.fp8.scales, plan.schedule.fp8.v_scales
+    return (
+        Problem.of(plan.schedule),
+        plan.schedule.fp8.scales,
+        plan.schedule.fp8.v_scales,
+    )

@@ -56,6 +56,7 @@ class Plan(Budgeted, Combining):
     out_dtype: Dtype  # of O
     mask: Mask
     score: Score
+    sink: Dtype | None  # in which a call has one more logit of each head's rows
     varlen: bool  # the GPU reads where sequences lie, and how long they are
     descales: bool  # Q, K and V come with factors, and V is to lie along its keys
     v_rows: bool  # which comes row-major, to be transposed by the producer

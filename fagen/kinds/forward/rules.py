@@ -13,6 +13,7 @@ from fagen.vocab import (
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
+    PARTIALS,
     SCALE_ROWS_DEFAULT,
     SCORES,
     TOTALS,
@@ -25,6 +26,7 @@ from fagen.vocab import (
 # in the order in which a slug says them, each only where the value is not the default
 _CODES = (
     Code("score", words=SCORE_WORDS),
+    Code("sink", words={name: f"sink{name}" for name in PARTIALS}),
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),
@@ -108,8 +110,7 @@ _DERIVED: Derived = {
     "order": lambda keys: _order(keys),
     # that of Q, K and V where O can have it (dtype)
     "out_dtype": lambda keys: DTYPES[keys["dtype"]].out,
-    # a constant in e4m3, where sequences lie packed V too; nothing where Q, K and V have no scales
-    # (dtype, lengths)
+    # a constant in e4m3, rows of varlen sequences; nothing without scales (dtype, lengths)
     "v_layout": lambda keys: _v_layout(keys) if _fp8(keys) else "",
     "scales": lambda keys: KERNEL_SCALES[0] if _fp8(keys) else "",
     # a constant where V comes row-major (dtype, v_layout)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from fagen.kinds.calls import BATCH, GROUPED, SIZES, Layout, form, scalars
+from fagen.kinds.sinks import sinks
 from fagen.signature import MAX_SIZE, Dim, Extent, Limit, Signature, Size, Tensor
 from fagen.vocab import FP32, KEY_ORDER
 
@@ -49,7 +50,12 @@ def signature(plan: "Plan") -> Signature:
         )
     return Signature(
         kind=plan.kind,
-        form=form("varlen" * varlen, "fp8" * (varlen and plan.descales), of=given),
+        form=form(
+            "varlen" * varlen,
+            "fp8" * (varlen and plan.descales),
+            of=given,
+            sink=plan.sink is not None,
+        ),
         version=1 if varlen else 3,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -58,6 +64,7 @@ def signature(plan: "Plan") -> Signature:
             v,
             *layout.offsets(),
             *layout.tables(plan.mask),
+            *sinks(plan.sink),
             *(_numbers(plan) if plan.descales or not varlen else ()),
             layout.queries(
                 "out",
@@ -72,13 +79,13 @@ def signature(plan: "Plan") -> Signature:
         order=(
             *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale"),
             *(*plan.mask.given, *plan.score.given),
-            "seqused_k",
+            *("sinks", "seqused_k"),
             *("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"),
         ),
         rules=GROUPED,
         limits=(_limit(plan),),
         no_gradient="this op has no backward",
-        gradients_by="" if plan.descales else f"fagen.attention{'_varlen' * varlen}",
+        gradients_by="" if plan.descales or plan.sink else f"fagen.attention{'_varlen' * varlen}",
     )
 
 

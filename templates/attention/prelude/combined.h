@@ -8,6 +8,8 @@ extern const Params params;
 extern const int batch, position, head, column;
 extern const float reference, sum, total[2], inverse;
 extern const float scale, of_mean;
+extern const float2 factor, mean;  // of those columns
+extern const float base, of_keys;  // with a sink: the largest log-sum-exp, and the sum that is the keys'
 
 template <class Numbers>
 float2 of_columns(const Numbers& numbers, float otherwise);

@@ -4,6 +4,7 @@
 float times(float a, float b), plus(float a, float b), log_above(float s);
 float weigh(float lse, float maximum), old_weight(float weight), own_weight(float weight);
 float accumulate(float sum, float number, float old, float own);
+void combine_sink(float sink, float& base, float& sum, float& old);
 
 int splits_of(const Params& params, int batch, int position);
 int splits_before(const Params& params, int position);

@@ -52,9 +52,9 @@ struct Consuming {
   // output: columns from `first` on are rounded to shared memory and copied; with descales they are averages before
   template <int columns, class Out> bool round_rows(Out* rows, const Output& o, int first, OfRows inverse, WhichRows empty);
   template <int columns> void write_columns(const Tile& tile, const Output& o, int first, OfRows inverse, WhichRows empty);
+  float of_keys[2];  // their share of a row, beside its sink
   template <class Out> void copy_out(const Tile& tile, const Out* slab, int column);
-  void prefetch_columns(const Tile& tile) const, scale_columns(const Tile& tile, Output& o) const;
-  void descale(const Tile& tile, Output& o, OfRows inverse, WhichRows empty) const, store(const Tile& tile, Output& o, Softmax& softmax);
-  void write(const Tile& tile, const Output& o, OfRows inverse, WhichRows empty);
+  void prefetch_columns(const Tile& tile) const, scale_columns(const Tile& tile, Output& o) const, add_means(const Tile& tile, Output& o) const;
+  void descale(const Tile& tile, Output& o, OfRows inverse, WhichRows empty) const, store(const Tile& tile, Output& o, Softmax& softmax), write(const Tile& tile, const Output& o, OfRows inverse, WhichRows empty);
   int64_t lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int number) const;
 };

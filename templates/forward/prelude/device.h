@@ -54,7 +54,7 @@ template <bool accumulate> void wgmma_qk(float (&s)[kBlockN / 2], Descriptor q, 
 template <bool accumulate, int n> void wgmma_pv(float (&o)[n], const uint32_t* p, Descriptor v);
 uint32_t pack(float low, float high), pack(float a, float b, float c, float d);
 template <int transposer> void produce_transposed_v(const Params& params, SharedStorage& shared);
-void load_transposed(const void* address, uint32_t (&x)[4]);
-void store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+void load_transposed(const void* address, uint32_t (&x)[4]), store_matrices(void* address, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+void add_sink(float sink, float reference, float sum, float& inverse, float& lse);
 template <int columns, int slab, int swizzle_bits, class OutElement, class Elements>
 bool store_accumulator(OutElement* tile, Elements element);

@@ -29,22 +29,30 @@ def compute(
     """
     plan = replace(plan, score=plan.score.bound(plan.score.taken(more)))
     given = plan.mask.taken(more)
+    sinks = {"sinks": more.pop("sinks")} if plan.sink else {}
     if plan.mask.tables and not plan.varlen:
-        return _by_sequence(plan, q, k, v, scale, given, more)
+        return _by_sequence(plan, q, k, v, scale, given, more, sinks)
     if plan.varlen:
-        return emulate_varlen(plan, q, k, v, scale=scale, given=given, **more)
+        return emulate_varlen(plan, q, k, v, scale=scale, given=given, **more, **sinks)
     plan = replace(plan, mask=plan.mask.bound(given))
     if not more:
-        return emulate(plan, q, k, v, scale)
+        return emulate(plan, q, k, v, scale, **sinks)
     unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
     descales = (more[f"{name}_descale"] for name in ("q", "k", "v"))
     q_descale, k_descale, v_descale = (unit if x is None else x for x in descales)
     means = more["v_mean"], more["k_mean"]
-    return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means)
+    return emulate_fp8(plan, q, k, v, scale, q_descale, k_descale, v_descale, *means, **sinks)
 
 
 def _by_sequence(
-    plan: "Plan", q: Tensor, k: Tensor, v: Tensor, scale: float, given: Any, more: Any
+    plan: "Plan",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    given: Any,
+    more: Any,
+    sinks: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return what a kernel computes whose mask differs from sequence to sequence."""
     found = []
@@ -53,8 +61,8 @@ def _by_sequence(
         numbers = {name: _own(x, number) for name, x in more.items()}
         numbers |= plan.score.numbers
         q_own, k_own, v_own = (x[number : number + 1] for x in (q, k, v))
-        found.append(compute(own, q_own, k_own, v_own, scale, **numbers))
+        found.append(compute(own, q_own, k_own, v_own, scale, **numbers, **sinks))
     if not found:
-        return emulate(plan, q, k, v, scale)
+        return emulate(plan, q, k, v, scale, **sinks)
     out, lse = (torch.cat(parts) for parts in zip(*found, strict=True))
     return out, lse

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fagen import tensor_cores
-from fagen.combining import combined_partials
+from fagen.combining import combined_partials, with_sink
 from fagen.e4m3 import E4M3, by_rows, rows_of, to_e4m3
-from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown
+from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown, without_keys
 from fagen.kinds.forward.plan import Plan
 
 
@@ -28,6 +28,7 @@ def emulate_fp8(
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
     *,
+    sinks: Tensor | None = None,
     hopper_sums: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention as the Plan's kernel does.
@@ -48,7 +49,7 @@ def emulate_fp8(
     out = q.new_zeros(
         batch, seqlen_q, heads, values.shape[-1], dtype=getattr(torch, plan.out_dtype.torch)
     )
-    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    lse = without_keys(q, sinks)
     if out.numel() == 0 or seqlen_k == 0:
         return out, lse
 
@@ -126,11 +127,15 @@ def emulate_fp8(
             tile = tile * v_descale[:, :, None]
         if v_mean is not None:
             tile = torch.where(empty, tile, tile + v_mean[:, :, None])
-        tile = tile.view(batch, heads, bottom - top, -1)
-        out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
         if k_mean is not None:  # which the softmax does not notice
             expanded = k_mean.expand(-1, -1, queries.shape[-1])[..., None]
             log_sum = log_sum + scale * factor * (queries @ expanded)
+        if sinks is not None:
+            own = sinks.float().repeat_interleave(bottom - top).view(*log_sum.shape[1:])
+            log_sum, of_keys = with_sink(log_sum, own)
+            tile = tile * of_keys
+        tile = tile.view(batch, heads, bottom - top, -1)
+        out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fagen.kinds.forward.emulate.fp8 import emulate_fp8
-from fagen.kinds.forward.emulate.tiles import emulate
+from fagen.kinds.forward.emulate.tiles import emulate, without_keys
 from fagen.kinds.forward.plan import Plan
 from fagen.problem import sequences
 
@@ -28,6 +28,7 @@ def emulate_varlen(
     v_descale: Tensor | None = None,
     v_mean: Tensor | None = None,
     k_mean: Tensor | None = None,
+    sinks: Tensor | None = None,
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of varlen sequences as the Plan's kernel does.
@@ -41,7 +42,7 @@ def emulate_varlen(
     """
     dtype = getattr(torch, plan.out_dtype.torch)
     out = q.new_zeros(*q.shape[:2], v.shape[-1], dtype=dtype)
-    lse = q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
+    lse = without_keys(q, sinks)
     unit = torch.ones(1, 1, 1, dtype=torch.float32, device=q.device)
     descales = [unit if x is None else x for x in (q_descale, k_descale, v_descale)]
     mask = plan.mask
@@ -52,9 +53,9 @@ def emulate_varlen(
         plan = replace(plan, mask=mask.bound({**given, **by_row}, number))
         if plan.descales:
             numbers = (own(x, number) for x in (*descales, v_mean, k_mean))
-            output, log_sum = emulate_fp8(plan, *sequence, scale, *numbers)
+            output, log_sum = emulate_fp8(plan, *sequence, scale, *numbers, sinks=sinks)
         else:
-            output, log_sum = emulate(plan, *sequence, scale)
+            output, log_sum = emulate(plan, *sequence, scale, sinks=sinks)
         out[of_q], lse[:, of_q] = output[0], log_sum[0]
     return out, lse
 

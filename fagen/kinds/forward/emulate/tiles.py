@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fagen import tensor_cores
 from fagen.arch import SM90
-from fagen.combining import combined_partials
+from fagen.combining import combined_partials, with_sink
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.forward.emulate.rows import heads_of_a_tile, tiles_of
@@ -22,21 +22,29 @@ _WARPGROUP_ROWS = 64
 
 
 def emulate(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, scale: float, *, hopper_sums: bool = False
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    sinks: Tensor | None = None,
+    hopper_sums: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention as the Plan's kernel does.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, with any strides, H a
     multiple of Hk; scale positive, its product with log2 e finite in fp32. Returns out (B, Sq, H,
     Dv) in that dtype and the log-sum-exp of each row, (B, H, Sq) in fp32: zeros and minus infinity
-    where a row sees no key. With `hopper_sums` PV is summed up as Hopper does it
+    where a row sees no key. Of `sinks` (H,) each is one more logit of its head's rows, without a
+    value: all that a row without a key has. With `hopper_sums` PV is summed up as Hopper does it
     (fagen.tensor_cores), which takes a thousand times as long. What is wrong with the arguments is
     fagen.runtime.checks's to say.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1])
-    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    lse = without_keys(q, sinks)
     if out.numel() == 0 or seqlen_k == 0:
         return out, lse
 
@@ -56,6 +64,9 @@ def emulate(
         row = rows.query.repeat(group // together)[:, None]
         scores.of_rows(row, rows.head.repeat(group // together)[:, None], kv_heads, together)
 
+        sink = None
+        if sinks is not None:
+            sink = sinks.float().unflatten(0, heads_by)[..., rows.head].flatten(1)  # (Hk, rows)
         step = plan.split_keys(seqlen_k, seqlen_q, batch * heads)
         splits = []
         for first in range(0, seqlen_k, step):
@@ -68,20 +79,34 @@ def emulate(
             splits.append((total, softmax))
         if plan.num_splits > 1:
             shares = ((total * softmax.unrounded(), *softmax.share()) for total, softmax in splits)
-            output, log_sum = combined_partials(shares, total, factor)
+            output, log_sum = combined_partials(shares, total, factor, sink)
+            empty = torch.stack([softmax.sum.squeeze(-1) == 0 for _, softmax in splits]).all(0)
         else:
             inverse, log_sum = softmax.finish()
-            output, log_sum = total * inverse, log_sum.squeeze(-1)
+            log_sum = log_sum.squeeze(-1)
+            empty = log_sum == -math.inf
+            log_sum, of_keys = with_sink(log_sum, sink)
+            inverse = inverse if of_keys is None else inverse * of_keys[..., None]
+            output = total * inverse
         if plan.softmax.largest_output:  # P was rounded, its sum was not
             limited = output.clamp(-plan.softmax.largest_output, plan.softmax.largest_output)
             output = torch.where(output.isfinite(), limited, output)
         # a row that sees no key, even beside a V that is not finite
-        output = output.masked_fill(log_sum[..., None] == -math.inf, 0.0)
+        output = output.masked_fill(empty[..., None], 0.0)
         of_heads = group // together, count
         rows.put(out_by, output.to(q.dtype).unflatten(2, of_heads))
         log_sums = log_sum.unflatten(2, of_heads)[..., rows.real]
         lse_by[..., rows.head[rows.real], rows.query[rows.real]] = log_sums
     return out, lse
+
+
+def without_keys(q: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the log-sum-exps of the rows of q (B, Sq, H, D), or (total, H, D), without keys."""
+    *batch, seqlen_q, heads, _ = q.shape
+    lse = q.new_full((*batch, heads, seqlen_q), -math.inf, dtype=torch.float32)
+    if sinks is not None:
+        lse[:] = sinks.float()[:, None]
+    return lse
 
 
 def _weighted(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fagen.kinds.combining import EVERY_SPLIT, SEEN_SPLITS, combining
 from fagen.kinds.forward.parts.loads import map_of_rows
+from fagen.kinds.sinks import sinks_of_call
 from fagen.part import (
     ELEMENT,
     FLOAT,
@@ -179,6 +180,30 @@ _PLACES = {
 }
 
 
+# what becomes of a row's sum, by whether a tile's rows are of several heads, and have sinks
+_ROW_ENDS = {
+    (False, False): "forward/output/row_end.cuh.j2",
+    (True, False): "forward/output/packed_row_end.cuh",
+    (False, True): "forward/output/row_end_with_sink.cuh.j2",
+    (True, True): "forward/output/packed_row_end_with_sink.cuh",
+}
+_SINK: dict[bool, tuple[str, ...]] = {
+    False: (),
+    True: ("sm90/exp2.cuh", "forward/output/sink.cuh"),
+}
+# what an average of V is, by whether it has descales and means, and rows have sinks
+_AVERAGES = {
+    (False, False): ("forward/output/averages.cuh.j2",),
+    (False, True): ("forward/output/averages.cuh.j2",),
+    (True, False): ("forward/output/means.cuh", "forward/output/descaled.cuh.j2"),
+    (True, True): (
+        "forward/output/of_keys.cuh",
+        "forward/output/means_beside_sink.cuh",
+        "forward/output/descaled.cuh.j2",
+    ),
+}
+
+
 def output(values: Values) -> Iterator[Part]:
     """How O leaves."""
     way = "split" if values["num_splits"] > 1 else values["output"]
@@ -187,6 +212,7 @@ def output(values: Values) -> Iterator[Part]:
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if limited:
         yield Part(constants=(Constant("softmax.largest_output", "that is finite"),))
+    yield from sinks_of_call(values["sink"])
     if way == "split":
         start = SEEN_SPLITS if MASKS[values["mask"]].first_by_row else EVERY_SPLIT
         yield Part(
@@ -198,7 +224,8 @@ def output(values: Values) -> Iterator[Part]:
             yield Part(constants=(Alias("OutElement", "out_dtype.cpp"),))
         if values["transposes"] == "producer":
             yield Part(device=("sm90/store_matrices.cuh",))
-        yield combining(start, "limited" if limited else "average", descaled=dtype.fp8)
+        how = {"descaled": dtype.fp8, "sink": bool(values["sink"])}
+        yield combining(start, "limited" if limited else "average", **how)
         return
     lse_strides = ("head",) if varlen else ("batch", "head")
     yield Part(
@@ -212,15 +239,17 @@ def output(values: Values) -> Iterator[Part]:
         device=(
             "sm90/accumulators.cuh",
             "forward/output/log2_reciprocal.cuh",
+            *_SINK[bool(values["sink"])],
             f"forward/output/store_{OUT_DTYPES[values['out_dtype']].bytes}_bytes.cuh.j2",
         ),
         consumer=(
             _PLACES[values["lengths"], values["pack_gqa"]],
             *(("forward/output/column_scales.cuh",) if values["v_scales"] == "column" else ()),
-            "forward/output/descaled.cuh.j2" if dtype.fp8 else "forward/output/averages.cuh.j2",
+            *_AVERAGES[dtype.fp8, bool(values["sink"])],
             *_OUTPUTS[way],
-            f"forward/output/{'packed_' * values['pack_gqa']}store.cuh.j2",
+            "forward/output/store.cuh.j2",
         ),
+        row_ends=(_ROW_ENDS[values["pack_gqa"], bool(values["sink"])],),
     )
     if way == "reuse_v":
         yield Part(device=("forward/output/barrier.cuh",))

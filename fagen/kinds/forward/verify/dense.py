@@ -33,6 +33,7 @@ from fagen.measure.inputs import (
     usual,
 )
 from fagen.measure.numerics import largest, unit_in_last_place
+from fagen.measure.sinks import beside_sinks, usual_sinks, without_key
 from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
@@ -46,7 +47,8 @@ def dense(plan: Plan, run: Run) -> Kernel:
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         out, lse = outputs(plan, q)
         given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
-        run(q=q, k=k, v=v, scale=scale, **given, out=out, lse=lse)
+        sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+        run(q=q, k=k, v=v, scale=scale, **given, **sinks, out=out, lse=lse)
         return out, lse
 
     return kernel
@@ -78,8 +80,10 @@ def small_sizes(plan: Plan) -> tuple[Sizes, ...]:
 def run_error(plan: Plan, run: Run, cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> ShapeError:
     """The errors of a kernel on 16-bit tensors, by the rule for its dtype."""
     if has_descales(plan):
-        return fp8_error(plan, cell, by_operands(plan, run), q, k, v)
-    return shape_error(cell, dense(plan, run), q, k, v)
+        sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+        return fp8_error(plan, cell, by_operands(plan, run), q, k, v, **sinks)
+    sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+    return shape_error(cell, dense(plan, run), q, k, v, **sinks)
 
 
 def size_error(plan: Plan, run: Run, sizes: Sizes, seed: int, device: str) -> ShapeError:
@@ -94,7 +98,8 @@ def hard_errors(
     """Yield a 16-bit kernel's worst errors of the families of hard scores, at each size."""
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return reference(q, k, v, mask=plan.mask.name, scale=scale)
+        exact = reference(q, k, v, mask=plan.mask.name, scale=scale)
+        return beside_sinks(*exact, **usual_sinks(plan.sink, q.shape[2], q.device))
 
     for size in sizes:
         alone = families.alone(heavy_keys(plan.mask, size.seqlen_q, size.seqlen_k))
@@ -111,13 +116,20 @@ def kernel_error(
 
 
 def shape_error(
-    cell: Cell, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+    cell: Cell,
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
 ) -> ShapeError:
     """The largest errors of `kernel` on these inputs, against fp64 and beside torch's.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) on a GPU, of any strides that the kernel
-    takes; `scale` is 1 / sqrt(D) if left out. An error that is NaN means that an output was not a
-    number, or that a masked row was not exactly 0 and minus infinity.
+    takes; `scale` is 1 / sqrt(D) if left out; the kernel has these `sinks`. An error that is NaN
+    means that an output was not a number, or that a masked row was not exactly 0 and minus infinity
+    or its sink.
     """
     mask = cell.problem.mask
     scale = softmax_scale(cell.problem.head_dim) if scale is None else scale
@@ -125,7 +137,10 @@ def shape_error(
     rows = rows_with_keys(cell).to(q.device)
     exact, exact_lse = reference(q, k, v, mask=mask, scale=scale)
     beside = torch_math(q, k, v, mask=mask, scale=scale)
-    masked_right = bool((out[:, ~rows] == 0).all() and (lse[..., ~rows] == -math.inf).all())
+    beside, _ = beside_sinks(beside, exact_lse, sinks)
+    exact, exact_lse = beside_sinks(exact, exact_lse, sinks)
+    nothing = lse[..., ~rows] == without_key(sinks)
+    masked_right = bool((out[:, ~rows] == 0).all() and nothing.all())
     ours = largest(out[:, rows].double() - exact[:, rows]) if masked_right else math.nan
     torchs = largest(beside[:, rows].double() - exact[:, rows])
     return ShapeError(

@@ -23,6 +23,7 @@ from fagen.kinds.verification import share
 from fagen.measure import families
 from fagen.measure.inputs import cell_of, rows_with_keys, softmax_scale, usual
 from fagen.measure.numerics import largest, rms
+from fagen.measure.sinks import beside_sinks, usual_sinks, without_key
 from fagen.measure.verification import Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
@@ -57,6 +58,7 @@ def fp8_error(
     coarse_rows: float = 0.0,
     centered: str = "kv",
     lse_rounding: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> ShapeError:
     """The errors of `kernel` on 16-bit tensors that are quantised for it, less K's and V's means.
 
@@ -65,7 +67,8 @@ def fp8_error(
     `coarse` is what the output may be off by besides, relative to its size, its worst row to the
     largest; `coarse_rows` is so much for the worst row alone. `error` is the root mean square over
     all, or, where one row breaks the rule for rows, over that one; it is NaN where an output was
-    not a number, or a masked row not exactly 0 and minus infinity.
+    not a number, or a masked row not exactly 0 and minus infinity, or its one
+    of `sinks`.
     """
     usual_scale = softmax_scale(cell.problem.head_dim)
     scale = usual_scale if scale is None else scale
@@ -76,9 +79,12 @@ def fp8_error(
     out, lse = kernel(laid_out, scale)
     expected = textbook(_by_rows(plan), fp8, scale)
     exact, exact_lse = reference(*real(plan, fp8), mask=cell.problem.mask, scale=scale)
+    expected, _ = beside_sinks(expected, exact_lse, sinks)
+    exact, exact_lse = beside_sinks(exact, exact_lse, sinks)
     rows = rows_with_keys(cell).to(q.device)
     ours, theirs, true = (x[:, rows].double() for x in (out, expected, exact))
-    masked_right = bool((out[:, ~rows] == 0).all() and (lse[..., ~rows] == -math.inf).all())
+    nothing = lse[..., ~rows] == without_key(sinks)
+    masked_right = bool((out[:, ~rows] == 0).all() and nothing.all())
     error, beside, allowed = by_the_rule(ours, theirs, true, coarse, coarse_rows)
     # sums of products are as inexact as they are large
     lse_allowed = LSE_TOLERANCE * max(1.0, scale / usual_scale)
@@ -111,6 +117,7 @@ def hard_errors(
                     *(plan, cell_of(plan, size), kernel, q * full, k * full, v, scale / full**2),
                     centered="v",
                     lse_rounding=LSE_ROUNDING,
+                    **usual_sinks(plan.sink, q.shape[2], q.device),
                 )
             )
         yield max(records, key=share)
@@ -139,7 +146,8 @@ def by_operands(plan: Plan, run: Run) -> Kernel8:
         out, lse = outputs(plan, operands.q)
         q, k = operands.q, operands.k
         given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
-        run(**operands._asdict(), scale=scale, **given, out=out, lse=lse)
+        sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+        run(**operands._asdict(), scale=scale, **given, **sinks, out=out, lse=lse)
         return out, lse
 
     return kernel

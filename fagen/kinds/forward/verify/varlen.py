@@ -37,6 +37,7 @@ from fagen.measure.sequences import (
     small_cases,
     verification_cases,
 )
+from fagen.measure.sinks import beside_sinks, usual_sinks, without_key
 from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell
 from fagen.records import ShapeError
@@ -67,11 +68,13 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     given = usual_packed(plan.mask, case.lengths, device, case.gap)
     rows, scale = judged_rows(case, call), call["scale"]
     into = outputs(plan, call["q"])
+    sinks = usual_sinks(plan.sink, case.heads, device)
     quantised = _quantised(plan, call, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
-    run(**call, **given, **into)
+    run(**call, **given, **sinks, **into)
     out, lse = into["out"], into["lse"]
     at_q = call["cu_seqlens_q"].tolist()
-    intact = empty_around(out, at_q) and empty_around(lse.T, at_q, -math.inf)
+    nothing = lse == without_key(**sinks)
+    intact = empty_around(out, at_q) and empty_around(nothing.T, at_q, True)
     ours, theirs, true, off = [], [], [], []
     for sequence, (of_q, of_k) in rows.items():
         tensors = call["q"][None, of_q], call["k"][None, of_k], call["v"][None, of_k]
@@ -84,9 +87,11 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
         exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
         valid = ~(exact_lse == -math.inf).all(0)
         own_out, own_lse = out[of_q], lse[:, of_q]
-        intact &= bool((own_out[~valid] == 0).all() and (own_lse[:, ~valid] == -math.inf).all())
+        intact &= bool((own_out[~valid] == 0).all() and nothing[:, of_q][:, ~valid].all())
+        beside, _ = beside_sinks(beside[0], exact_lse, **sinks)
+        exact, exact_lse = beside_sinks(exact, exact_lse, **sinks)
         ours.append(own_out[valid].double())
-        theirs.append(beside[0][valid].double())
+        theirs.append(beside[valid].double())
         true.append(exact[valid])
         off.append((own_lse[:, valid] - exact_lse[:, valid]).flatten())
     outs = (torch.cat(ours), torch.cat(theirs), torch.cat(true))
@@ -175,7 +180,8 @@ def as_dense(plan: Plan, run: Run) -> Kernel:
         into = outputs(plan, q[0])
         given = usual_packed(plan.mask, ((q.shape[1], k.shape[1]),), q.device)
         packed = dict(q=q[0], k=k[0], v=v[0], **one_sequence(q=q[0], k=k[0]))
-        run(**packed, scale=scale, **given, **into)
+        sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+        run(**packed, scale=scale, **given, **sinks, **into)
         return into["out"][None], into["lse"][None]
 
     return dense

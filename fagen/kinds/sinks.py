@@ -1,0 +1,30 @@
+"""Sinks, one more logit of each row of a head without a value: parts and tensors of calls."""
+
+from fagen.part import Alias, Argument, Field, Part, Type, pointer_to
+from fagen.signature import Dim, Extent, Tensor
+from fagen.vocab import PARTIALS, Dtype
+
+
+def sinks_of_call(dtype: str) -> tuple[Part, ...]:
+    """Return the part that reads a head's sink, in the dtype in which a call has them, if any."""
+    if not dtype:
+        return ()
+    note = "(heads): one more logit of each row, without a value"
+    part = Part(
+        headers=(PARTIALS[dtype].header,),
+        constants=(Alias("Sink", "sink.cpp"),),
+        methods=("attention/sinks/sink.cuh",),
+        params=(Field("sinks", pointer_to(Type("Sink"), const=True), Argument("sinks"), note),),
+    )
+    return (part,)
+
+
+def sinks(dtype: Dtype | None) -> tuple[Tensor, ...]:
+    """Return the tensor of a call that has some."""
+    if dtype is None:
+        return ()
+    note = (
+        "one more logit of each row of a head, without a value, as scale * q kᵀ is one; "
+        "minus infinity: none"
+    )
+    return (Tensor("sinks", (Dim(Extent("heads")),), dtype, note, aligned=False),)

@@ -1,0 +1,4 @@
+  if (column == 0 && params.lse) {
+    params.lse[batch * params.lse_stride_batch + head * params.lse_stride_head + position] =
+        plus(plus(times(reference, scale), log_above(sum)), of_mean);
+  }

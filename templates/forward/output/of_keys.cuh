@@ -1,0 +1,1 @@
+  float of_keys[2];  // their share of a row's weights, beside its sink's

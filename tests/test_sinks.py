@@ -1,0 +1,173 @@
+"""Sinks, one more logit of each row of a head without a value: beside one more column by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fagen import registry, simulator
+from fagen.kinds.forward.emulate import compute
+from fagen.kinds.forward.operands import operands, outputs, real
+from fagen.kinds.forward.plan import Plan
+from fagen.render import render
+
+SINKS = (0.5, 7.0, -math.inf, 3e4, -1e30, -3.0)
+HEADS, KV_HEADS = len(SINKS), 2
+# windows as GPT-OSS has them; sinks of each dtype; heads that share a tile's rows; splits; sums of
+# tensor cores and promoted ones; V by columns, transposed in the kernel, and scales by block
+DENSE = (
+    "fwd_fp16_d64_window_m128n64_sinkfp16",
+    "fwd_bf16_d64_causal_m64n64_sinkfp32_packgqa",
+    "fwd_fp16_d192v128_causal_m128n80_sinkbf16",
+    "fwd_fp16_d64_full_m64n64_sinkfp32_tensorsum_onlinemax",
+    "fwd_bf16_d64_causal_m64n64_sinkbf16_split3",
+    "fwd_fp16_d64_window_m64n64_sinkfp32_nointra_pm2",
+)
+FP8 = (
+    "fwd_e4m3_d64_causal_m64n64_sinkfp32",
+    "fwd_e4m3_d64_window_m64n64_sinkbf16_vrows_sblock",
+    "fwd_e4m3_d64_causal_m64n64_sinkfp32_split3_vrows_pm1_pc32",
+)
+SIZES = ((70, 70), (100, 40), (5, 130), (66, 0))  # queries and keys: some rows see nothing
+
+
+def tensors(plan: Plan, queries: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in 16 bits."""
+    dtype = torch.float16 if plan.descales else getattr(torch, plan.dtype.torch)
+    generator = torch.Generator().manual_seed(queries)
+    shapes = (
+        (queries, HEADS, plan.head_dim),
+        (keys, KV_HEADS, plan.head_dim),
+        (keys, KV_HEADS, plan.head_dim_v),
+    )
+    q, k, v = (torch.randn(batch, *shape, generator=generator) for shape in shapes)
+    return q.to(dtype), k.to(dtype), (v + 1).to(dtype)
+
+
+def sinks_of(plan: Plan) -> Tensor:
+    return torch.tensor(SINKS, dtype=getattr(torch, plan.sink.torch))
+
+
+def by_hand(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """A softmax over the keys that are seen (Sq, Sk), and a column more whose value is zero."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = (q @ k.mT * scale).masked_fill(~seen, -math.inf)
+    column = sinks.double()[:, None, None].expand(*scores.shape[:3], 1)
+    every = torch.cat((scores, column), -1)
+    largest = every.amax(-1, keepdim=True)
+    p = (every - largest.masked_fill(largest == -math.inf, 0)).exp()
+    total = p.sum(-1, keepdim=True)
+    out = p[..., :-1] @ v / total.masked_fill(total == 0, 1)
+    return out.transpose(1, 2), (largest + total.log()).squeeze(-1)
+
+
+def seen_by(plan: Plan, queries: int, keys: int, left: int) -> Tensor:
+    """Which keys (columns) a causal or full row sees, or one of a window, aligned to the end."""
+    row, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
+    if plan.mask.name == "full":
+        return torch.ones(queries, keys, dtype=torch.bool)
+    within = key >= row - left if plan.mask.name == "window" else key >= 0
+    return (key <= row) & within
+
+
+def numbers_of(plan: Plan, left: int = 20) -> dict[str, int]:
+    return {"window_left": left, "window_right": 0} if plan.mask.given else {}
+
+
+def check(plan: Plan, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], seen: Tensor):
+    """As near as a dtype is; rows that see nothing are zeros, and their sinks, exactly."""
+    (out, lse), (exact_out, exact_lse) = found, exact
+    none = ~seen.any(-1)
+    assert (out[:, none] == 0).all()
+    assert torch.equal(lse[..., none], exact_lse[..., none].float())
+    torch.testing.assert_close(
+        out.double(), exact_out, atol=0.08 if plan.descales else 8e-3, rtol=2e-2
+    )
+    torch.testing.assert_close(
+        lse.double(), exact_lse, atol=2e-2 if plan.descales else 1e-3, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("slug", DENSE)
+def test_a_sink_is_a_column_without_a_value(slug: str) -> None:
+    plan, sinks = registry.plan_of(slug), None
+    sinks = sinks_of(plan)
+    for queries, keys in SIZES:
+        q, k, v = tensors(plan, queries, keys)
+        seen = seen_by(plan, queries, keys, 20)
+        exact = by_hand(q, k, v, seen, sinks, 0.2)
+        check(plan, compute(plan, q, k, v, 0.2, sinks=sinks, **numbers_of(plan)), exact, seen)
+
+
+@pytest.mark.parametrize("slug", FP8)
+def test_means_count_as_much_as_keys_do_beside_a_sink(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    sinks = sinks_of(plan)
+    for queries, keys in SIZES[:3]:
+        given = operands(plan, *tensors(plan, queries, keys), centered="kv")
+        seen = seen_by(plan, queries, keys, 20)
+        q, k, v = real(registry.plan_of(slug), rows_of_v(plan, given, keys))
+        exact = by_hand(q, k, v, seen, sinks, 0.2)
+        call = {"sinks": sinks, **given._asdict(), **numbers_of(plan)}
+        check(plan, compute(plan, scale=0.2, **call), exact, seen)
+
+
+def rows_of_v(plan: Plan, given: Any, keys: int) -> Any:
+    from fagen.e4m3 import by_rows
+
+    return given if plan.v_rows else given._replace(v=by_rows(given.v, keys))
+
+
+def test_sinks_of_varlen_sequences_are_of_heads_and_rows_of_none_have_them() -> None:
+    plan = registry.plan_of("fwd_fp16_d64_causal_m64n64_sinkfp32_varlen")
+    lengths, gap, sinks = ((5, 9), (40, 3), (0, 4), (7, 70)), 3, sinks_of(plan)
+    parts = [tensors(plan, *length, batch=1) for length in lengths]
+    q, k, v = (torch.cat([x[0] for x in own]) for own in zip(*parts, strict=True))
+    q = torch.cat((q, q[:gap] * math.nan))
+    at_q, at_k = (
+        torch.tensor([0, *(length[side] for length in lengths)]).cumsum(0).int() for side in (0, 1)
+    )
+    out, lse = compute(plan, q, k, v, cu_seqlens_q=at_q, cu_seqlens_k=at_k, scale=0.2, sinks=sinks)
+    for number, (length, own) in enumerate(zip(lengths, parts, strict=True)):
+        rows = slice(int(at_q[number]), int(at_q[number + 1]))
+        seen = seen_by(plan, *length, 0)
+        exact = by_hand(*own, seen, sinks, 0.2)
+        check(plan, (out[None, rows], lse[None, :, rows]), exact, seen)
+    assert (out[-gap:] == 0).all() and (lse[:, -gap:] == sinks.float()[:, None]).all()
+
+
+@pytest.mark.parametrize("slug", (*DENSE[:3], *DENSE[4:5]))
+def test_sinks_of_any_size_are_right_in_the_kernels_own_text(slug: str) -> None:
+    plan = registry.plan_of(slug)
+    library = simulator.build(render(plan).kernel)
+    sinks = torch.tensor((math.inf, 7.0, -math.inf, 3e38, -1e30, -3e38)).to(sinks_of(plan))
+    for queries, keys in SIZES[1:3]:
+        q, k, v = tensors(plan, queries, keys, batch=1)
+        out, lse = outputs(plan, q)
+        call = {"sinks": sinks, "scale": 0.2, **numbers_of(plan)}
+        simulator.call(plan, library, q=q, k=k, v=v, out=out, lse=lse, **call)
+        seen = seen_by(plan, queries, keys, 20)
+        check(plan, (out, lse), expected(q, k, v, seen, sinks), seen)
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """By hand, where an infinite sink takes all."""
+    out, lse = by_hand(q, k, v, seen, sinks.double().clamp(max=1e300), 0.2)
+    return out, lse.masked_fill(lse == 1e300, math.inf)
+
+
+def test_each_dtype_of_sinks_is_a_kernel_of_its_own() -> None:
+    slugs = [f"fwd_fp16_d64_window_m128n64_sink{dtype}" for dtype in ("fp32", "fp16", "bf16")]
+    plans = [*map(registry.plan_of, slugs)]
+    assert [plan.slug for plan in plans] == slugs
+    for plan, dtype in zip(plans, ("fp32", "fp16", "bf16"), strict=True):
+        assert plan.signature.tensor("sinks").dtype.name == dtype == plan.schedule.attention.sink
+        assert plan.signature.gradients_by == ""
+        assert [x.name for x in plan.signature.arguments][-1] == "sinks"
+    assert plan.schedule.but(sink=None).slug == "fwd_fp16_d64_window_m128n64"
