@@ -26,14 +26,15 @@ from fagen.dispatch.rows import (
     measures_of,
 )
 from fagen.dispatch.tables import NAME, chunks_of, in_order, table_at, users_table
-from fagen.errors import ScheduleError
+from fagen.errors import OverBudget, ScheduleError
+from fagen.expr.words import PLAIN
 from fagen.kind import Step
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes, solves
 from fagen.registry import committed_file, from_slug, given, kind, plan, read, schedules
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word
-from fagen.vocab import DTYPES, PASSES, SIXTEEN_BITS, V_LAYOUTS
+from fagen.vocab import DTYPES, MASKS, PASSES, SIXTEEN_BITS, V_LAYOUTS
 
 Choice = str | Path | Schedule | None  # a file, a slug, or the thing itself
 
@@ -216,9 +217,9 @@ def flattened(problem: Problem, card: str) -> tuple[Row, ...]:
     The last fits any call, without a slug where no row of a table is for it. Each table's are of
     this card, or of another where neither table has it. Raises ScheduleError where one is wrong.
     """
-    any_out, decodes = replace(problem, out_dtype=None), bool(PASSES[problem.kind].computes)
+    decodes = bool(PASSES[problem.kind].computes)
     users, owns = (
-        [row for row in table if row.problem == any_out]
+        _rows_of(table, replace(problem, out_dtype=None))
         for table in (users_table(), table_at(locate("schedules") / NAME))
     )
     has_card = any(row.card == card for row in owns)
@@ -265,9 +266,33 @@ def serve(problem: Problem, sizes: Sizes, card: str) -> Served:
         schedules, derived = buildable(problem)
         return Served(schedules[0], None, derived)
     keys = {key: getattr(problem, key) for key in ("dtype", "head_dim", "head_dim_v", "mask")}
-    some = kind(problem.kind).schedule.make(**keys, rows=8, block_n=64)
+    some = kind(problem.kind).schedule.make(**keys, **problem.variant, rows=8, block_n=64)
     usual = sized(some.slug, sizes)
     return Served(usual, None, derived=not committed_file(usual.slug).exists())
+
+
+def _rows_of(table: Iterable[Row], problem: Problem) -> list[Row]:
+    """The rows of a problem; where a table has none with its scores, those with plain ones.
+
+    A cap or sinks change little of what a tile costs.
+    """
+    rows = [row for row in table if row.problem == problem]
+    if rows or not problem.variant:
+        return rows
+    plain = [row for row in table if row.problem == replace(problem, score=PLAIN, sink="")]
+    slugs = {row.slug: _of_variant(row.slug, problem) for row in plain}
+    return [replace(row, slug=slugs[row.slug]) for row in plain if slugs[row.slug]]
+
+
+@cache
+def _of_variant(slug: str, problem: Problem) -> str:
+    """The slug of the same tile with a problem's scores; "" where that does not fit an SM."""
+    try:
+        schedule = from_slug(slug).but(**problem.variant)
+        plan(schedule)
+    except (OverBudget, ScheduleError):
+        return ""
+    return schedule.slug
 
 
 def _on(card: str, rows: list[Row], *, or_another: bool = True) -> list[Row]:
@@ -419,9 +444,10 @@ def sized_slug(slug: str, card: str, batch: int, heads: int, kv_heads: int, quer
 
 
 def asked_beside(schedule: Schedule) -> list[str]:
-    """What a kernel of another kind must be given beside q, k and v."""
+    """What a kernel of another kind must be given beside what its problem says."""
     inputs = plan(schedule).signature.inputs
-    return [x.name for x in inputs if not x.may_be_none and x.name not in ("q", "k", "v")]
+    told = "q", "k", "v", "sinks", *MASKS[schedule.values()["mask"]].given
+    return [x.name for x in inputs if not x.may_be_none and x.name not in told]
 
 
 def _usual(problem: Problem) -> Buildable:
@@ -429,6 +455,11 @@ def _usual(problem: Problem) -> Buildable:
     fitting = [schedule for schedule in committed(problem.kind) if solves(schedule, any_out)]
     if fitting:
         return Buildable((_with_out(min(fitting, key=_rank), problem.out_dtype),), derived=False)
+    if problem.variant:
+        usual = _usual(replace(problem, score=PLAIN, sink=""))
+        slugs = (_of_variant(schedule.slug, problem) for schedule in usual.schedules)
+        if found := tuple(from_slug(slug) for slug in slugs if slug):
+            return Buildable(found, usual.derived)
     if problem.dtype not in DTYPES:
         near = near_word(problem.dtype, DTYPES)
         mean = f"; did you mean {near}?" if near else ""

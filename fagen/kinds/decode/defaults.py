@@ -209,15 +209,17 @@ def derived(
     several: bool = False,
     side_by_side: int = 1,
     maximum: str = "lazy",
+    **variant: str,
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
 
-    All fit an SM. Where splits cannot be dealt `by` runs, for want of registers or with
+    `variant` is what they say of scores. All fit an SM. Where splits cannot be dealt `by` runs, for want of registers or with
     a unified maximum, they are dealt in turns, `several` to a thread block. Raises ScheduleError
     where no kernel computes such a problem.
     """
     most = rows_for(rows)
     keys = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
+    keys |= variant
     if maximum == "fixed":
         keys |= {"maximum": maximum, "speculate": True}
         by, side_by_side = "round_robin", 1
@@ -252,7 +254,8 @@ def derived(
 def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that serve the problem of one, by what calls they serve."""
     values = schedule.values()
-    fields = {key: values[key] for key in ("dtype", "head_dim", "head_dim_v", "mask")}
+    keys = "dtype", "head_dim", "head_dim_v", "mask", "score", "sink"
+    fields = {key: values[key] for key in keys if key in values}
     head_dim = fields["head_dim"]
     shared_lines = straddles(fields["dtype"], head_dim, fields["head_dim_v"])
     for rows in ROWS:

@@ -56,7 +56,7 @@ def derived_schedules(problem: Problem) -> tuple[Schedule, ...]:
 def _in_16_bits(problem: Problem) -> list[Schedule]:
     """All tiles that fit, each with the loads that are predicted best, by predicted time."""
     named = ("dtype", "head_dim", "head_dim_v", "mask", "lengths")
-    keys = {key: getattr(problem, key) for key in named}
+    keys = {key: getattr(problem, key) for key in named} | problem.variant
     base = Schedule.make(**keys, block_m=64, block_n=16).values()  # refuses what none computes
     predict = predictor([standard_sizes(problem.head_dim, seqlen) for seqlen in SEQLENS])
     outputs = possible_outputs(problem.head_dim_v, problem.dtype)
@@ -97,6 +97,7 @@ def _in_fp8(problem: Problem) -> Iterator[Schedule]:
             promote=1,
             promote_columns=part,
             **({"scales": "block", "scale_rows": problem.scale_rows} if problem.scale_rows else {}),
+            **problem.variant,
         )
         if next(BUDGET.sums(schedule.values()), None) is None:
             yield schedule
