@@ -37,27 +37,42 @@ _ALIKE = (
     ("batch", "batch_size"),
     ("window", "window_size", "sliding_window", "attention_window"),
     ("mask", "mask_mod", "mask_function"),
+    ("score", "score_mod", "logits_transform"),
+    (
+        "softcap",
+        "logits_soft_cap",
+        "logit_cap",
+        "soft_cap",
+        "softcapping",
+        "attn_logit_softcapping",
+    ),
+    ("sinks", "s_aux", "sink", "learnable_sink", "attn_sink", "attention_sinks"),
 )
 
 _MASKS = (
-    "masks given as tensors; mask is a word, a text or a function, sequences attention_varlen's"
+    "masks given as tensors; mask is a word, a text or a function, padding is seqused_k of "
+    "attention_varlen and attention_decode"
 )
-_BIAS = "a bias that is added to scores"
+_TORCHS = "torch.nn.functional.scaled_dot_product_attention"
+_BIAS = (
+    "a bias for each query and key, as a tensor; score takes one that is a text of positions, and "
+    f"{_TORCHS} a tensor as attn_mask"
+)
+_ALIBI = (
+    "ALiBi, whose slopes are a table of heads; one slope for all heads is a score: "
+    '"score - slope * (q_pos - k_idx)"'
+)
 _PAGED = "paged caches: those that are read are dense, (batch, seqlen, heads, head_dim)"
-_CAP = "a cap of scores"
-_SINKS = "attention sinks"
-_DROPOUT = "dropout; leave out one of 0.0"
+_DROPOUT = f"dropout; leave out one of 0.0, or call {_TORCHS}, which has dropout_p"
 
 # What no call has, and nothing computes yet.
 _NOT_YET = {
-    **dict.fromkeys(("softcap", "logits_soft_cap", "logit_cap", "soft_cap", "softcapping"), _CAP),
     **dict.fromkeys(("attn_mask", "attention_mask", "block_mask"), _MASKS),
     **dict.fromkeys(("custom_mask", "key_padding_mask", "packed_custom_mask"), _MASKS),
-    **dict.fromkeys(("attn_bias", "bias", "position_bias", "score_mod", "score"), _BIAS),
-    **dict.fromkeys(("alibi_slopes", "alibi"), "ALiBi"),
+    **dict.fromkeys(("attn_bias", "bias", "position_bias", "pair_bias"), _BIAS),
+    **dict.fromkeys(("alibi_slopes", "alibi", "slopes"), _ALIBI),
     **dict.fromkeys(("dropout_p", "dropout", "p_dropout", "dropout_rate"), _DROPOUT),
     **dict.fromkeys(("block_table", "block_tables", "page_table", "kv_indices"), _PAGED),
-    **dict.fromkeys(("sinks", "s_aux", "sink", "learnable_sink", "attn_sink"), _SINKS),
     "cache_batch_idx": "caches in another order than queries; k[cache_batch_idx] is a copy",
     "qv": "a second product of scores",
     **dict.fromkeys(("rotary_cos", "rotary_sin"), "rotary embeddings; fagen.quantize has them"),

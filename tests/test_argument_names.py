@@ -38,14 +38,23 @@ def refused(function: Callable[..., Any], *args: Any, **named: Any) -> str:
         ("sm_scale", 0.1, "fagen calls it scale"),
         ("is_causal", True, "fagen calls it causal"),
         ("return_softmax_lse", True, "fagen calls it return_lse"),
-        ("softcap", 15.0, "not there yet in fagen: a cap of scores"),
+        ("logits_soft_cap", 15.0, "fagen calls it softcap"),
+        ("score_mod", None, "fagen calls it score"),
         ("window_size", (128, 0), "fagen calls it window"),
         ("attn_mask", Q, "not there yet in fagen: masks given as tensors"),
-        ("dropout_p", 0.0, "not there yet in fagen: dropout; leave out one of 0.0"),
-        ("alibi_slopes", Q, "not there yet in fagen: ALiBi"),
+        ("dropout_p", 0.0, "not there yet in fagen: dropout; leave out one of 0.0, or"),
+        (
+            "alibi_slopes",
+            Q,
+            "not there yet in fagen: ALiBi, whose slopes are a table",
+        ),
+        (
+            "attn_bias",
+            Q,
+            "not there yet in fagen: a bias for each query and key, as a",
+        ),
         ("block_table", OFFSETS, "not there yet in fagen: paged caches"),
-        ("sinks", Q, "not there yet in fagen: attention sinks"),
-        ("s_aux", Q, "not there yet in fagen: attention sinks"),
+        ("s_aux", Q, "fagen calls it sinks"),
         ("enable_gqa", True, "leave it out, query heads share those of k and v"),
         ("layout", "bhsd", "leave it out, tensors are (batch, seqlen, heads, head_dim)"),
         ("tensor_layout", "HND", "leave it out, tensors are (batch, seqlen, heads, head_dim)"),
@@ -63,12 +72,12 @@ def test_what_another_call_takes_is_answered_with_that_call():
     assert "takes no seqused_k: fagen.attention_varlen and fagen.attention_decode take one" in (
         refused(fagen.attention, Q, Q, Q, seqused_k=OFFSETS)
     )
-    assert "no cache_seqlens: fagen calls it seqused_k; no softcap: not there" in (
-        refused(fagen.attention_decode, Q, Q, Q, cache_seqlens=OFFSETS, softcap=1.0)
+    assert "no cache_seqlens: fagen calls it seqused_k; no soft_cap: fagen calls it softcap" in (
+        refused(fagen.attention_decode, Q, Q, Q, cache_seqlens=OFFSETS, soft_cap=1.0)
     )
     func = flash_attn_interface.flash_attn_func
     assert "no scale: fagen calls it softmax_scale" in refused(func, Q, Q, Q, scale=0.1)
-    assert "no sinks: not there yet" in refused(func, Q, Q, Q, sinks=Q)
+    assert "no sinks: fagen calls it s_aux" in refused(func, Q, Q, Q, sinks=Q)
     prepared = refused(fagen.prepare, dtype="fp16", head_dim=32, num_heads=4)
     assert prepared.startswith("prepare() takes no num_heads")
 
@@ -95,4 +104,5 @@ def test_every_public_call_answers(function):
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
     }
     words = refused(function, **needed, alibi_slopes=Q)
-    assert words == f"{function.__name__}() takes no alibi_slopes: not there yet in fagen: ALiBi"
+    begins = f"{function.__name__}() takes no alibi_slopes: not there yet in fagen: ALiBi, whose"
+    assert words.startswith(begins)

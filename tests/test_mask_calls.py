@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fagen
 from fagen import flash_attn_interface as fa3
-from fagen.masking import named, seen
+from fagen.variants import described, names_of, said
 from fagen.runtime import op
 from tests.op_helpers import refused_everywhere
 from tests.tensors import normal
@@ -230,8 +230,10 @@ def test_decoding_takes_them_over_the_keys_of_a_sequence(call, sees):
 
 def test_what_is_anded_has_the_name_of_the_word_that_it_is():
     def call(**how: Any) -> Any:
-        causal, window, mask = (how.pop(name, None) for name in ("causal", "window", "mask"))
-        return seen(fagen.attention, False if causal is None else causal, window, mask, how)[:2]
+        names = "window", "mask", "softcap", "score"
+        causal, own = how.pop("causal", False), [how.pop(name, None) for name in names]
+        found = said(fagen.attention, causal, *own, None, how)
+        return names_of(found.variant)[0], found.values
 
     each = ints(1, 0)
     assert call() == ("full", ())
@@ -246,7 +248,8 @@ def test_what_is_anded_has_the_name_of_the_word_that_it_is():
     assert name.startswith("mask") and values == (8, 2, 2)
     assert call(mask="chunked", chunk=9, window=4) == (name, (9, 3, 3))
     assert call(mask="k_idx < len_k") == ("full", ())
-    assert named(fagen.prepare, True, None, "window", {}) == "window"
+    what = True, None, "window", None, None, None, {}
+    assert described(fagen.prepare, *what) == ("window", "plain", "")
 
     @fagen.mask
     def near_by(q_pos: Any, k_idx: Any, *, width: Width) -> Any:  # type: ignore[valid-type]

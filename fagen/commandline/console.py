@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -237,6 +238,23 @@ class Amount(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a number", param, ctx)
         return number
+
+
+class Given(click.ParamType):
+    """A number by its name: width=21."""
+
+    name = "given"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, int | float]:
+        """Read it; a usage error where it is none, or where a name is an option's."""
+        name, _, said = str(value).partition("=")
+        options = {option.name for option in ctx.command.params} if ctx else set()
+        if name in options:
+            self.fail(f"{name} is an option: --{name.replace('_', '-')}", param, ctx)
+        try:
+            return name, int(said) if re.fullmatch(r"[+-]?\d+", said) else float(said)
+        except ValueError:
+            self.fail(f"{value!r} is not NAME=NUMBER", param, ctx)
 
 
 def _note_json(context: click.Context, _: click.Parameter, value: bool) -> None:

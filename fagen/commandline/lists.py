@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 @click.option("--causal", is_flag=True, help="With a causal mask.")
 @click.option("--window", type=int, help="Keys that a query sees, its own among them.")
 @click.option("--mask", help="A mask by name, or its text; with --causal and --window, all.")
+@click.option("--softcap", type=float, help="No score is beyond it.")
+@click.option("--score", help="A score by name, or its text.")
+@click.option("--sinks", help="The dtype of sinks, where there are some.")
+@click.option(
+    "--given",
+    type=console.Given(),
+    multiple=True,
+    help="NAME=NUMBER: what the text of a mask or a score is given.",
+)
 @click.option("--batch", type=int, default=1, show_default=True)
 @click.option("--heads", type=int, help="Of q; else those of hidden size 2048.")
 @click.option("--kv-heads", type=int, help="Of k and v; else as many.")
@@ -58,7 +67,7 @@ if TYPE_CHECKING:
 )
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
 @console.JSON
-def pick(**call: Any) -> None:
+def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
     """Say which kernel serves a call of fagen.attention, why, and how fast it is.
 
     No GPU is asked. The time is predicted; what was measured was so at the sizes that are shown.
@@ -67,13 +76,14 @@ def pick(**call: Any) -> None:
     Examples:
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192
       fagen pick --dtype bf16 --head-dim 96 --causal --heads 48 --kv-heads 6 --seqlen 6144
+      fagen pick --dtype bf16 --head-dim 128 --causal --window 1024 --softcap 50 --sinks bf16
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192 --pass backward
       fagen pick --dtype bf16 --head-dim 128 --heads 32 --kv-heads 8 --batch 4 --pass decode
       fagen pick --dtype e4m3 --head-dim 128 --v-layout columns --scale-rows 64 --json
     """
     from fagen.dispatch.pick import pick as picked
 
-    choice = picked(**call)
+    choice = picked(**call, **dict(given))
     console.answer(choice.record(), [str(choice)])
 
 

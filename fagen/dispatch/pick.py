@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from inspect import get_annotations
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -24,13 +24,14 @@ from fagen.errors import FagenError, ScheduleError
 from fagen.evidence import Evidence
 from fagen.expr.canonical import Expression
 from fagen.kind import load_named
-from fagen.masking import Window, named
+from fagen.masking import Window
 from fagen.paths import config_folder
 from fagen.problem import HIDDEN, Problem, Sizes, flops
 from fagen.registry import committed_file, plan
 from fagen.render import hashes
 from fagen.schedule import Schedule
 from fagen.toml_lines import printable, read_text, shown
+from fagen.variants import described, names_of
 from fagen.vocab import (
     DTYPES,
     FORWARD,
@@ -38,6 +39,7 @@ from fagen.vocab import (
     ONE_QUERY,
     OUT_DTYPES,
     PASSES,
+    PLAIN_MASKS,
     SCALE_ROWS,
     V_LAYOUTS,
 )
@@ -45,10 +47,11 @@ from fagen.vocab import (
 LONGEST = 1 << 24  # sequence that a time is predicted for
 LARGEST = 1 << 30  # of other sizes, as a kernel takes them
 _SEQLEN = 4_096  # of a call that says none
-_NAMED = "window", "mask"  # which `named` refuses
+_NAMED = "window", "mask", "score"  # which `described` refuses
 # what annotations of `pick` stand for, and in words; fagen.prepare takes the same
 _TAKEN: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
+    float: (Real, "a number"),
     bool: (Integral, "True or False"),
     str: (str, "a word"),
     NoneType: (NoneType, "None"),
@@ -189,6 +192,9 @@ def pick(
     causal: bool = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: Any = None,
     batch: int = 1,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -210,8 +216,9 @@ def pick(
     "decode", the one that fagen.attention_decode takes; and with "varlen" for `lengths` that of
     fagen.attention_varlen, or of its gradients, predicted for sequences of one length.
 
-    `causal`, `window` and `mask` are as of the call, and mask may be any word that a schedule's
-    may; what a mask is given by name may be left out, for one kernel serves all values.
+    `causal`, `window`, `mask`, `softcap` and `score` are as of the call, and mask may be any word
+    that a schedule's may; `sinks` is their dtype. What a mask or a score is given by name may be
+    left out, for one kernel serves all values.
 
     dtype is "fp16", "bf16", "e4m3", or torch's for it. heads are by default those of a hidden size
     of 2048, kv_heads as many as heads, seqlen 4,096 queries, seqlen_k as many keys; to decode one
@@ -223,12 +230,15 @@ def pick(
     sizes that do not go together, and where a dispatch table cannot be read.
     """
     if given:
-        named(pick, False, None, mask, given)  # a name that is unknown is told first
+        # a name that is unknown is told first
+        described(pick, False, None, mask, None, score, None, given)
     _refuse_other_types(locals())
     try:
-        which = named(pick, bool(causal), window, mask, given)
+        sink = None if sinks is None else _word(sinks)
+        variant = described(pick, bool(causal), window, mask, softcap, score, sink, given)
     except ValueError as error:
         raise ScheduleError(str(error).removeprefix("pick: ")) from None
+    which, score, sink = names_of(variant)
     problem = _problem(dtype, head_dim, head_dim_v, which, v_layout, scale_rows, out_dtype)
     _refuse_head_dims(problem)
     _refuse_words(("kind", kind, tuple(PASSES)), ("lengths", lengths, LENGTHS))
@@ -238,11 +248,12 @@ def pick(
     if deterministic and not PASSES[kind].gradients:
         raise ScheduleError(f"the {kind} pass is deterministic anyway: leave deterministic out")
     problem = replace(problem, kind=kind, deterministic=deterministic, lengths=lengths)
+    problem = replace(problem, score=score, sink=sink)
     heads = max(1, HIDDEN // max(1, head_dim)) if heads is None else heads
     seqlen = (1 if decodes else _SEQLEN) if seqlen is None else seqlen
     if seqlen_k is None:
         seqlen_k = _SEQLEN if decodes else seqlen
-    if decodes and seqlen == 1 and which in ("full", ONE_QUERY):
+    if decodes and seqlen == 1 and which in PLAIN_MASKS:
         problem = replace(problem, mask=ONE_QUERY)  # it sees the same keys under either
     numbers = batch, heads, heads if kv_heads is None else kv_heads, seqlen, seqlen_k
     sizes = Sizes(*map(int, numbers))
@@ -257,9 +268,10 @@ def pick(
 def search_command(slug: str) -> str:
     """Return the command that searches for what beats a schedule, for fagen.attention to take.
 
-    Of a mask that a call has said by its text there is none: another process does not know it.
+    Of a mask or a score that a call has said by its text there is none: another process does not
+    know it.
     """
-    if re.search(r"_mask[0-9a-f]{10}(_|$)", slug):
+    if re.search(r"_(mask|score)[0-9a-f]{10}(_|$)", slug):
         return ""
     own = config_folder()
     place = printable(shlex.quote(str(own))) if own else '"$XDG_CONFIG_HOME/fagen"'

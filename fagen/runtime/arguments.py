@@ -13,13 +13,13 @@ from torch.compiler import is_compiling
 
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
-from fagen.masking import Seen, seen
 from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag
 from fagen.runtime.call import MOST_KNOWN, CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
+from fagen.variants import Said, Variant, in_words, names_of, said
 from fagen.vocab import (
     DTYPES,
     LENGTHS,
@@ -117,7 +117,7 @@ def key_of(
     dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
-    causal: bool | str,
+    variant: Variant,
     schedule: Choice = None,
     out_dtype: torch.dtype | None = None,
     v_layout: str | None = None,
@@ -125,7 +125,7 @@ def key_of(
     *,
     varlen: bool = False,
 ) -> CallKey:
-    """The key of a call; `causal` is a mask's name where that is neither causal nor full.
+    """The key of a call.
 
     Raises ValueError for a dtype, head dims or words of no kernel.
     """
@@ -145,10 +145,10 @@ def key_of(
         if is_open or varlen:
             refuse_word("out_dtype", out_dtype, (*map(dtype_of, OUT_DTYPES), *[None] * varlen))
         out = word_of(out_dtype) if out_dtype else None  # left open where a schedule says it
-    mask = causal if isinstance(causal, str) else "causal" if causal else "full"
-    lengths = LENGTHS[varlen]
+    mask, score, sink = names_of(variant)
     parts = word, head_dim, head_dim_v, mask, out, v_layout, scale_rows
-    return CallKey(device, Problem(*parts, lengths=lengths), schedule)
+    problem = Problem(*parts, lengths=LENGTHS[varlen], score=score, sink=sink)
+    return CallKey(device, problem, schedule)
 
 
 def schedule_of(schedules: type[Made], **keys: Any) -> Made:
@@ -164,41 +164,51 @@ def schedule_of(schedules: type[Made], **keys: Any) -> Made:
         raise ValueError(f"fagen.{kind}: {'; '.join(faults)}") from None
 
 
-def masked(
+def told(
     function: Callable[..., Any],
     causal: Any,
     window: Any,
     mask: Any,
+    softcap: Any,
+    score: Any,
+    sinks: Tensor | None,
     given: Mapping[str, Any],
     *tensors: Tensor,
-) -> tuple[bool | str, Seen]:
-    """Return a mask as key_of takes it, and what its kernel is given.
+) -> Said:
+    """Return the variant of a call, and what its kernel is given.
 
     `tensors` are q, k and v.  Raises ValueError where they need a gradient that no kernel has.
     """
-    key, known = (causal, window, mask), None
-    is_kept = not given and type(causal) is bool and type(window) in _KEPT and not is_compiling()
+    dtype = None if sinks is None else sinks.dtype
+    call, known = (causal, window, mask, softcap, score, dtype), None
+    is_kept = (not given and type(causal) is bool and not is_compiling()) and (
+        type(window) in _WINDOWS and type(softcap) in _NUMBERS
+    )
     if is_kept:
-        known = _seen.get(key)
+        known = _told.get(call)
     if known is None:
         causal = causal if isinstance(causal, bool | Tensor) else flag("causal", causal)
-        known = seen(function, causal, window, mask, given)
-        if is_kept and len(_seen) < MOST_KNOWN:
-            _seen[key] = known
-    name = known.mask
-    if name == "full" or name == "causal":
-        return name == "causal", known
+        known = said(function, causal, window, mask, softcap, score, dtype, given)
+        if is_kept and len(_told) < MOST_KNOWN:
+            _told[call] = known
+    variant, values, by_sequence = known
+    if isinstance(variant, bool):
+        return known
+    if sinks is not None:
+        tensors, values, by_sequence = (*tensors, sinks), (*values, sinks), (*by_sequence, "")
     if torch.is_grad_enabled() and needs_gradient(*tensors):
+        which = "q, k or v" if sinks is None else "q, k, v or sinks"
         raise ValueError(
-            f"{function.__name__}: q, k or v requires a gradient, and there is no backward under "
-            f'the mask "{name}" yet; call it under torch.no_grad(), or '
+            f"{function.__name__}: {which} requires a gradient, and there is no backward "
+            f"{in_words(variant)} yet; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention with attn_mask"
         )
-    return name, known
+    return Said(variant, values, by_sequence)
 
 
-_seen: dict[tuple[Any, ...], Seen] = {}  # of calls whose mask has no arguments of its own
-_KEPT = int, tuple, type(None)
+_told: dict[tuple[Any, ...], Said] = {}  # of calls whose variant has no arguments of its own
+_WINDOWS = int, tuple, type(None)
+_NUMBERS = float, int, type(None)
 
 
 def needs_gradient(*tensors: Tensor) -> bool:

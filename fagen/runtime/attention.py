@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.expr.canonical import Expression
-from fagen.masking import Window, named
+from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import (
     FAILURES,
@@ -29,16 +29,17 @@ from fagen.runtime.arguments import (
     descale_of,
     dtype_of,
     key_of,
-    masked,
     refuse_only_fp8,
     refuse_other_layout,
     refuse_word,
     settled,
+    told,
     told_scale_rows,
 )
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import SOONER, prepare_gradients, results
 from fagen.runtime.call import Choice, Door, Sizes, placed, slug_of, traced
+from fagen.variants import described
 from fagen.vocab import V_LAYOUTS
 
 ATTENTION = Door(
@@ -56,6 +57,9 @@ def attention(
     causal: bool | Tensor = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
@@ -120,13 +124,19 @@ def attention(
     """
     try:
         is_traced = is_compiling()
-        which: Any = causal
+        variant: Any = causal
         is_plain = causal is False or causal is True
         values: tuple[Any, ...] = ()
-        if given or window is not None or mask is not None or not is_plain:
+        if (
+            not is_plain
+            or given
+            or (window is not None or mask is not None)
+            or (softcap is not None or score is not None or sinks is not None)
+        ):
             is_plain = False
-            which, known = masked(attention, causal, window, mask, given, q, k, v)
-            values = known.values
+            variant, values, _ = told(
+                *(attention, causal, window, mask, softcap, score, sinks, given), q, k, v
+            )
         elif (
             (SOONER.attend and not is_traced and ATTENTION.note is None)
             and (schedule is None and q_descale is None and k_descale is None and v_descale is None)
@@ -172,17 +182,17 @@ def attention(
         device = q.device
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            parts = device, dtype, settled(q_shape[3]), settled(width), which, choice, *more
+            parts = device, dtype, settled(q_shape[3]), settled(width), variant, choice, *more
             named, kernel = traced("attention", _sizes(q_shape, k_shape), *parts)
         else:
-            call = device, dtype, q_shape, k_shape, v_shape, which, schedule, more
+            call = device, dtype, q_shape, k_shape, v_shape, variant, schedule, more
             try:
                 kernel = ATTENTION.known.get(call)
             except TypeError:  # sizes that are left open are no keys
                 kernel = None
             if kernel is None:
                 sizes, columns = _sizes(q_shape, k_shape), (settled(q_shape[3]), settled(width))
-                parts = device, dtype, *columns, which, schedule, *more
+                parts = device, dtype, *columns, variant, schedule, *more
                 ready = ATTENTION.alike.get(parts) or ATTENTION.ready(key_of(*parts), parts)
                 kernel = ATTENTION.find(ready, sizes, call)
             if ATTENTION.note is not None:
@@ -214,6 +224,9 @@ def prepare(
     causal: bool = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: torch.dtype | str | None = None,
     seqlen: int | None = None,
     rows: int | None = None,
     schedule: Choice = None,
@@ -244,7 +257,8 @@ def prepare(
     ValueError for deterministic without gradient.
     """
     if given:
-        named(prepare, False, None, mask, given)  # a name that is unknown is told first
+        # a name that is unknown is told first
+        described(prepare, False, None, mask, None, score, None, given)
     refuse_other_types(prepare, locals())
     return prepared(ATTENTION, prepare, **locals())
 
@@ -259,6 +273,9 @@ def prepared(
     causal: bool,
     window: Window,
     mask: str | Expression | None,
+    softcap: float | None,
+    score: str | Expression | None,
+    sinks: torch.dtype | str | None,
     given: dict[str, Any],
     schedule: Choice,
     device: torch.device | str | None,
@@ -286,8 +303,8 @@ def prepared(
             out, scale_rows = out or torch.bfloat16, scale_rows or 0
         more = out, v_layout, scale_rows
     width = head_dim if head_dim_v is None else head_dim_v
-    which = named(function, bool(causal), window, mask, given)
-    key = door.key_of(place, torchs, head_dim, width, which, schedule, *more)
+    variant = described(function, bool(causal), window, mask, softcap, score, sinks, given)
+    key = door.key_of(place, torchs, head_dim, width, variant, schedule, *more)
     table = door.rows(key)
     *others, most = table.slugs(rows, seqlen) if table else (schedule,)
     for slug in (*(other for other in dict.fromkeys(others) if other != most), most):

@@ -8,7 +8,7 @@ from fagen.expr.canonical import Expression
 from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag, names_types
-from fagen.runtime.arguments import masked, refuse_unquantisable
+from fagen.runtime.arguments import refuse_unquantisable, told
 from fagen.runtime.attention import attention
 from fagen.runtime.call import Choice
 from fagen.runtime.quantize import quantize
@@ -24,6 +24,9 @@ def attention_fp8(
     causal: bool | Tensor = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
@@ -51,8 +54,10 @@ def attention_fp8(
     prepare(…) readies those of attention alone.  Other arguments, what is returned and what is
     raised are as of attention(…).
     """
-    if given or window is not None or mask is not None:
-        masked(attention_fp8, causal, window, mask, given)  # refused by this call's name
+    how: dict[str, Any] = dict(
+        causal=causal, window=window, mask=mask, softcap=softcap, score=score, sinks=sinks
+    )
+    told(attention_fp8, *how.values(), given)  # refused by this call's name
     q, k, v = autocast.cast(q, k, v)
     center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)
     refuse_unquantisable(q, k, v, scales, v_layout)
@@ -61,17 +66,14 @@ def attention_fp8(
         scale_rows = SCALE_ROWS_DEFAULT
     elif scale_rows is not None and not by_block:
         raise ValueError(f'scale_rows goes with scales = "block"; scales is {scales!r}')
-    how: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
-    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **how)
-    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **how)
+    scaled: dict[str, Any] = {"scales": scales} | ({"scale_rows": scale_rows} if by_block else {})
+    q8, q_descale = quantize(q, rotate=rotate, seed=seed, **scaled)
+    k8, k_descale, *k_mean = quantize(k, rotate=rotate, center=center_k, seed=seed, **scaled)
     v8, v_descale, *v_mean = quantize(v, layout=v_layout, scales="column", center=center_v)
     return attention(
         q8,
         k8,
         v8,
-        causal=causal,
-        window=window,
-        mask=mask,
         scale=scale,
         return_lse=return_lse,
         schedule=schedule,
@@ -83,5 +85,6 @@ def attention_fp8(
         v_layout=v_layout,
         scale_rows=scale_rows or 0,
         out_dtype=q.dtype,
+        **how,
         **given,
     )

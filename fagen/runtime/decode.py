@@ -19,7 +19,7 @@ from fagen.errors import ScheduleError
 from fagen.expr.canonical import Expression
 from fagen.kinds.decode import MANY_KEYS, Tile, counted_keys, derived, tile_for
 from fagen.kinds.decode.keys import Schedule
-from fagen.masking import Window, named
+from fagen.masking import Window
 from fagen.problem import Problem
 from fagen.registry import given as schedule_given
 from fagen.runtime import autocast
@@ -32,17 +32,18 @@ from fagen.runtime.argument_types import (
 )
 from fagen.runtime.arguments import (
     dtype_of,
-    masked,
     refuse_dtype,
     refuse_head_dims,
     refuse_rank,
     settled,
+    told,
     word_of,
 )
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import results
 from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
-from fagen.vocab import DECODE, ONE_QUERY
+from fagen.variants import Variant, described, names_of
+from fagen.vocab import DECODE, ONE_QUERY, PLAIN_MASKS
 
 
 def _key(
@@ -50,20 +51,26 @@ def _key(
     dtype: torch.dtype,
     head_dim: int,
     head_dim_v: int,
-    mask: str,
+    names: tuple[str, str, str],
     one_query: bool,
     tile: Tile,
     lazy: bool,
     schedule: Choice = None,
 ) -> CallKey:
-    """The key of a call; `tile` is as of _tile.  Raises as attention_decode does."""
+    """The key of a call; `names` are as of _names, `tile` as of _tile.
+
+    Raises as attention_decode does.
+    """
     refuse_dtype(dtype, fp8=False)
     refuse_head_dims(head_dim, head_dim_v, fp8=False)
     word, maximum = word_of(dtype), "lazy" if lazy else "fixed"
+    mask, score, sink = names
+    what = word, head_dim, head_dim_v, mask, None, "", 0, DECODE
+    problem = Problem(*what, score=score, sink=sink)
     fields: dict[str, Any] = dict(
         dtype=word, head_dim=head_dim, head_dim_v=head_dim_v, mask=mask, maximum=maximum
     )
-    problem = Problem(word, head_dim, head_dim_v, mask, v_layout="", scale_rows=0, kind=DECODE)
+    fields |= problem.variant
     if schedule is None:
         serving = derived(**fields, **tile._asdict())
         # tables have no kernels with a reference
@@ -71,10 +78,11 @@ def _key(
     chosen = schedule_given(schedule)
     has = {name: chosen.values().get(name) for name in fields}
     any_mask = {"mask": has["mask"]} if one_query else {}  # it sees the same keys
-    if chosen.kind != Schedule.kind or has != fields | any_mask:
+    is_decoding = chosen.kind == Schedule.kind and has == fields | any_mask
+    if not is_decoding or Problem.of(chosen).variant != problem.variant:
         raise ScheduleError(
-            f"{chosen.slug} is not what the call asks for: decoding in {word}, head dims "
-            f"{head_dim} and {head_dim_v}, {mask}, a {maximum} maximum"
+            f"{chosen.slug} is not what the call asks for: decoding of {problem}, a {maximum} "
+            "maximum"
         )
     return CallKey(device, problem, chosen.slug, (chosen,))
 
@@ -98,6 +106,9 @@ def attention_decode(
     causal: bool | Tensor | None = None,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     schedule: Choice = None,
@@ -145,13 +156,14 @@ def attention_decode(
     try:
         if causal is None:
             causal = mask is None
-        which: Any = causal
+        variant: Any = causal
         values: tuple[Any, ...] = ()
-        if (given or window is not None or mask is not None) or (
-            causal is not True and causal is not False
+        if (given or window is not None or mask is not None or softcap is not None) or (
+            (score is not None or sinks is not None) or (causal is not True and causal is not False)
         ):
-            which, known = masked(attention_decode, causal, window, mask, given, q, k, v)
-            values = known.values
+            variant, values, _ = told(
+                *(attention_decode, causal, window, mask, softcap, score, sinks, given), q, k, v
+            )
         compiling = is_compiling()
         if compiling or anywhere():
             q, k, v = autocast.cast(q, k, v)
@@ -167,7 +179,7 @@ def attention_decode(
             tile = _tile(q_shape, k_shape[2], MANY_KEYS, alike=False)
             choice = None if schedule is None else slug_of(schedule)
             parts = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
-            how = *_mask(q_shape[1], causal=which), tile, lazy, choice
+            how = *_names(q_shape[1], variant), tile, lazy, choice
             named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *parts, *how)
         else:
             # as far as it matters: a cache that grows has another kernel at most once
@@ -175,7 +187,7 @@ def attention_decode(
             few = type(keys) is int and keys < MANY_KEYS
             keys = counted_keys(keys) if few else MANY_KEYS
             what = q.device, q.dtype, q_shape, k_shape[2], v_shape[3]
-            call = *what, which, lazy, alike, keys, schedule
+            call = *what, variant, lazy, alike, keys, schedule
             try:
                 kernel = DECODING.known.get(call)
             except TypeError:  # sizes that are left open are no keys
@@ -210,7 +222,7 @@ def of_call(
     q_shape: torch.Size,
     kv_heads: int,
     width: int,
-    causal: bool | str,
+    variant: Variant,
     lazy: bool,
     alike: bool,
     keys: int,
@@ -218,24 +230,23 @@ def of_call(
 ) -> tuple[Any, ...]:
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
-    tile, mask = _tile(q, settled(kv_heads), keys, alike=alike), _mask(q[1], causal=causal)
-    return device, dtype, q[3], settled(width), *mask, tile, lazy, schedule
+    tile, names = _tile(q, settled(kv_heads), keys, alike=alike), _names(q[1], variant)
+    return device, dtype, q[3], settled(width), *names, tile, lazy, schedule
 
 
 def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
     return q[0], q[2], k[2], q[1], k[1]
 
 
-def _mask(queries: int, *, causal: bool | str) -> tuple[str, bool]:
-    """The mask of a call, and whether it has one query: constants, of sizes that are open too.
+def _names(queries: int, variant: Variant) -> tuple[tuple[str, str, str], bool]:
+    """The names of a call's variant, and whether any mask does that lengths say all of.
 
-    `causal` is its name where it is neither causal nor full.
+    A single query sees the same keys then. Constants, of sizes that are open too.
     """
-    if isinstance(causal, str):
-        return causal, False
-    if queries == 1:
-        return ONE_QUERY, True
-    return "causal" if causal else "full", False
+    mask, score, sink = names_of(variant)
+    if queries == 1 and mask in PLAIN_MASKS:
+        return (ONE_QUERY, score, sink), True
+    return (mask, score, sink), False
 
 
 def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool) -> Tile:
@@ -295,6 +306,9 @@ def prepare_decode(
     causal: bool | None = None,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: torch.dtype | str | None = None,
     unified: bool = False,
     schedule: Choice = None,
     device: torch.device | str | None = None,
@@ -313,7 +327,8 @@ def prepare_decode(
     attention_decode does.
     """
     if given:
-        named(prepare_decode, False, None, mask, given)  # a name that is unknown is told first
+        # a name that is unknown is told first
+        described(prepare_decode, False, None, mask, None, score, None, given)
     refuse_other_types(prepare_decode, locals())
     for name, size in (("heads", heads), ("batch", batch), ("queries", queries)):
         if not isinstance(size, int) or size < 1:
@@ -325,14 +340,12 @@ def prepare_decode(
         head_dim if head_dim_v is None else head_dim_v,
     )
     kv_heads = heads if kv_heads is None else kv_heads
-    which: Any = mask is None if causal is None else bool(causal)
-    if given or window is not None or mask is not None:
-        name = named(prepare_decode, which, window, mask, given)
-        which = name if name not in ("full", "causal") else name == "causal"
-    of_mask = _mask(queries, causal=which)
+    is_causal = mask is None if causal is None else bool(causal)
+    how = window, mask, softcap, score, sinks, given
+    names = _names(queries, described(prepare_decode, is_causal, *how))
     for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
-        key = _key(*parts, *of_mask, tile, not unified, schedule)
+        key = _key(*parts, *names, tile, not unified, schedule)
         rows = DECODING.rows(key)
         slug = key.schedule
         if rows:

@@ -14,23 +14,24 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from fagen.expr.canonical import Expression
-from fagen.masking import Window, named
+from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import FAILURES, explain, flag, number, refuse_other_types
 from fagen.runtime.arguments import (
     E4M3,
     descale_of,
     key_of,
-    masked,
     refuse_blocks,
     refuse_only_fp8,
     settled,
+    told,
 )
 from fagen.runtime.attention import prepared
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import results
 from fagen.runtime.call import Choice, Door, slug_of, traced
 from fagen.runtime.offsets import twice, used_queries
+from fagen.variants import described
 
 VARLEN = Door(
     "attention_varlen",
@@ -54,6 +55,9 @@ def attention_varlen(
     causal: bool | Tensor = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
@@ -119,14 +123,15 @@ def attention_varlen(
     and cannot be built now.
     """
     try:
-        which: Any = causal
+        variant: Any = causal
         values: tuple[Any, ...] = ()
         by_sequence: tuple[str, ...] = ()
-        if (given or window is not None or mask is not None) or (
-            causal is not False and causal is not True
+        if (given or window is not None or mask is not None or softcap is not None) or (
+            (score is not None or sinks is not None) or (causal is not False and causal is not True)
         ):
-            which, known = masked(attention_varlen, causal, window, mask, given, q, k, v)
-            values, by_sequence = known.values, known.by_sequence
+            variant, values, by_sequence = told(
+                *(attention_varlen, causal, window, mask, softcap, score, sinks, given), q, k, v
+            )
         is_traced = is_compiling()
         if is_traced or anywhere():
             q, k, v = autocast.cast(q, k, v)
@@ -154,11 +159,11 @@ def attention_varlen(
                 out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         elif not (q_descale is k_descale is v_descale is v_mean is k_mean is out_dtype is None):
             refuse_only_fp8(q.dtype, "q", locals())
-        parts = q.device, q.dtype, q_shape[2], v_shape[2], which, schedule, out_dtype
+        parts = q.device, q.dtype, q_shape[2], v_shape[2], variant, schedule, out_dtype
         named = None
         if is_traced:
             choice = None if schedule is None else slug_of(schedule)
-            parts = (*parts[:2], settled(parts[2]), settled(parts[3]), which, choice, out_dtype)
+            parts = (*parts[:2], settled(parts[2]), settled(parts[3]), variant, choice, out_dtype)
             named, kernel = traced("attention_varlen", None, *parts)
         else:
             kernel = VARLEN.known.get(parts) or VARLEN.find(
@@ -248,6 +253,9 @@ def prepare_varlen(
     causal: bool = False,
     window: Window = None,
     mask: str | Expression | None = None,
+    softcap: float | None = None,
+    score: str | Expression | None = None,
+    sinks: torch.dtype | str | None = None,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     out_dtype: torch.dtype | str | None = None,
@@ -267,6 +275,7 @@ def prepare_varlen(
     takes long. Raises as attention_varlen does, and ValueError for deterministic without gradient.
     """
     if given:
-        named(prepare_varlen, False, None, mask, given)  # a name that is unknown is told first
+        # a name that is unknown is told first
+        described(prepare_varlen, False, None, mask, None, score, None, given)
     refuse_other_types(prepare_varlen, locals())
     return prepared(VARLEN, prepare_varlen, **locals())

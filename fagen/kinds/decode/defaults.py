@@ -213,9 +213,9 @@ def derived(
 ) -> tuple[Schedule, ...]:
     """Return schedules for so many rows of queries of a KV head; each needs less than the last.
 
-    `variant` is what they say of scores. All fit an SM. Where splits cannot be dealt `by` runs, for want of registers or with
-    a unified maximum, they are dealt in turns, `several` to a thread block. Raises ScheduleError
-    where no kernel computes such a problem.
+    `variant` is what they say of scores. All fit an SM. Where splits cannot be dealt `by` runs, for
+    want of registers or with a unified maximum, they are dealt in turns, `several` to a thread
+    block. Raises ScheduleError where no kernel computes such a problem.
     """
     most = rows_for(rows)
     keys = {"dtype": dtype, "head_dim": head_dim, "head_dim_v": head_dim_v, "mask": mask}
