@@ -22,13 +22,14 @@ _SINKS = {f"torch.{row.torch}": row.name for row in PARTIALS.values()}
 class Said(NamedTuple):
     """The variant of a call, and what its kernel is given, as an op takes it behind the scale.
 
-    `by_sequence` has a name for each of `values` that is a number of each sequence, else "". Sinks,
-    the last of what a kernel is given, are not among them.
+    `names` are what a call says `values` by, and `by_sequence` these again where a value has a
+    number of each sequence, else "". Sinks, the last of what a kernel is given, are not among them.
     """
 
     variant: Variant
     values: tuple[Any, ...]
     by_sequence: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def said(
@@ -52,9 +53,9 @@ def said(
     _refuse_unknown(function, given, seen, scored)
     values = masking.values_of(function, seen, causal, given)
     values += scoring.values_of(function, scored, softcap, given)
-    by_sequence = (*seen.by_sequence, *[""] * (len(values) - len(seen.by_sequence)))
+    by_sequence = (*seen.by_sequence, *("" for _ in scored.order))
     variant = _variant(seen.name, scored.name, _sink(function, sinks))
-    return Said(variant, tuple(values), by_sequence)
+    return Said(variant, tuple(values), by_sequence, (*seen.order, *scored.order))
 
 
 def described(

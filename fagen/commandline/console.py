@@ -240,7 +240,7 @@ class Amount(click.FloatRange):
         return number
 
 
-class Given(click.ParamType):
+class Given(click.ParamType):  # type: ignore[type-arg]
     """A number by its name: width=21."""
 
     name = "given"

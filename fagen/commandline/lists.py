@@ -83,7 +83,8 @@ def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
     """
     from fagen.dispatch.pick import pick as picked
 
-    choice = picked(**call, **dict(given))
+    call |= given
+    choice = picked(**call)
     console.answer(choice.record(), [str(choice)])
 
 

@@ -106,10 +106,10 @@ def refuse_others(
     num_splits: int = 1,
     sm_margin: int = 0,
     pack_gqa: bool | None = None,
-) -> int:
+) -> tuple[int, float]:
     """Raise NotImplementedError for an argument that no function here has kernels for.
 
-    Returns attention_chunk as a number, where 0 is none.
+    Returns attention_chunk and softcap as numbers, where 0 is none.
 
     Raises TypeError or ValueError where it is none at all, and for a hint that is none, though
     nobody acts upon it. A number below 0 is no chunk or cap, as there, and any num_splits below 1
@@ -120,13 +120,11 @@ def refuse_others(
         and (type(num_splits) is int and num_splits <= _MOST_SPLITS)
         and sm_margin == 0
     ):
-        return 0
+        return 0, 0.0
     refuse_given(function, qv=qv)
     chunk, cap = whole("attention_chunk", attention_chunk), number("softcap", softcap)
     if not math.isfinite(cap):
         raise ValueError(f"softcap is {cap}; it must be finite, and 0.0 is none")
-    if cap > 0:
-        refuse_yet(function, f"softcap = {cap}", "0.0 is none")
     if pack_gqa is not None:
         flag("pack_gqa", pack_gqa)
     splits, margin = whole("num_splits", num_splits), whole("sm_margin", sm_margin)
@@ -137,7 +135,7 @@ def refuse_others(
             f"sm_margin is {margin}; it must be 0 … {SM90.sm_count - 1}: SMs that are left to "
             "others"
         )
-    return max(0, chunk)
+    return max(0, chunk), max(0.0, cap)
 
 
 def scale_of(softmax_scale: Any) -> float | None:
@@ -159,17 +157,31 @@ def scale_of(softmax_scale: Any) -> float | None:
     return scale
 
 
-def mask_of(
-    function: str, window: Any, queries: Any, keys: Any, *, causal: bool, chunk: int = 0
+def variant_of(
+    function: str,
+    window: Any,
+    queries: Any,
+    keys: Any,
+    *,
+    causal: bool,
+    chunk: int = 0,
+    softcap: float = 0.0,
+    s_aux: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Return a window, chunks and `causal` as fagen's calls take them, by name.
+    """Return as fagen's calls take it, by name, what is seen and how it is scored, `causal` first.
 
     A window is two whole numbers, or a tensor of two on the CPU. One that hides nothing between so
     many queries and keys is none.
     """
+    if window is NO_WINDOW and not chunk and not softcap and s_aux is None:
+        return {"causal": causal}
     causal = causal if causal is False or causal is True else flag("causal", causal)
     how: dict[str, Any] = {"causal": causal}
-    if chunk > 0:
+    if softcap:
+        how["softcap"] = softcap
+    if s_aux is not None:
+        how["sinks"] = s_aux
+    if chunk:
         how |= {"mask": "chunked" if causal else CHUNKS, "chunk": chunk}
     if type(window) is tuple and window == (-1, -1):
         return how
@@ -200,9 +212,14 @@ def mask_of(
     return how
 
 
-def is_masked(mask: dict[str, Any]) -> bool:
-    """Whether what `mask_of` returns is more than causal, or than nothing."""
-    return len(mask) > 1
+def given(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """Return those that are there."""
+    return tuple([tensor for tensor in tensors if tensor is not None])
+
+
+def is_variant(how: dict[str, Any]) -> bool:
+    """Whether what `variant_of` returns is more than causal, or than nothing."""
+    return len(how) > 1
 
 
 def descales_of(

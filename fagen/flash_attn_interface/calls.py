@@ -9,10 +9,11 @@ from fagen.flash_attn_interface.arguments import (
     NO_WINDOW,
     descales_of,
     forward_only,
-    is_masked,
-    mask_of,
+    given,
+    is_variant,
     refuse_others,
     scale_of,
+    variant_of,
 )
 from fagen.flash_attn_interface.layout import LEAST, MOST, as_sequences, attend_other
 from fagen.runtime.argument_types import flag, names_types, whole
@@ -21,9 +22,9 @@ from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
 from fagen.runtime.varlen import attention_varlen
 
-_NOT_MASKED = (
-    "{}: there are no gradients under windows and chunks yet in fagen; causal and full masks have "
-    "some, and under torch.no_grad() none is asked for"
+_NOT_PLAIN = (
+    "{}: there are no gradients under windows and chunks, with softcap or s_aux yet in fagen; "
+    "causal and full masks have some, and under torch.no_grad() none is asked for"
 )
 _NO_GRADIENT = (
     "{}: e4m3 tensors have no gradients yet in fagen; q, k and v in 16 bits have, and under "
@@ -50,6 +51,7 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(softmax_scale · q kᵀ) v, as FlashAttention-3's function of this name does.
 
@@ -61,7 +63,8 @@ def flash_attn_func(
     q_descale, k_descale and v_descale, (B, Hk) each in fp32, are what e4m3 tensors are to be
     multiplied by; that of q is of all query heads of a KV head; None is 1. Beside 16-bit tensors
     they are not read. window_size is (left, right), both included, where a negative number is no
-    bound, and with attention_chunk a query sees the keys of its own chunk alone.
+    bound, and with attention_chunk a query sees the keys of its own chunk alone. softcap above 0 is
+    the cap of scores, and s_aux, (H,), has a sink of each head.
 
     With deterministic the gradient of q has the same bits in each call too, which all else has
     anyway. These change nothing here: pack_gqa, num_splits and sm_margin, hints about the order of
@@ -71,20 +74,17 @@ def flash_attn_func(
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key. Of e4m3 tensors that require gradients it is computed, and its backward pass refused.
 
-    Raises NotImplementedError for qv, softcap above 0, and for a
-    backward pass in e4m3 or under a window or chunks; ValueError for a wrong argument, hints among
-    them; and what else fagen.attention raises.
+    Raises NotImplementedError for qv, and for a backward pass in e4m3, under a window or chunks, or
+    with softcap or s_aux; ValueError for a wrong argument, hints among them; and what else
+    fagen.attention raises.
     """
     q_shape, v_shape = q.shape, v.shape
     if not len(q_shape) == len(v_shape) == k.dim() == 4:
         refuse_rank(q=q, k=k, v=v)
     others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
-    chunk = refuse_others("flash_attn_func", *others)
-    mask: dict[str, Any] = {}
-    if window_size is not NO_WINDOW or chunk:
-        sizes = window_size, q_shape[1], k.shape[1]
-        mask = mask_of("flash_attn_func", *sizes, causal=causal, chunk=chunk)
-        causal = mask["causal"]
+    chunk, cap = refuse_others("flash_attn_func", *others)
+    more: dict[str, Any] = dict(causal=causal, chunk=chunk, softcap=cap, s_aux=s_aux)
+    how = variant_of("flash_attn_func", window_size, q_shape[1], k.shape[1], **more)
     q = q if q.stride(3) == 1 else q.contiguous()
     k = k if k.stride(3) == 1 else k.contiguous()
     v = v if v.stride(3) == 1 else v.contiguous()
@@ -92,24 +92,22 @@ def flash_attn_func(
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     is_e4m3 = q.dtype == E4M3
-    more = is_masked(mask)
-    if not (is_e4m3 or more) and LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
+    if not (is_e4m3 or is_variant(how)) and LEAST <= v_shape[3] <= MOST and q_shape[3] >= LEAST:
         return attention(
             q,
             k,
             v,
-            causal=causal,
+            causal=how["causal"],
             scale=scale,
             return_lse=return_attn_probs,
             deterministic=deterministic,
         )
-    how: dict[str, Any] = dict(
-        causal=causal, return_lse=return_attn_probs, deterministic=deterministic
-    )
-    how |= mask
-    if not is_e4m3 and more:
-        refusal = _NOT_MASKED.format("flash_attn_func")
-        return forward_only(refusal, (q, k, v), attend_other, attention, q, k, v, scale, **how)
+    more_than_causal = is_variant(how)
+    how |= dict(return_lse=return_attn_probs, deterministic=deterministic)
+    if not is_e4m3 and more_than_causal:
+        refusal = _NOT_PLAIN.format("flash_attn_func")
+        operands = attend_other, attention, q, k, v, scale
+        return forward_only(refusal, given(q, k, v, s_aux), *operands, **how)
     if not is_e4m3:
         return attend_other(attention, q, k, v, scale, **how)
     heads = q.shape[0], q.shape[2], k.shape[2]
@@ -133,6 +131,7 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute flash_attn_func of the three tensors that lie in one, which is not copied.
 
@@ -160,8 +159,8 @@ def flash_attn_qkvpacked_func(
     descales = q_descale, k_descale, v_descale
     bounds = window_size, attention_chunk, softcap
     of_order = None, deterministic, sm_margin  # pack_gqa is a hint
-    of_both = softmax_scale, causal, None, *descales, *bounds, 1, *of_order, return_attn_probs
-    return flash_attn_func(q, k, v, *of_both)
+    of_both = softmax_scale, causal, None, *descales, *bounds, 1, *of_order
+    return flash_attn_func(q, k, v, *of_both, return_attn_probs, s_aux)
 
 
 @names_types
@@ -189,6 +188,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, as FlashAttention-3's does.
 
@@ -212,7 +212,7 @@ def flash_attn_varlen_func(
     """
     called = "flash_attn_varlen_func"
     others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
-    chunk = refuse_others(called, *others)
+    chunk, cap = refuse_others(called, *others)
     if return_attn_probs is not False:
         return_attn_probs = flag("return_attn_probs", return_attn_probs)
     dense = None  # batch and queries, of one length
@@ -230,15 +230,13 @@ def flash_attn_varlen_func(
     k = k if k.stride()[-1:] == (1,) else k.contiguous()
     v = v if v.stride()[-1:] == (1,) else v.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
-    mask: dict[str, Any] = {}
-    if window_size is not NO_WINDOW or chunk:
-        queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
-        keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
-        mask = mask_of(called, window_size, queries, keys, causal=causal, chunk=chunk)
-        causal = mask["causal"]
+    queries = q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    keys = k.shape[0] if max_seqlen_k is None else max_seqlen_k
+    more: dict[str, Any] = dict(causal=causal, chunk=chunk, softcap=cap, s_aux=s_aux)
+    how = variant_of(called, window_size, queries, keys, **more)
     q_shape, v_shape, is_e4m3 = q.shape, v.shape, q.dtype == E4M3
-    more = is_masked(mask)
-    is_usual = not (dense or is_e4m3 or more) and len(q_shape) == len(v_shape) == 3
+    more_than_causal = is_variant(how)
+    is_usual = not (dense or is_e4m3 or more_than_causal) and len(q_shape) == len(v_shape) == 3
     if is_usual and LEAST <= v_shape[2] <= MOST and q_shape[2] >= LEAST:
         return attention_varlen(
             q,
@@ -250,25 +248,23 @@ def flash_attn_varlen_func(
             seqused_k=seqused_k,
             max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k,
-            causal=causal,
+            causal=how["causal"],
             scale=scale,
             return_lse=return_attn_probs,
             deterministic=deterministic,
         )
     at = cu_seqlens_q, cu_seqlens_k
-    how: dict[str, Any] = dict(
+    how |= dict(
         return_lse=return_attn_probs,
-        causal=causal,
         deterministic=deterministic,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
-    how |= mask
-    if not is_e4m3 and more:
-        refusal, operands = _NOT_MASKED.format(called), (attention_varlen, q, k, v, scale, *at)
-        results = forward_only(refusal, (q, k, v), attend_other, *operands, **how)
+    if not is_e4m3 and more_than_causal:
+        refusal, operands = _NOT_PLAIN.format(called), (attention_varlen, q, k, v, scale, *at)
+        results = forward_only(refusal, given(q, k, v, s_aux), attend_other, *operands, **how)
     elif not is_e4m3:
         results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:

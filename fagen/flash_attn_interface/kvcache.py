@@ -10,13 +10,14 @@ from torch import Tensor
 from fagen.flash_attn_interface.arguments import (
     NO_WINDOW,
     forward_only,
+    given,
     lengths_of,
-    mask_of,
     readable,
     refuse_given,
     refuse_others,
     refuse_yet,
     scale_of,
+    variant_of,
     written,
 )
 from fagen.runtime.argument_types import flag, names_types, refuse_other_types
@@ -66,6 +67,7 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    s_aux: Tensor | None = None,
     *,
     block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -94,13 +96,13 @@ def flash_attn_with_kvcache(
     and its backward pass refused.
 
     Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
-    cache_batch_idx, qv, softcap, e4m3 and a backward pass;
+    cache_batch_idx, qv, e4m3 and a backward pass;
     ValueError for a wrong argument, and traced by torch.compile also where a gradient would be
     needed; and what else those three do.
     """
     called = "flash_attn_with_kvcache"
     others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
-    chunk = refuse_others(called, *others)
+    chunk, cap = refuse_others(called, *others)
     if not (
         (page_table is block_table is k is v is cache_batch_idx is None)
         and (rotary_cos is rotary_sin is None)
@@ -147,14 +149,13 @@ def flash_attn_with_kvcache(
         cache_seqlens = None
     cache_seqlens = lengths_of("cache_seqlens", cache_seqlens, batch, k_cache, "k_cache")
     cache_leftpad = lengths_of("cache_leftpad", cache_leftpad, batch, k_cache, "k_cache")
-    mask: dict[str, Any] = {}
-    if window_size is not NO_WINDOW or chunk:
-        queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
-        mask = mask_of(called, window_size, queries, room, causal=causal, chunk=chunk)
-        causal = mask.pop("causal")
+    queries = (max_seqlen_q or q.shape[0]) if varlen else q.shape[1]
+    more: dict[str, Any] = dict(causal=causal, chunk=chunk, softcap=cap, s_aux=s_aux)
+    how = variant_of(called, window_size, queries, room, **more)
     q = q if q.stride(-1) == 1 else q.contiguous()
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     needs = q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    needs = needs or (s_aux is not None and s_aux.requires_grad)
     if cu_seqlens_q is None and not needs:
         return attention_cache(
             q,
@@ -162,17 +163,16 @@ def flash_attn_with_kvcache(
             v_cache,
             seqused_k=cache_seqlens,
             leftpad_k=cache_leftpad,
-            causal=causal,
             scale=scale,
             return_lse=return_softmax_lse,
-            **mask,
+            **how,
         )
     caches = q, k_cache, v_cache
-    how: dict[str, Any] = dict(causal=causal, scale=scale, return_lse=return_softmax_lse)
-    how |= mask
+    leaves = given(q, k_cache, v_cache, s_aux)
+    how |= dict(scale=scale, return_lse=return_softmax_lse)
     if cu_seqlens_q is None:
         how |= dict(seqused_k=cache_seqlens, leftpad_k=cache_leftpad)
-        return forward_only(_NO_GRADIENT, caches, attention_cache, *caches, **how)
+        return forward_only(_NO_GRADIENT, leaves, attention_cache, *caches, **how)
     sequences = as_varlen(k_cache, v_cache, cache_seqlens, cache_leftpad)
     if sequences is None:
         refuse_yet(
@@ -183,7 +183,7 @@ def flash_attn_with_kvcache(
     keys, values, cu_seqlens_k, used = sequences
     packed = q, keys, values, cu_seqlens_q, cu_seqlens_k
     how |= dict(seqused_k=used, max_seqlen_q=max_seqlen_q)
-    return forward_only(_NO_GRADIENT, caches, attention_varlen, *packed, **how)
+    return forward_only(_NO_GRADIENT, leaves, attention_varlen, *packed, **how)
 
 
 def get_scheduler_metadata(

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fagen.dispatch.select import buildable
 from fagen.flash_attn_interface.arguments import (
-    is_masked,
-    mask_of,
+    is_variant,
     readable,
     refuse_others,
     refuse_yet,
     scale_of,
+    variant_of,
     written,
 )
 from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
@@ -67,6 +67,7 @@ def _flash_attn_forward(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    s_aux: Tensor | None = None,
     *,
     window_size: Sequence[int] | Tensor | None = None,
     out: Tensor | None = None,
@@ -95,6 +96,7 @@ def _flash_attn_forward(
         num_splits=num_splits,
         pack_gqa=pack_gqa,
         sm_margin=sm_margin,
+        s_aux=s_aux,
     )
     lengths = cu_seqlens_k, seqused_q
     of_cache = k_new, v_new, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin
@@ -174,7 +176,9 @@ def _flash_attn_backward(
     argument; and what else the backward pass of fagen.attention does.
     """
     called = "_flash_attn_backward"
-    refuse_others(called, None, 0, softcap, sm_margin=sm_margin)
+    _, cap = refuse_others(called, None, 0, softcap, sm_margin=sm_margin)
+    if cap:
+        refuse_yet(called, f"softcap = {cap}", "0.0 is none")
     if q.dtype == E4M3:
         refuse_yet(called, "e4m3", "q, k and v in 16 bits have gradients")
     deterministic, scale = flag("deterministic", deterministic), scale_of(softmax_scale)
@@ -184,10 +188,10 @@ def _flash_attn_backward(
     queries = q.shape[-3] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
     keys = k.shape[-3] if cu_seqlens_k is None or max_seqlen_k is None else max_seqlen_k
     window = _window(window_size_left, window_size_right, window_size)
-    mask = mask_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
-    if is_masked(mask):
+    how = variant_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
+    if is_variant(how):
         refuse_yet(called, f"window_size = {window}", "causal and full masks have gradients")
-    causal = mask["causal"]
+    causal = how["causal"]
     sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
     shapes = q.shape, k.shape, v.shape
     kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal

@@ -174,26 +174,38 @@ def told(
     sinks: Tensor | None,
     given: Mapping[str, Any],
     *tensors: Tensor,
-) -> Said:
-    """Return the variant of a call, and what its kernel is given.
+) -> tuple[Variant, tuple[Any, ...], tuple[str, ...]]:
+    """Return the variant of a call, what its kernel is given, and which of it is by sequence.
 
     `tensors` are q, k and v.  Raises ValueError where they need a gradient that no kernel has.
     """
+    if not isinstance(causal, bool | Tensor):
+        causal = flag("causal", causal)
     dtype = None if sinks is None else sinks.dtype
-    call, known = (causal, window, mask, softcap, score, dtype), None
-    is_kept = (not given and type(causal) is bool and not is_compiling()) and (
-        type(window) in _WINDOWS and type(softcap) in _NUMBERS
-    )
-    if is_kept:
+    how = causal, window, mask, softcap, score, dtype, given
+    if is_compiling() or type(window) not in _WINDOWS or type(softcap) not in _NUMBERS:
+        variant, values, by_sequence, _ = said(function, *how)
+    else:
+        of_causal = causal if causal is True or causal is False else causal.dtype
+        call: tuple[Any, ...] = of_causal, window, mask, softcap, score, dtype
+        if given:  # of tensors their type alone
+            numbers = [x if type(x) in _NUMBERS else None for x in given.values()]
+            call = (*call, *given, *map(type, given.values()), *numbers)
         known = _told.get(call)
-    if known is None:
-        causal = causal if isinstance(causal, bool | Tensor) else flag("causal", causal)
-        known = said(function, causal, window, mask, softcap, score, dtype, given)
-        if is_kept and len(_told) < MOST_KNOWN:
-            _told[call] = known
-    variant, values, by_sequence = known
+        if known is None:
+            variant, values, by_sequence, names = known = said(function, *how)
+            if len(_told) < MOST_KNOWN:
+                kept = tuple([None if isinstance(x, Tensor) else x for x in values])
+                _told[call] = known._replace(values=kept)
+        else:
+            variant, values, by_sequence, names = known
+            if None in values:
+                there = {"causal_of": causal, **given}
+                values = tuple(
+                    [there[name] if x is None else x for name, x in zip(names, values, strict=True)]
+                )
     if isinstance(variant, bool):
-        return known
+        return variant, values, by_sequence
     if sinks is not None:
         tensors, values, by_sequence = (*tensors, sinks), (*values, sinks), (*by_sequence, "")
     if torch.is_grad_enabled() and needs_gradient(*tensors):
@@ -203,10 +215,11 @@ def told(
             f"{in_words(variant)} yet; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention with attn_mask"
         )
-    return Said(variant, values, by_sequence)
+    return variant, values, by_sequence
 
 
-_told: dict[tuple[Any, ...], Said] = {}  # of calls whose variant has no arguments of its own
+# Of calls, by what they say, in which tensors are None.
+_told: dict[tuple[Any, ...], Said] = {}
 _WINDOWS = int, tuple, type(None)
 _NUMBERS = float, int, type(None)
 
