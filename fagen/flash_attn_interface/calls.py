@@ -51,6 +51,7 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(softmax_scale · q kᵀ) v, as FlashAttention-3's function of this name does.
@@ -131,6 +132,7 @@ def flash_attn_qkvpacked_func(
     num_heads_q: int | None = None,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute flash_attn_func of the three tensors that lie in one, which is not copied.
@@ -160,7 +162,7 @@ def flash_attn_qkvpacked_func(
     bounds = window_size, attention_chunk, softcap
     of_order = None, deterministic, sm_margin  # pack_gqa is a hint
     of_both = softmax_scale, causal, None, *descales, *bounds, 1, *of_order
-    return flash_attn_func(q, k, v, *of_both, return_attn_probs, s_aux)
+    return flash_attn_func(q, k, v, *of_both, return_attn_probs, s_aux=s_aux)
 
 
 @names_types
@@ -188,6 +190,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
     s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of sequences that lie one after another, as FlashAttention-3's does.

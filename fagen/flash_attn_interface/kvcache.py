@@ -67,8 +67,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
-    s_aux: Tensor | None = None,
     *,
+    s_aux: Tensor | None = None,
     block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention over a dense cache of keys and values, as FlashAttention-3's function does.

@@ -67,8 +67,8 @@ def _flash_attn_forward(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-    s_aux: Tensor | None = None,
     *,
+    s_aux: Tensor | None = None,
     window_size: Sequence[int] | Tensor | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
