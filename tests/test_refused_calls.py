@@ -240,7 +240,6 @@ prepare_decode raises ScheduleError:
 
 flash_attn_func raises NotImplementedError:
   qv=ones(2, 70, 4, 64) -> flash_attn_func: qv is not there yet in fagen; None is none
-  softcap=15.0 -> flash_attn_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
   window_size=tensor((1, 0)).to("meta") -> window_size as a tensor is not there yet
 
 flash_attn_func:
@@ -262,7 +261,6 @@ flash_attn_func-e4m3:
 
 flash_attn_varlen_func raises NotImplementedError:
   qv=ones(119, 4, 64) -> flash_attn_varlen_func: qv is not there yet in fagen; None is none
-  softcap=15.0 -> flash_attn_varlen_func: softcap = 15.0 is not there yet in fagen; 0.0 is none
 
 flash_attn_varlen_func:
   k=normal(2, 5, 2, 64).half(), v=normal(2, 5, 2, 64).half(), cu_seqlens_k=None
@@ -297,7 +295,6 @@ flash_attn_with_kvcache raises NotImplementedError:
   rotary_sin=q -> rotary_sin is not there yet
   cache_batch_idx=ints(0, 1, 2) -> cache_batch_idx is not there yet
   qv=q -> flash_attn_with_kvcache: qv is not there yet in fagen; None is none
-  softcap=15.0 -> softcap = 15.0 is not there yet
   k_cache=k_cache.to(E4M3)
     -> e4m3, with q_descale, k_descale and v_descale, is not there yet
   q=q.flatten(0, 1), cu_seqlens_q=ints(0, 3, 6, 9), k_cache=turned(stack((k_cache,) * 2), 1, 2)[0]
