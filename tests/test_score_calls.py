@@ -108,6 +108,77 @@ def test_masks_come_after_scores_in_every_call(call, score):
     near(few, dense(q[:, -3:], k, v, score, sees))
 
 
+SINKS = torch.tensor([1.0, -2.0, 3.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sink_is_one_more_logit_of_every_row(dtype):
+    sinks = SINKS.to(dtype)
+    for lengths in ((33, 100), (100, 33)):
+        q, k, v = tensors(*lengths)
+        own = fagen.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
+        near(own, dense(q, k, v, sinks=sinks))
+        how: dict[str, Any] = dict(causal=True, window=7, softcap=1.5, sinks=sinks)
+
+        def sees(q: Tensor, k: Tensor) -> Tensor:
+            return (k <= q) & (q - k < 7)
+
+        exact = dense(q, k, v, capped(1.5), sees, sinks)
+        near(fagen.attention(q, k, v, **how, return_lse=True), exact)
+        own = fa3.flash_attn_func(
+            q,
+            k,
+            v,
+            causal=True,
+            window_size=(6, 0),
+            softcap=1.5,
+            s_aux=sinks,
+            return_attn_probs=True,
+        )
+        near(own, exact)
+        queries, keys = lengths
+        at = (
+            torch.tensor([0, queries], dtype=torch.int32),
+            torch.tensor([0, keys], dtype=torch.int32),
+        )
+        packed = fagen.attention_varlen(q[0], k[0], v[0], *at, **how)
+        torch.testing.assert_close(packed.double(), exact[0][0], atol=4e-3, rtol=0)
+    quantised = fagen.attention_fp8(q, k, v, causal=True, sinks=sinks)
+    assert (quantised.double() - dense(q, k, v, sinks=sinks)[0]).abs().mean() < 0.03
+
+
+def test_sinks_are_read_again_by_each_call_and_no_value_is_kept():
+    q, k, v = tensors(20, 20)
+    sinks = SINKS.clone()
+    for _ in range(3):
+        near(
+            fagen.attention(q, k, v, causal=True, sinks=sinks, return_lse=True),
+            dense(q, k, v, sinks=sinks),
+        )
+        sinks += 1
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [
+        (SINKS[:3], r"sinks has shape \(3\); it must be \(heads = 4\)"),
+        (SINKS[None], r"sinks has shape \(1, 4\)"),
+        (SINKS.repeat(2)[::2], "sinks.contiguous"),
+        (SINKS.long(), "sinks are torch.int64; they must be one of float32, float16, bfloat16"),
+        ([0.0] * 4, "sinks is of type list; it must be a torch.Tensor or None"),
+        (
+            SINKS.clone().requires_grad_(),
+            "q, k, v or sinks requires a gradient, and there is no back",
+        ),
+    ],
+    ids=range(6),
+)
+def test_what_are_no_sinks_is_named(sinks, words):
+    q, k, v = tensors(20, 20)
+    with pytest.raises((ValueError, TypeError), match=words):
+        fagen.attention(q, k, v, sinks=sinks)
+
+
 def test_one_kernel_serves_all_caps_and_a_text_that_says_a_words():
     q, k, v = tensors(20, 20)
     door = fagen.runtime.attention.ATTENTION

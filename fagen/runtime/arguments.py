@@ -19,7 +19,7 @@ from fagen.runtime.argument_types import flag
 from fagen.runtime.call import MOST_KNOWN, CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
-from fagen.variants import Said, Variant, in_words, names_of, said
+from fagen.variants import Said, Variant, in_words, is_mask, names_of, said
 from fagen.vocab import (
     DTYPES,
     LENGTHS,
@@ -212,10 +212,13 @@ def told(
         which = "q, k or v" if sinks is None else "q, k, v or sinks"
         raise ValueError(
             f"{function.__name__}: {which} requires a gradient, and there is no backward "
-            f"{in_words(variant)} yet; call it under torch.no_grad(), or "
-            "torch.nn.functional.scaled_dot_product_attention with attn_mask"
+            f"{in_words(variant)} yet; call it under torch.no_grad()"
+            + (_MASKED_ELSEWHERE if is_mask(variant) else "")
         )
     return variant, values, by_sequence
+
+
+_MASKED_ELSEWHERE = ", or torch.nn.functional.scaled_dot_product_attention with attn_mask"
 
 
 # Of calls, by what they say, in which tensors are None.
