@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fagen import registry, simulator
+from fagen.kinds.decode.emulate import compute as decoded
 from fagen.kinds.forward.emulate import compute
 from fagen.kinds.forward.operands import operands, outputs, real
 from fagen.kinds.forward.plan import Plan
@@ -30,12 +31,22 @@ FP8 = (
     "fwd_e4m3_d64_window_m64n64_sinkbf16_vrows_sblock",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_split3_vrows_pm1_pc32",
 )
+# splits that another kernel combines, or thread blocks in registers, in shared memory, or for pairs
+# of heads; a reference that a call gives; a window
+DECODE = (
+    "dec_fp16_d64_causal_r8n64_sinkfp16_c3",
+    "dec_bf16_d64_causal_r8n64_sinkbf16_streamk",
+    "dec_fp16_d64_causal_r32n64_sinkfp32_streamk",
+    "dec_fp16_d64_causal_r8n64_sinkfp16_c3_fixed",
+    "dec_bf16_d96_causal_r8n64_sinkbf16_h2",
+    "dec_fp16_d64_window_r8n64_sinkfp16",
+)
 SIZES = ((70, 70), (100, 40), (5, 130), (66, 0))  # queries and keys: some rows see nothing
 
 
-def tensors(plan: Plan, queries: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(plan: Any, queries: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in 16 bits."""
-    dtype = torch.float16 if plan.descales else getattr(torch, plan.dtype.torch)
+    dtype = torch.float16 if plan.dtype.fp8 else getattr(torch, plan.dtype.torch)
     generator = torch.Generator().manual_seed(queries)
     shapes = (
         (queries, HEADS, plan.head_dim),
@@ -46,7 +57,7 @@ def tensors(plan: Plan, queries: int, keys: int, batch: int = 2) -> tuple[Tensor
     return q.to(dtype), k.to(dtype), (v + 1).to(dtype)
 
 
-def sinks_of(plan: Plan) -> Tensor:
+def sinks_of(plan: Any) -> Tensor:
     return torch.tensor(SINKS, dtype=getattr(torch, plan.sink.torch))
 
 
@@ -67,7 +78,7 @@ def by_hand(
     return out.transpose(1, 2), (largest + total.log()).squeeze(-1)
 
 
-def seen_by(plan: Plan, queries: int, keys: int, left: int) -> Tensor:
+def seen_by(plan: Any, queries: int, keys: int, left: int) -> Tensor:
     """Which keys (columns) a causal or full row sees, or one of a window, aligned to the end."""
     row, key = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)
     if plan.mask.name == "full":
@@ -76,21 +87,21 @@ def seen_by(plan: Plan, queries: int, keys: int, left: int) -> Tensor:
     return (key <= row) & within
 
 
-def numbers_of(plan: Plan, left: int = 20) -> dict[str, int]:
+def numbers_of(plan: Any, left: int = 20) -> dict[str, int]:
     return {"window_left": left, "window_right": 0} if plan.mask.given else {}
 
 
-def check(plan: Plan, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], seen: Tensor):
+def check(plan: Any, found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], seen: Tensor):
     """As near as a dtype is; rows that see nothing are zeros, and their sinks, exactly."""
     (out, lse), (exact_out, exact_lse) = found, exact
     none = ~seen.any(-1)
     assert (out[:, none] == 0).all()
     assert torch.equal(lse[..., none], exact_lse[..., none].float())
     torch.testing.assert_close(
-        out.double(), exact_out, atol=0.08 if plan.descales else 8e-3, rtol=2e-2
+        out.double(), exact_out, atol=0.08 if plan.dtype.fp8 else 8e-3, rtol=2e-2
     )
     torch.testing.assert_close(
-        lse.double(), exact_lse, atol=2e-2 if plan.descales else 1e-3, rtol=1e-6
+        lse.double(), exact_lse, atol=2e-2 if plan.dtype.fp8 else 1e-3, rtol=1e-6
     )
 
 
@@ -140,6 +151,29 @@ def test_sinks_of_varlen_sequences_are_of_heads_and_rows_of_none_have_them() -> 
         exact = by_hand(*own, seen, sinks, 0.2)
         check(plan, (out[None, rows], lse[None, :, rows]), exact, seen)
     assert (out[-gap:] == 0).all() and (lse[:, -gap:] == sinks.float()[:, None]).all()
+
+
+@pytest.mark.parametrize("slug", DECODE)
+def test_a_sink_follows_the_last_split_of_a_sequence(slug: str) -> None:
+    """In the kernels' own text: sequences of several splits, of one, and of no key."""
+    plan = registry.plan_of(slug)
+    library = simulator.build(render(plan).kernel)
+    keys, used, sinks = plan.block_n * 7, (plan.block_n * 7 - 5, 9, 0), sinks_of(plan)
+    q, k, v = tensors(plan, 2, keys, batch=3)
+    lengths = torch.tensor(used, dtype=torch.int32)
+    more = {"reference": torch.zeros(HEADS)} if plan.fixed else {}
+    call = {"q": q, "k": k, "v": v, "sinks": sinks, "scale": 0.2, "seqused_k": lengths}
+    call |= more | numbers_of(plan, 100)
+    out, lse = torch.full_like(q, math.nan), torch.full((3, HEADS, 2), math.nan)
+    simulator.call(plan, library, **call, out=out, lse=lse)
+    emulated = decoded(plan, **call)
+    assert torch.equal(lse[-1], emulated[1][-1])  # of no key: the sinks
+    for number, length in enumerate(used):
+        rows = slice(number, number + 1)
+        seen = seen_by(plan, 2, length, 100)
+        exact = by_hand(q[rows], k[rows, :length], v[rows, :length], seen, sinks, 0.2)
+        check(plan, (out[rows], lse[rows]), exact, seen)
+        check(plan, (emulated[0][rows], emulated[1][rows]), exact, seen)
 
 
 @pytest.mark.parametrize("slug", (*DENSE[:3], *DENSE[4:5]))

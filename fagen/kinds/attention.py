@@ -36,6 +36,12 @@ def scale_log2(scale: float) -> float:
     return fp32(fp32(scale) * LOG2_E)
 
 
+SINK_KEY = (
+    "one more logit of each row of a head, without a value: the dtype in which a call gives them; "
+    "none by default"
+)
+
+
 class Build(Section):
     """What the compiler may do."""
 

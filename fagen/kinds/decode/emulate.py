@@ -34,10 +34,11 @@ def compute(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, seqused_k and
     leftpad_k (B) in int32, of a unified maximum reference (H) in fp32; out (B, Sq, H, Dv), lse
-    (B, H, Sq) in fp32. What is `given` more the mask takes. Keys before those that the first query
-    sees are left out before the others are parted.
+    (B, H, Sq) in fp32. What is `given` more the mask takes, and sinks (H). Keys before those that
+    the first query sees are left out before the others are parted.
     """
     plan = replace(plan, score=plan.score.bound(plan.score.taken(given)))
+    sink = given.pop("sinks")[:, None] if plan.sink else None
     given, unbound = plan.mask.taken(given), plan.mask
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
@@ -56,7 +57,7 @@ def compute(
         like = queries.new_empty(heads, seqlen_q, v.shape[3])
         score = partial(_core, plan, product_scale, group, number, length, seqlen_q)
         splits = _splits(plan, group, queries, keys, values, scale, reference, skipped, score)
-        output, own = combined_partials(splits, like, scale)
+        output, own = combined_partials(splits, like, scale, sink)
         out[number], lse[number] = output.transpose(0, 1).to(q.dtype), own
     return out, lse
 

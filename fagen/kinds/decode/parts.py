@@ -18,6 +18,7 @@ from fagen.kinds.decode.rules import (
     shares_lines,
 )
 from fagen.kinds.scores import elements, factor, factor_log2
+from fagen.kinds.sinks import sinks_of_call
 from fagen.part import (
     BOOL,
     DESCRIPTOR,
@@ -45,7 +46,7 @@ from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, SCORES
 
 # the keys that choose parts, and what rules make of others; sizes are none of them
-CHOSEN = ("dtype", "mask", "score", "by", "maximum", "speculate")
+CHOSEN = ("dtype", "mask", "score", "by", "sink", "maximum", "speculate")
 RULES: tuple[Callable[[Values], Any], ...] = (
     k_is_wider,
     prefetches,
@@ -339,7 +340,8 @@ def combine(values: Values) -> Iterator[Part]:
         ("registers", "shared")[values["combines_in_shared"]] if in_registers else values["maximum"]
     )
     start, by_blocks = _COMBINE[way]
-    yield combining(start, in_registers=by_blocks)
+    yield combining(start, in_registers=by_blocks, sink=bool(values["sink"]))
+    yield from sinks_of_call(values["sink"])
     yield Part(
         head=("decode/combine/combined.cuh.j2",) if in_registers else (),
         methods=("decode/combine/combined_of.cuh",) if in_registers else (),

@@ -66,6 +66,7 @@ class Plan(Budgeted, Combining):
     dtype: Dtype
     mask: Mask
     score: Score
+    sink: Dtype | None  # in which a call has one more logit of each head's rows
 
     head_dim: int
     head_dim_v: int

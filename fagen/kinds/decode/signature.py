@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fagen.kinds.calls import GROUPED, SIZES, Layout, form, lengths, scalars
+from fagen.kinds.sinks import sinks
 from fagen.signature import Dim, Extent, Limit, Signature, Tensor
 from fagen.vocab import FP32
 
@@ -39,6 +40,7 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("v", plan.head_dim_v, "likewise"),
             *((reference,) if plan.fixed else ()),
             *layout.tables(plan.mask),
+            *sinks(plan.sink),
             lengths("seqused_k", batch, ends, optional=True),
             lengths("leftpad_k", batch, begins, optional=True),
             layout.queries("out", plan.head_dim_v, "zeros without a key", access="out"),
@@ -47,9 +49,9 @@ def signature(plan: "Plan") -> Signature:
         scalars=scalars(plan.mask, plan.score),
         order=(
             *("q", "k", "v", "reference", "scale", *plan.mask.given, *plan.score.given),
-            *("seqused_k", "leftpad_k"),
+            *("sinks", "seqused_k", "leftpad_k"),
         ),
-        form=form("unified" * plan.fixed, of=(plan.mask, plan.score)),
+        form=form("unified" * plan.fixed, of=(plan.mask, plan.score), sink=plan.sink is not None),
         rules=GROUPED,
         limits=(
             Limit("rows of splits", rows_of_splits),
@@ -57,5 +59,5 @@ def signature(plan: "Plan") -> Signature:
         ),
         keyword_from="seqused_k",
         no_gradient="decoding has none",
-        gradients_by="fagen.attention",
+        gradients_by="" if plan.sink else "fagen.attention",
     )

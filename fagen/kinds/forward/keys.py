@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build, registers
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, SINK_KEY, Build, registers
 from fagen.kinds.forward.rules import KEYS, consumers
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -47,11 +47,7 @@ class Attention(Section):
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
-    sink: Annotated[str, OneOf(PARTIALS)] = Field(
-        default="",
-        description="one more logit of each row of a head, without a value: the dtype in which a "
-        "call gives them; none by default",
-    )
+    sink: Annotated[str, OneOf(PARTIALS)] = Field(default="", description=SINK_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
         description='"equal": all sequences have one length; "varlen": each has its own, from '

@@ -25,6 +25,7 @@ from fagen.kinds.verification import LSE_TOLERANCE, Say, each_timed, hard_scores
 from fagen.measure import families
 from fagen.measure.inputs import softmax_scale, usual
 from fagen.measure.numerics import largest, unit_in_last_place
+from fagen.measure.sinks import beside_sinks, usual_sinks
 from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
@@ -169,8 +170,9 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
 
 
 def _given(plan: Plan, q: Tensor, k: Tensor) -> dict[str, Any]:
-    """What calls give to the mask of q (B, Sq, H, D) and k (B, Sk, Hk, D), as usual."""
-    return usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+    """What calls give to the mask of q (B, Sq, H, D) and k (B, Sk, Hk, D), as usual, and sinks."""
+    given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+    return given | usual_sinks(plan.sink, q.shape[2], q.device)
 
 
 def outputs(arguments: dict[str, Tensor | float]) -> dict[str, Tensor]:
@@ -190,14 +192,20 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     results = outputs(call)
     run(**call, **results)
     by_sequence = {
-        name: x for name, x in call.items() if isinstance(x, Tensor) and name != "reference"
+        name: x
+        for name, x in call.items()
+        if isinstance(x, Tensor) and name not in ("reference", "sinks")
     }
+    sinks = {name: call[name] for name in call.keys() & {"sinks"}}
     given = {name: call[name] for name in plan.mask.given}
     tensors = {name: x for name, x in by_sequence.items() if name not in given}
     formula = partial(attend, **tensors, mask=plan.mask, given=given, scale=call["scale"])
     exact, exact_lse = formula()
+    # of keys alone: sinks may be as large as they like
+    lse_size = largest(exact_lse.masked_fill(exact_lse == -math.inf, 0))
     dtype = by_sequence["q"].dtype
-    rough, _ = formula(dtype=dtype)
+    rough, _ = beside_sinks(formula(dtype=dtype)[0], exact_lse, **sinks)
+    exact, exact_lse = beside_sinks(exact, exact_lse, **sinks)
     torchs = largest(rough.double() - exact)
     none = exact_lse == -math.inf
     # where no key is seen nothing else will do
@@ -220,7 +228,7 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
         torch_error=torchs,
         allowed=2 * torchs + unit_in_last_place(largest(exact), dtype),
         lse_error=largest(off),
-        lse_allowed=LSE_TOLERANCE * max(1.0, largest(exact_lse.masked_fill(none, 0)) / 100),
+        lse_allowed=LSE_TOLERANCE * max(1.0, lse_size / 100),
         differing=differing,
     )
 
@@ -239,7 +247,8 @@ def hard_errors(
         return into["out"], into["lse"]
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return attend(q, k, v, mask=plan.mask, scale=scale)
+        exact = attend(q, k, v, mask=plan.mask, scale=scale)
+        return beside_sinks(*exact, **usual_sinks(plan.sink, q.shape[2], q.device))
 
     sizes = families.SMALL_SIZES if small else families.SIZES
     for label, fields in hard_scores(plan, kernel, exact, sizes, device):
@@ -263,8 +272,13 @@ def _speeds(plan: Plan, binary: Binary, progress: Say | None) -> tuple[DecodeSpe
 
 def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
     """What a call takes, by name."""
-    names = ("q", "k", "v", *(("reference",) if plan.fixed else ()), "scale", *plan.mask.given)
+    names = ("q", "k", "v", *(("reference",) if plan.fixed else ()), "scale", *_more(plan))
     return dict(zip(names, arguments, strict=True))
+
+
+def _more(plan: Plan) -> tuple[str, ...]:
+    """The names of what calls give besides: to the mask, and sinks."""
+    return (*plan.mask.given, *(("sinks",) if plan.sink else ()))
 
 
 def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
@@ -272,7 +286,7 @@ def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     # scores are N(0, 1): a good reference
     more = (torch.zeros(q.shape[2], device=q.device),) if plan.fixed else ()
     given = _given(plan, q, k)
-    return q, k, v, *more, softmax_scale(plan.head_dim), *(given[x] for x in plan.mask.given)
+    return q, k, v, *more, softmax_scale(plan.head_dim), *(given[x] for x in _more(plan))
 
 
 def _outputs(plan: Plan, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -319,7 +333,7 @@ CONTENDER = Contender(
     arguments=_arguments,
     outputs=_outputs,
     launch=_launch,
-    alike=lambda plan: plan.fixed,
+    alike=lambda plan: (plan.fixed, plan.sink),
     error=_error,
     rotates=True,
     quick=_quick,
