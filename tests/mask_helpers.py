@@ -202,11 +202,16 @@ AROUND = 2, 3  # rows of no sequence before and behind
 
 
 def varlen_call(
-    slug: str, given: Mapping[str, Any], heads: tuple[int, int] = (2, 1)
+    slug: str,
+    given: Mapping[str, Any],
+    heads: tuple[int, int] = (2, 1),
+    score: Scored | None = None,
+    of_score: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Any, dict[str, Any], tuple[Tensor, Tensor]]:
     """A Plan, arguments by name, and what is right: out and lse of all rows.
 
-    Tables by query are of (total_q,), those by sequence of as many as LENGTHS.
+    Tables by query are of (total_q,), those by sequence of as many as LENGTHS. With a score that
+    is given other numbers, q is larger.
     """
     plan = registry.plan_of(slug)
     dice = torch.Generator().manual_seed(1)
@@ -219,7 +224,8 @@ def varlen_call(
         torch.randn(n, h, 64, generator=dice).to(dtype)
         for n, h in ((rows, heads[0]), (keys, heads[1]), (keys, heads[1]))
     )
-    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": 0.125, **given}
+    q = (q.float() * (4 if score else 1)).to(dtype)
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": 0.125, **given, **of_score}
     call |= {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int(), "seqused_k": None}
     if plan.descales:
         call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
@@ -231,7 +237,9 @@ def varlen_call(
         of_k = slice(int(ends_k[number]), int(ends_k[number]) + n)
         own = {name: x[of_q][None] for name, x in given.items()} if by_query else given
         visible = seen(plan.mask.name, (m, n), own, 0 if by_query else number)
-        found = dense(q[of_q].float(), k[of_k].float(), v[of_k].float(), visible, 0.125)
+        of_sequence = scored(score, number, *heads, (m, n), of_score) if score else None
+        wide = (x.float() for x in (q[of_q], k[of_k], v[of_k]))
+        found = dense(*wide, visible, 0.125, of_sequence)
         out[of_q], lse[:, of_q] = found
     return plan, call, (out, lse)
 

@@ -25,6 +25,9 @@ class Text(NamedTuple):
 
 # by what they read: nothing, a number, places, heads, a batch; what divides, and what is no number
 TEXTS = {
+    "unseen": Text(  # no number where causal masks hide it
+        "where(k_idx <= q_pos, score, sqrt(-1.0 - abs(score)))", {}, {}, lambda s, **at: s
+    ),
     "half": Text("0.5*score", {}, {}, lambda s, **at: s / 2),
     "negated": Text("-score", {}, {}, lambda s, **at: -s),
     "warm": Text(
@@ -54,7 +57,7 @@ TEXTS = {
         ),
     ),
     "rooted": Text(
-        "sqrt(score) + 0.01*kv_head*k_idx/heads + log(1.0 + q_idx)*score",
+        "sqrt(max(score, 0.0)) + 0.01*kv_head*k_idx/heads + log(1.0 + q_idx)*score",
         {},
         {},
         lambda s, kv, j, i, heads, **at: (
@@ -62,10 +65,10 @@ TEXTS = {
         ),
     ),
     "by_batch": Text(
-        "where(batch == 1, 2.0, 1.0) * score / (1.0 + 0.001*(len_k - len_q))",
+        "where(batch == 1, 1.5, 1.0) * score / (1.0 + 0.001*(len_k - len_q))",
         {},
         {},
-        lambda s, b, m, n, **at: s * (2.0 if b == 1 else 1.0) / (1 + 0.001 * (n - m)),
+        lambda s, b, m, n, **at: s * (1.5 if b == 1 else 1.0) / (1 + 0.001 * (n - m)),
     ),
 }
 

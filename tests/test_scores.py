@@ -5,19 +5,34 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.mask_helpers import Scored, call_of, check, emulated, simulated
+from tests.mask_helpers import (
+    call_of,
+    check,
+    check_varlen,
+    emulated,
+    simulated,
+    varlen_call,
+)
 from tests.often import some
-
-BY_HAND: Mapping[str, Scored] = {
-    "softcap": lambda s, *, softcap, **where: softcap * torch.tanh(s / softcap),
-}
+from tests.score_helpers import TEXTS, Scored, word_of
 
 
-def call(slug: str, sizes: tuple[int, ...], of_mask: Mapping[str, Any], softcap: float) -> Any:
-    """A Plan, a call of it whose scores are capped, and what is right."""
-    found = call_of(slug, sizes, of_mask, score=BY_HAND["softcap"], of_score={"softcap": softcap})
-    plan, arguments, exact = found
+def capped(s: Tensor, *, softcap: float, **at: Any) -> Tensor:
+    """What a cap makes of scaled products."""
+    return softcap * torch.tanh(s / softcap)
+
+
+def call(
+    slug: str,
+    sizes: tuple[int, ...],
+    of_mask: Mapping[str, Any],
+    of_score: Mapping[str, Any],
+    score: Scored = capped,
+) -> Any:
+    """A Plan, a call of it with a score, and what is right."""
+    plan, arguments, exact = call_of(slug, sizes, of_mask, score=score, of_score=of_score)
     if plan.kind == "decode":
         arguments |= {"seqused_k": None, "leftpad_k": None}
         if plan.fixed:
@@ -59,7 +74,7 @@ def of_mask(given: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("slug", "sizes", "given"), CAPPED, ids=lambda x: str(x)[:44])
 def test_capped_scores_are_emulated_as_a_dense_softmax_has_them(slug, sizes, given) -> None:
     for softcap in (1.0, 5.0, 50.0, 1e4):
-        plan, arguments, exact = call(slug, sizes, of_mask(given), softcap)
+        plan, arguments, exact = call(slug, sizes, of_mask(given), {"softcap": softcap})
         check(plan, emulated(plan, arguments), exact)
 
 
@@ -68,5 +83,63 @@ def test_capped_scores_are_emulated_as_a_dense_softmax_has_them(slug, sizes, giv
 )
 def test_a_kernels_own_text_caps_scores(place) -> None:
     slug, sizes, given = CAPPED[place]
-    plan, arguments, exact = call(slug, sizes, of_mask(given), 5.0)
+    plan, arguments, exact = call(slug, sizes, of_mask(given), {"softcap": 5.0})
     check(plan, simulated(plan, arguments), exact)
+
+
+VARLEN = (
+    ("fwd_fp16_d64_causal_m64n64_softcap_varlen", {}),
+    ("fwd_bf16_d64_full_m128n64_softcap_varlen_packgqa", {}),
+    ("fwd_fp16_d64_window_m64n64_softcap_varlen", {"window_left": 40, "window_right": 2}),
+)
+
+
+@pytest.mark.parametrize("place", some(range(len(VARLEN)), [0]), ids=lambda at: VARLEN[at][0])
+def test_scores_of_varlen_sequences_are_capped(place) -> None:
+    slug, given = VARLEN[place]
+    plan, arguments, exact = varlen_call(slug, given, score=capped, of_score={"softcap": 5.0})
+    check_varlen(plan, emulated(plan, arguments), exact)
+    check_varlen(plan, simulated(plan, arguments), exact)
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+FORMS = {
+    "fwd_fp16_d64_causal_m64n64_{}": (2, 4, 2, 90, 150),
+    "fwd_bf16_d64_causal_m64n64_{}_packgqa": (2, 4, 2, 20, 150),
+    "fwd_fp16_d64_causal_m64n64_{}_split2": (2, 4, 2, 90, 150),
+    "dec_fp16_d64_causal_r16n64_{}": (2, 4, 2, 3, 500),
+    "dec_fp16_d64_window_r8n64_{}_streamk": (2, 4, 2, 2, 500),
+    "dec_fp16_d96_causal_r16n64_{}_h2": (2, 8, 4, 1, 300),
+}
+OF_TEXTS = [(form, label) for form in FORMS for label in TEXTS]
+OFTEN_TEXTS = [OF_TEXTS[place] for place in (0, 5, 7, 15, 34, 48)]
+
+
+@pytest.mark.parametrize("label", TEXTS)
+def test_texts_are_emulated_as_lambdas_have_them(label: str) -> None:
+    for form, sizes in FORMS.items():
+        plan, arguments, exact = of_text(form, sizes, label)
+        check(plan, emulated(plan, arguments), exact)
+
+
+@pytest.mark.parametrize("form_and_label", some(OF_TEXTS, OFTEN_TEXTS), ids=" ".join)
+def test_a_kernels_own_text_makes_scores_of_a_text(form_and_label: tuple[str, str]) -> None:
+    form, label = form_and_label
+    plan, arguments, exact = of_text(form, FORMS[form], label)
+    check(plan, simulated(plan, arguments), exact)
+
+
+def of_text(form: str, sizes: tuple[int, ...], label: str) -> Any:
+    """A Plan, a call of it with a text, and what is right."""
+    window = {"window_left": 70, "window_right": 0} if "window" in form else {}
+    text = TEXTS[label]
+    return call(form.format(word_of(label)), sizes, window, text.given, text.by_hand)
+
+
+def test_of_varlen_texts_know_places_and_lengths() -> None:
+    text = TEXTS["alibi"]
+    slug = f"fwd_fp16_d64_causal_m64n64_{word_of('alibi')}_varlen"
+    plan, arguments, exact = varlen_call(slug, {}, score=text.by_hand, of_score=text.given)
+    check_varlen(plan, emulated(plan, arguments), exact)
+    check_varlen(plan, simulated(plan, arguments), exact)

@@ -21,7 +21,7 @@ from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.kinds.forward.structure import filling, seen_ends
 from fagen.problem import Sizes
-from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, swizzle_of
+from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, SCORES, swizzle_of
 
 # Fitted by benchmarks/search/refit.py (NVIDIA H200); clocks where nothing else is keys.
 SHARPNESS = 4.25
@@ -88,7 +88,7 @@ def step(values: Mapping[str, Any]) -> Step:
 _STEP_KEYS = (  # the first four also say how tiles follow each other
     *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
     *("head_dim_v", "producer", "intra_warpgroup", "sum", "maximum"),
-    "rescale_threshold",
+    *("rescale_threshold", "score"),
 )
 _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
 _KEYS = ("mask", "order", "output", "num_splits", "fill", *_STEP_KEYS)  # all that counts
@@ -115,14 +115,15 @@ def _step(*key: Any) -> Step:
     online = keys["maximum"] == "online"
     # of O's registers, in every step
     rescaling = 1.0 if online and not keys["rescale_threshold"] else 0.0
+    mufu, more = SCORES[keys["score"]].cost
     per_warp = (
-        n / 2 * (INSTRUCTIONS_PER_SCORE + online * MAXIMUM)  # a thread's scores of two rows
+        n / 2 * (INSTRUCTIONS_PER_SCORE + more + online * MAXIMUM)  # a thread's of two rows
         + d_v / 2 * rescaling
         + INSTRUCTIONS
     )
     warps = consumers * SM90.warpgroup_threads / SM90.warp_threads
 
-    exponentials = m * n / SM90.exponentials
+    exponentials = m * n * (1 + mufu) / SM90.exponentials
     # the next tile begins under this one's end
     overlapped = keys["producer"] == "warp" and keys["intra_warpgroup"]
 
