@@ -64,6 +64,11 @@ class Score:
         return replace(self, numbers=given) if self.given else self
 
     @property
+    def as_usual(self) -> "Score":
+        """It with what it is given where nobody says."""
+        return self.bound(self.usual)
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is the product as it is."""
         return self.tree == SCORE

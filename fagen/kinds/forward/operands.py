@@ -111,10 +111,11 @@ def arguments(
         batch, queries, heads, _ = q.shape
         sizes = sizes or Sizes(batch, heads, k.shape[2], queries, k.shape[1])
         given = usual_packed(plan.mask, sizes.sequences, q.device)
-        values = (given[name] for name in plan.mask.given)
+        values = *(given[name] for name in plan.mask.given), *plan.score.usual.values()
         return *varlen, *offsets(sizes, q.device), scale, *values, *sinks, None, *numbers
     given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
-    return *tensors, scale, *(given[name] for name in plan.mask.given), *sinks, *numbers
+    values = *(given[name] for name in plan.mask.given), *plan.score.usual.values()
+    return *tensors, scale, *values, *sinks, *numbers
 
 
 def outputs(plan: Plan, q: Tensor) -> tuple[Tensor, Tensor]:

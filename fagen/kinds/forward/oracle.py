@@ -5,35 +5,46 @@ import math
 import torch
 from torch import Tensor
 
+from fagen.expr.words import PLAIN
+from fagen.scores import SCORES, Score
 from fagen.vocab import MASKS, Mask
 
 _REFERENCE_SCORES = 1 << 24  # fp64 scores held at a time: 128 MiB
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: str | Mask, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: str | Mask,
+    scale: float,
+    score: Score = SCORES[PLAIN],
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention in fp64, with a mask of vocab's: as usual, or bound to what a call gives.
+    """Compute attention, with a mask of vocab's: as usual, or bound to what a call gives.
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype. Returns out (B, Sq, H, Dv)
-    and the log-sum-exp (B, H, Sq), both fp64: zeros and minus infinity where a row sees no key.
+    and the log-sum-exp (B, H, Sq), both in `dtype`: zeros and minus infinity where a row sees no
+    key.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
-    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1], dtype=torch.float64)
-    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=torch.float64)
+    out = q.new_zeros(batch, seqlen_q, heads, v.shape[-1], dtype=dtype)
+    lse = q.new_full((batch, heads, seqlen_q), -math.inf, dtype=dtype)
     if out.numel() == 0 or seqlen_k == 0:
         return out, lse
 
     group = heads // kv_heads
-    keys = k.permute(0, 2, 3, 1).double()
-    values = v.permute(0, 2, 1, 3).double()
+    keys = k.permute(0, 2, 3, 1).to(dtype)
+    values = v.permute(0, 2, 1, 3).to(dtype)
     height = max(1, _REFERENCE_SCORES // (batch * heads * seqlen_k))
     for top in range(0, seqlen_q, height):
         bottom = min(top + height, seqlen_q)
-        queries = q[:, top:bottom].permute(0, 2, 1, 3).double()
+        queries = q[:, top:bottom].permute(0, 2, 1, 3).to(dtype)
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
         rows = torch.arange(top, bottom, device=q.device).repeat(group)
+        scores = scored(score, scores, rows, seqlen_q, group)
         attended = visible(mask, rows, seqlen_q, seqlen_k)
         if attended is not None:
             scores = scores.masked_fill(~attended, -math.inf)
@@ -43,6 +54,30 @@ def reference(
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
+
+
+def scored(score: Score, scores: Tensor, rows: Tensor, seqlen_q: int, group: int) -> Tensor:
+    """What scaled products (B, Hk, G rows, Sk) become, of these query rows of G heads each."""
+    if score.is_plain:
+        return scores
+    batch, kv_heads, count, seqlen_k = scores.shape
+    batches, kv_head, key = (
+        torch.arange(n, device=rows.device) for n in (batch, kv_heads, seqlen_k)
+    )
+    of_group = torch.arange(group, device=rows.device).repeat_interleave(count // group)
+    kv_head = kv_head[:, None, None]
+    found: Tensor = score.whole(
+        scores,
+        q_idx=rows[:, None],
+        k_idx=key,
+        len_q=seqlen_q,
+        len_k=seqlen_k,
+        kv_head=kv_head,
+        head=kv_head * group + of_group[:, None],
+        heads=kv_heads * group,
+        batch=batches[:, None, None, None],
+    )
+    return found
 
 
 def visible(mask: str | Mask, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:

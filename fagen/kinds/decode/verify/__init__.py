@@ -170,8 +170,8 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
 
 
 def _given(plan: Plan, q: Tensor, k: Tensor) -> dict[str, Any]:
-    """What calls give to the mask of q (B, Sq, H, D) and k (B, Sk, Hk, D), as usual, and sinks."""
-    given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
+    """What calls give to mask and score of q (B, Sq, H, D) and k (B, Sk, Hk, D), and sinks."""
+    given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device) | {**plan.score.usual}
     return given | usual_sinks(plan.sink, q.shape[2], q.device)
 
 
@@ -199,7 +199,8 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     sinks = {name: call[name] for name in call.keys() & {"sinks"}}
     given = {name: call[name] for name in plan.mask.given}
     tensors = {name: x for name, x in by_sequence.items() if name not in given}
-    formula = partial(attend, **tensors, mask=plan.mask, given=given, scale=call["scale"])
+    of_call = {"mask": plan.mask, "score": plan.score.as_usual, "scale": call["scale"]}
+    formula = partial(attend, **tensors, **of_call, given=given)
     exact, exact_lse = formula()
     # of keys alone: sinks may be as large as they like
     lse_size = largest(exact_lse.masked_fill(exact_lse == -math.inf, 0))
@@ -247,7 +248,7 @@ def hard_errors(
         return into["out"], into["lse"]
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        exact = attend(q, k, v, mask=plan.mask, scale=scale)
+        exact = attend(q, k, v, mask=plan.mask, score=plan.score.as_usual, scale=scale)
         return beside_sinks(*exact, **usual_sinks(plan.sink, q.shape[2], q.device))
 
     sizes = families.SMALL_SIZES if small else families.SIZES
@@ -277,8 +278,8 @@ def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _more(plan: Plan) -> tuple[str, ...]:
-    """The names of what calls give besides: to the mask, and sinks."""
-    return (*plan.mask.given, *(("sinks",) if plan.sink else ()))
+    """The names of what calls give besides: to mask and score, and sinks."""
+    return (*plan.mask.given, *plan.score.given, *(("sinks",) if plan.sink else ()))
 
 
 def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:

@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fagen.expr.words import PLAIN
 from fagen.kinds.forward.operands import has_descales, outputs
 from fagen.kinds.forward.oracle import reference, visible
 from fagen.kinds.forward.plan import Plan
@@ -38,6 +40,7 @@ from fagen.measure.verification import Rule, Run
 from fagen.problem import Cell, Sizes
 from fagen.records import ShapeError
 from fagen.runtime.c_interface import call
+from fagen.scores import SCORES, Score
 from fagen.vocab import Mask
 
 
@@ -48,7 +51,7 @@ def dense(plan: Plan, run: Run) -> Kernel:
         out, lse = outputs(plan, q)
         given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
         sinks = usual_sinks(plan.sink, q.shape[2], q.device)
-        run(q=q, k=k, v=v, scale=scale, **given, **sinks, out=out, lse=lse)
+        run(q=q, k=k, v=v, scale=scale, **given, **plan.score.usual, **sinks, out=out, lse=lse)
         return out, lse
 
     return kernel
@@ -98,7 +101,8 @@ def hard_errors(
     """Yield a 16-bit kernel's worst errors of the families of hard scores, at each size."""
 
     def exact(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        exact = reference(q, k, v, mask=plan.mask.name, scale=scale)
+        score = plan.score.as_usual
+        exact = reference(q, k, v, mask=plan.mask.name, scale=scale, score=score)
         return beside_sinks(*exact, **usual_sinks(plan.sink, q.shape[2], q.device))
 
     for size in sizes:
@@ -131,12 +135,12 @@ def shape_error(
     means that an output was not a number, or that a masked row was not exactly 0 and minus infinity
     or its sink.
     """
-    mask = cell.problem.mask
+    how: Any = {"mask": cell.problem.mask, "score": SCORES[cell.problem.score].as_usual}
     scale = softmax_scale(cell.problem.head_dim) if scale is None else scale
     out, lse = kernel(q, k, v, scale)
     rows = rows_with_keys(cell).to(q.device)
-    exact, exact_lse = reference(q, k, v, mask=mask, scale=scale)
-    beside = torch_math(q, k, v, mask=mask, scale=scale)
+    exact, exact_lse = reference(q, k, v, scale=scale, **how)
+    beside = torch_math(q, k, v, scale=scale, **how)
     beside, _ = beside_sinks(beside, exact_lse, sinks)
     exact, exact_lse = beside_sinks(exact, exact_lse, sinks)
     nothing = lse[..., ~rows] == without_key(sinks)
@@ -153,12 +157,24 @@ def shape_error(
     )
 
 
-def torch_math(q: Tensor, k: Tensor, v: Tensor, *, mask: str | Mask, scale: float) -> Tensor:
+def torch_math(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: str | Mask,
+    scale: float,
+    score: Score = SCORES[PLAIN],
+) -> Tensor:
     """torch's SDPA under MATH in the inputs' dtype, (B, Sq, H, Dv), with a mask of vocab's.
 
     Rows that see no key hold whatever torch puts there. K and V heads are repeated for grouped
-    queries; without queries or keys the result is zeros.
+    queries; without queries or keys the result is zeros. SDPA knows no scores: of others than plain
+    ones it is the formula in fp32, rounded, which is what MATH is of plain ones.
     """
+    if not score.is_plain:
+        out, _ = reference(q, k, v, mask=mask, scale=scale, score=score, dtype=torch.float32)
+        return out.to(q.dtype)
     if q.shape[1] == 0 or k.shape[1] == 0:
         return q.new_zeros((*q.shape[:3], v.shape[-1]))
     ratio = q.shape[2] // k.shape[2]

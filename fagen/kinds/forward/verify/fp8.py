@@ -10,6 +10,7 @@ for, so that nothing which a kernel cannot help is counted.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,8 @@ def fp8_error(
     laid_out = fp8 if plan.v_rows else fp8._replace(v=by_columns(fp8.v))
     out, lse = kernel(laid_out, scale)
     expected = textbook(_by_rows(plan), fp8, scale)
-    exact, exact_lse = reference(*real(plan, fp8), mask=cell.problem.mask, scale=scale)
+    how: Any = {"mask": cell.problem.mask, "score": plan.score.as_usual}
+    exact, exact_lse = reference(*real(plan, fp8), scale=scale, **how)
     expected, _ = beside_sinks(expected, exact_lse, sinks)
     exact, exact_lse = beside_sinks(exact, exact_lse, sinks)
     rows = rows_with_keys(cell).to(q.device)
@@ -147,6 +149,7 @@ def by_operands(plan: Plan, run: Run) -> Kernel8:
         q, k = operands.q, operands.k
         given = usual(plan.mask, len(q), q.shape[1], k.shape[1], q.device)
         sinks = usual_sinks(plan.sink, q.shape[2], q.device)
+        given |= plan.score.usual
         run(**operands._asdict(), scale=scale, **given, **sinks, out=out, lse=lse)
         return out, lse
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.forward.operands import Operands, of_v, real
-from fagen.kinds.forward.oracle import visible
+from fagen.kinds.forward.oracle import scored, visible
 from fagen.kinds.forward.plan import Plan
 
 _OFFSET = 2.0**8
@@ -39,6 +39,7 @@ def textbook(plan: Plan, operands: Operands, scale: float) -> Tensor:
         queries = q[:, top:bottom].permute(0, 2, 1, 3)
         scores = queries.reshape(batch, kv_heads, group * (bottom - top), -1) @ keys * scale
         rows = torch.arange(top, bottom, device=q.device).repeat(group)
+        scores = scored(plan.score.as_usual, scores, rows, seqlen_q, group)
         attended = visible(plan.mask, rows, seqlen_q, seqlen_k)
         if attended is not None:
             scores = scores.masked_fill(~attended, -math.inf)

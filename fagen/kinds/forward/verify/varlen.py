@@ -65,12 +65,12 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
     sequence, was not exactly 0 and minus infinity.
     """
     call = inputs(plan, case, seed, device)
-    given = usual_packed(plan.mask, case.lengths, device, case.gap)
+    given, score = usual_packed(plan.mask, case.lengths, device, case.gap), plan.score.as_usual
     rows, scale = judged_rows(case, call), call["scale"]
     into = outputs(plan, call["q"])
     sinks = usual_sinks(plan.sink, case.heads, device)
     quantised = _quantised(plan, call, rows, _WAYS[seed % len(_WAYS)]) if plan.descales else {}
-    run(**call, **given, **sinks, **into)
+    run(**call, **given, **plan.score.usual, **sinks, **into)
     out, lse = into["out"], into["lse"]
     at_q = call["cu_seqlens_q"].tolist()
     nothing = lse == without_key(**sinks)
@@ -83,8 +83,9 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int = 0, device: str = "c
             tensors = real(plan, quantised[sequence])
             beside = textbook(replace(plan, mask=mask), quantised[sequence], scale)
         else:
-            beside = torch_math(*tensors, mask=mask, scale=scale)
-        exact, exact_lse = (x[0] for x in reference(*tensors, mask=mask, scale=scale))
+            beside = torch_math(*tensors, mask=mask, scale=scale, score=score)
+        found = reference(*tensors, mask=mask, scale=scale, score=score)
+        exact, exact_lse = (x[0] for x in found)
         valid = ~(exact_lse == -math.inf).all(0)
         own_out, own_lse = out[of_q], lse[:, of_q]
         intact &= bool((own_out[~valid] == 0).all() and nothing[:, of_q][:, ~valid].all())
@@ -181,7 +182,7 @@ def as_dense(plan: Plan, run: Run) -> Kernel:
         given = usual_packed(plan.mask, ((q.shape[1], k.shape[1]),), q.device)
         packed = dict(q=q[0], k=k[0], v=v[0], **one_sequence(q=q[0], k=k[0]))
         sinks = usual_sinks(plan.sink, q.shape[2], q.device)
-        run(**packed, scale=scale, **given, **sinks, **into)
+        run(**packed, scale=scale, **given, **plan.score.usual, **sinks, **into)
         return into["out"][None], into["lse"][None]
 
     return dense
