@@ -104,13 +104,33 @@ def test_a_layer_sees_what_its_window_or_chunk_shows(mask_for, queries):
         assert (whole - out).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("queries", [1, 5, 200])
+@pytest.mark.parametrize("left", [None, 3])
+def test_a_layer_caps_scores_and_has_sinks(queries, left):
+    q, k, v = tensors(queries, 210)
+    sinks = torch.tensor((2.0, -1.0, 0.5, 3.0), dtype=torch.float16)
+    mask = Mask(True, queries, 210, "", None if left is None else ints(left, 0))
+    visible = kernels(mask, queries, 210)[:, None]
+    scores = q.double() @ k.double().repeat_interleave(2, 1).mT
+    scores = (2 * (scores / 2).tanh()).masked_fill(~visible, float("-inf"))
+    beside = sinks.double().view(1, 4, 1, 1).expand(2, 4, queries, 1)
+    weights = torch.cat((scores, beside), -1).softmax(-1)[..., :-1]
+    expected = (weights @ v.double().repeat_interleave(2, 1)).transpose(1, 2)
+    out, _ = attend(Layer(True), q, k, v, mask, scaling=1.0, softcap=2.0, s_aux=sinks)
+    torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=0)
+
+
 def bounds(first: tuple[int, int], end: tuple[int, int], extent: int = 1) -> Tensor:
     """What a static cache's mask is: where keys begin and end, and of what shape."""
     return torch.stack((ints(*first), ints(*end)))[:, None, None].expand(-1, extent, -1, -1)
 
 
-def test_what_hides_keys_has_no_gradients():
+def test_what_hides_keys_or_changes_scores_has_no_gradients():
     q, k, v = (x.requires_grad_() for x in tensors(9))
+    for more in (dict(softcap=2.0), dict(s_aux=torch.ones(4))):
+        words = refusal(lambda more=more: attend(Layer(True), q, k, v, Mask(True, 9, 9), **more))
+        name = "softcap" if "softcap" in more else "sinks"
+        assert f"none yet of {name}: call the model under torch.no_grad()" in words
     for mask in (Mask(True, 9, 9, window=(3, 0)), Mask(True, 9, 9, chunk=4)):
         words = refusal(lambda mask=mask: attend(Layer(True), q, k, v, mask))
         assert (
@@ -251,8 +271,9 @@ def test_no_mask_is_taken_for_full_only_where_nothing_else_can_be_meant():
             dict(sliding_window=8, attention_mask=Mask(True, 5, 9, window=(5, 0), width=6)),
             "a window of 8 keys, there are 9, and the mask that the model asked for has one of 6",
         ),
-        (dict(softcap=50.0), "softcap: no kernel caps scores"),
-        (dict(s_aux=torch.ones(4)), "s_aux: no kernel has attention sinks"),
+        (dict(softcap=-1.0), "softcap is -1.0; it must be a"),
+        (dict(s_aux=torch.ones(3)), "sinks has shape"),
+        (dict(sinks=torch.ones(4)), "sinks: fagen knows sinks by the name s_aux"),
         (dict(position_bias=torch.ones(1)), "position_bias: no kernel adds a bias"),
         (dict(cu_seq_lens_q=ints(0, 5, 10)), "cu_seq_lens_k is missing: it must be a tensor of wh"),
         (dict(cu_seq_lens_q=9, cu_seq_lens_k=9), "cu_seq_lens_q is none: it must be a tensor"),

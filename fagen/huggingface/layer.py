@@ -26,9 +26,7 @@ HARMLESS = frozenset({
 
 # What else layers are known to pass, and what it asks for.
 UNSUPPORTED = {
-    "softcap": "no kernel caps scores",
-    "s_aux": "no kernel has attention sinks",
-    "sinks": "no kernel has attention sinks",
+    "sinks": "fagen knows sinks by the name s_aux",
     "position_bias": "no kernel adds a bias to scores",
     "cache": "no kernel reads a paged cache",
     "indices": "no kernel attends to chosen keys alone",
@@ -47,6 +45,8 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     deterministic: bool | None = None,
     position_ids: object = None,
     cu_seq_lens_q: object = None,
@@ -61,7 +61,8 @@ def attend(
     query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv). `attention_mask` is what
     mask_of(…) gave. None, from a model that made no mask, is taken where its layer says that it is
     not causal, or there is one query; else other implementations differ in what they compute.
-    With deterministic gradients have the same bits in each pass.
+    `softcap` and sinks, which are `s_aux` (H,), are as of fagen's calls. With deterministic
+    gradients have the same bits in each pass.
 
     Sequences that lie one after another in a row are attended by fagen.attention_varlen: those of
     the mask, of cu_seq_lens_q and cu_seq_lens_k, (sequences + 1) over all rows of the batch, or
@@ -98,6 +99,8 @@ def attend(
     mask = _read(module, attention_mask, queries, keys, is_causal)
     longest = keys if sequences is None or sequences.longest is None else sequences.longest
     hidden = _hidden(layer, mask, sliding_window, longest)
+    scores: dict[str, Any] = {} if softcap is None else {"softcap": softcap}
+    scores |= {} if s_aux is None else {"sinks": s_aux}
     causal, first, end = mask.causal, mask.first, mask.end
     if seq_idx is not None and sequences is None:
         raise ValueError(
@@ -107,14 +110,16 @@ def attend(
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     # layers may be spread over several GPUs; on the mask's own one nothing is moved
     first, end = (offset if offset is None else offset.to(q.device) for offset in (first, end))
-    gradient = torch.is_grad_enabled() and needs_gradient(q, k, v)
-    if gradient and hidden:
+    given = (q, k, v) if s_aux is None else (q, k, v, s_aux)
+    gradient = torch.is_grad_enabled() and needs_gradient(*given)
+    if gradient and (hidden or scores):
+        what = "under a window or chunks that hide keys" if hidden else f"of {' and '.join(scores)}"
         raise ValueError(
-            "gradients are asked for, and kernels have none yet under a window or chunks that hide "
-            f"keys: call the model under torch.no_grad(), or {SDPA}"
+            f"gradients are asked for, and kernels have none yet {what}: call the model under "
+            f"torch.no_grad(), or {EAGER if scores else SDPA}"
         )
     ordered = deterministic is not None and flag("deterministic", deterministic)
-    varlen = dict(scale=scaling, deterministic=ordered, causal=causal, **hidden)
+    varlen = dict(scale=scaling, deterministic=ordered, causal=causal, **hidden, **scores)
     if sequences is not None:
         if first is not None or end is not None:
             raise ValueError(
@@ -125,7 +130,7 @@ def attend(
         out = _rows_of(q, k, v, at_q, at_k, **varlen)
     elif first is None and end is None and (gradient or queries == keys):
         out = attention(
-            q, k, v, causal=causal, scale=scaling, deterministic=ordered, **hidden
+            q, k, v, causal=causal, scale=scaling, deterministic=ordered, **hidden, **scores
         )  # fmt: skip
     elif gradient and isinstance(attention_mask, Tensor):
         raise ValueError(
@@ -143,9 +148,10 @@ def attend(
         out = _rows_of(q, k, v, at_q, at_k, seqused_k=used, **varlen)
     else:
         if end is not None and queries > 1 and causal and not is_compiling():
-            _ready_decode(q, k, v)  # what follows the prompt may be compiled
+            _ready_decode(q, k, v, scores)  # what follows the prompt may be compiled
+        lengths = {"seqused_k": end, "leftpad_k": first}
         out = attention_cache(
-            q, k, v, seqused_k=end, leftpad_k=first, causal=causal, scale=scaling, **hidden
+            q, k, v, causal=causal, scale=scaling, **lengths, **hidden, **scores
         )  # fmt: skip
     assert isinstance(out, Tensor)
     return out, None
@@ -159,9 +165,11 @@ def _rows_of(q: Tensor, k: Tensor, v: Tensor, at_q: Tensor, at_k: Tensor, **how:
     return out.unflatten(0, q.shape[:2])
 
 
-def _ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _ready_decode(q: Tensor, k: Tensor, v: Tensor, scores: dict[str, Any]) -> None:
     """Ready the kernel of the tokens that follow, one at a time."""
     batch, _, heads, head_dim = q.shape
+    if "sinks" in scores:
+        scores = scores | {"sinks": scores["sinks"].dtype}
     prepare_decode(
         dtype=q.dtype,
         head_dim=head_dim,
@@ -170,6 +178,7 @@ def _ready_decode(q: Tensor, k: Tensor, v: Tensor) -> None:
         kv_heads=k.shape[2],
         batch=batch,
         device=q.device,
+        **scores,
     )
 
 
