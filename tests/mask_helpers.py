@@ -1,7 +1,8 @@
 """Masks of which a call gives numbers: what rows see by lambdas of ours, never by their texts."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,27 +15,27 @@ from fagen.kind import load_named
 from fagen.render import render
 from fagen.runtime.checks import allocated, checked
 
-# whether a query at i of m sees key j of n, in sequence b, by what a call gives
-SEES: Mapping[str, Callable[..., bool]] = {
-    "full": lambda b, i, m, j, n: True,
+# whether queries at i of m see keys j of n, in sequence b, by what a call gives
+SEES: Mapping[str, Callable[..., Any]] = {
+    "full": lambda b, i, m, j, n: torch.tensor(True),
     "causal": lambda b, i, m, j, n: j <= i + n - m,
     "window": lambda b, i, m, j, n, window_left, window_right: (
-        -window_left <= j - (i + n - m) <= window_right
+        (-window_left <= j - (i + n - m)) & (j - (i + n - m) <= window_right)
     ),
-    "chunked": lambda b, i, m, j, n, chunk: j <= i + n - m and j // chunk == (i + n - m) // chunk,
-    "prefix": lambda b, i, m, j, n, prefix: j <= i + n - m or j < int(prefix[b]),
-    "causal_by_sequence": lambda b, i, m, j, n, causal_of: int(causal_of[b]) == 0 or j <= i + n - m,
-    "document": lambda b, i, m, j, n, first, last: int(first[b, i]) <= j < int(last[b, i]),
+    "chunked": lambda b, i, m, j, n, chunk: (j <= i + n - m) & (j // chunk == (i + n - m) // chunk),
+    "prefix": lambda b, i, m, j, n, prefix: (j <= i + n - m) | (j < int(prefix[b])),
+    "causal_by_sequence": lambda b, i, m, j, n, causal_of: (
+        (j <= i + n - m) | (int(causal_of[b]) == 0)
+    ),
+    "document": lambda b, i, m, j, n, first, last: (first[b, i] <= j) & (j < last[b, i]),
 }
 
 
 def seen(mask: str, sizes: tuple[int, int], given: Mapping[str, Any], sequence: int = 0) -> Tensor:
     """Whether a query (rows) sees a key (columns) of a sequence."""
     rows, keys = sizes
-    pairs = [
-        [SEES[mask](sequence, i, rows, j, keys, **given) for j in range(keys)] for i in range(rows)
-    ]
-    return torch.tensor(pairs, dtype=torch.bool).view(rows, keys)
+    pairs = torch.arange(rows)[:, None], rows, torch.arange(keys), keys
+    return torch.as_tensor(SEES[mask](sequence, *pairs, **given)).expand(rows, keys)
 
 
 # what scaled products (H, Sq, Sk) become, by sequence, head, KV head, query, key, lengths, heads
@@ -68,7 +69,34 @@ def scored(
     h = torch.arange(heads)[:, None, None]
     i, j = torch.arange(rows)[:, None], torch.arange(keys)
     names = {"b": batch, "h": h, "kv": h // (heads // kv_heads), "i": i, "j": j}
-    return lambda s: score(s, **names, m=rows, n=keys, heads=heads, **given)
+    return lambda s: score(s.cpu(), **names, m=rows, n=keys, heads=heads, **given).to(s.device)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, sees: Any) -> tuple[Tensor, Tensor]:
+    """FlexAttention, uncompiled, of tensors (B, S, H, D): out (B, Sq, H, Dv) and lse (B, H, Sq).
+
+    `sees` is told a sequence, a query's position and a key.
+    """
+    from torch.nn.attention.flex_attention import (  # which takes a second
+        create_block_mask,
+        flex_attention,
+    )
+
+    (batch, rows), keys = q.shape[:2], k.shape[1]
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.as_tensor(sees(b, i + keys - rows, j))
+
+    block_mask = create_block_mask(mask_mod, batch, None, rows, keys, device=q.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        out, lse = flex_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)),
+            block_mask=block_mask,
+            enable_gqa=True,
+            return_lse=True,
+        )
+    return out.transpose(1, 2), lse
 
 
 def call_of(
@@ -78,6 +106,7 @@ def call_of(
     seed: int = 0,
     score: Scored | None = None,
     of_score: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "cpu",
 ) -> tuple[Any, dict[str, Any], list[tuple[Tensor, Tensor]]]:
     """A Plan, arguments by name of (batch, heads, kv_heads, queries, keys), and what is right.
 
@@ -91,23 +120,28 @@ def call_of(
     q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
     descales = plan.dtype.fp8
     dtype = E4M3 if descales else getattr(torch, plan.dtype.torch)
-    q, k, v = (x.to(dtype) for x in (q * (4 if score else 1), k, v))
+    q, k, v = (x.to(device, dtype) for x in (q * (4 if score else 1), k, v))
     wide = [x.float() for x in (q, k, v)]
-    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5, **given}
-    call |= of_score
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5}
+    call |= on(device, {**given, **of_score})
     if descales:
         call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
         call["v"] = v if plan.v_rows else by_columns(v)
         if plan.scales.by_block:
             for name, x in (("q", q), ("k", k)):
                 blocks = -(-x.shape[1] // plan.scales.rows)
-                call[f"{name}_descale"] = torch.ones(batch, x.shape[2], blocks)
+                call[f"{name}_descale"] = torch.ones(batch, x.shape[2], blocks, device=device)
     exact = []
     for number in range(batch):
-        visible = seen(plan.mask.name, (rows, keys), given, number)
+        visible = seen(plan.mask.name, (rows, keys), given, number).to(device)
         own = scored(score, number, heads, kv_heads, (rows, keys), of_score) if score else None
         exact.append(dense(*(x[number] for x in wide), visible, call["scale"], own))
     return plan, call, exact
+
+
+def on(device: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call gives, with its tables on a device."""
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()}
 
 
 def emulated(plan: Any, call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -207,59 +241,66 @@ def varlen_call(
     heads: tuple[int, int] = (2, 1),
     score: Scored | None = None,
     of_score: Mapping[str, Any] = MappingProxyType({}),
+    lengths: Sequence[tuple[int, int]] = LENGTHS,
+    device: str = "cpu",
 ) -> tuple[Any, dict[str, Any], tuple[Tensor, Tensor]]:
     """A Plan, arguments by name, and what is right: out and lse of all rows.
 
-    Tables by query are of (total_q,), those by sequence of as many as LENGTHS. With a score that
+    Tables by query are of (total_q,), those by sequence of as many as `lengths`. With a score that
     is given other numbers, q is larger.
     """
     plan = registry.plan_of(slug)
     dice = torch.Generator().manual_seed(1)
     before, behind = AROUND
-    ends_q = torch.tensor([0, *(m for m, _ in LENGTHS)]).cumsum(0) + before
-    ends_k = torch.tensor([0, *(n for _, n in LENGTHS)]).cumsum(0)
+    ends_q = torch.tensor([0, *(m for m, _ in lengths)]).cumsum(0) + before
+    ends_k = torch.tensor([0, *(n for _, n in lengths)]).cumsum(0)
     rows, keys = int(ends_q[-1]) + behind, int(ends_k[-1])
     dtype = E4M3 if plan.descales else getattr(torch, plan.dtype.torch)
     q, k, v = (
-        torch.randn(n, h, 64, generator=dice).to(dtype)
+        torch.randn(n, h, plan.head_dim, generator=dice).to(device, dtype)
         for n, h in ((rows, heads[0]), (keys, heads[1]), (keys, heads[1]))
     )
     q = (q.float() * (4 if score else 1)).to(dtype)
-    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": 0.125, **given, **of_score}
-    call |= {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int(), "seqused_k": None}
+    scale = plan.head_dim**-0.5
+    call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": scale, "seqused_k": None}
+    ends = {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int()}
+    call |= on(device, {**ends, **given, **of_score})
     if plan.descales:
         call |= dict.fromkeys(("q_descale", "k_descale", "v_descale", "v_mean", "k_mean"))
-    out = torch.zeros(rows, heads[0], 64, dtype=torch.float64)
-    lse = torch.full((heads[0], rows), -math.inf, dtype=torch.float64)
+    out = torch.zeros(rows, heads[0], plan.head_dim, dtype=torch.float64, device=device)
+    lse = torch.full((heads[0], rows), -math.inf, dtype=torch.float64, device=device)
     by_query = "first" in given
-    for number, (m, n) in enumerate(LENGTHS):
+    for number, (m, n) in enumerate(lengths):
         of_q = slice(int(ends_q[number]), int(ends_q[number]) + m)
         of_k = slice(int(ends_k[number]), int(ends_k[number]) + n)
         own = {name: x[of_q][None] for name, x in given.items()} if by_query else given
-        visible = seen(plan.mask.name, (m, n), own, 0 if by_query else number)
+        visible = seen(plan.mask.name, (m, n), own, 0 if by_query else number).to(device)
         of_sequence = scored(score, number, *heads, (m, n), of_score) if score else None
         wide = (x.float() for x in (q[of_q], k[of_k], v[of_k]))
-        found = dense(*wide, visible, 0.125, of_sequence)
+        found = dense(*wide, visible, scale, of_sequence)
         out[of_q], lse[:, of_q] = found
     return plan, call, (out, lse)
 
 
-def varlen_numbers(mask: str, n: int) -> Iterator[dict[str, Any]]:
+def varlen_numbers(
+    mask: str, n: int, lengths: Sequence[tuple[int, int]] = LENGTHS
+) -> Iterator[dict[str, Any]]:
     """What calls of varlen sequences give to a mask."""
+    most_q, most_k = (max(counts) for counts in zip(*lengths, strict=True))
     if mask == "window":
-        yield from list(windows(n, 250))[::2]
+        yield from list(windows(n, most_k))[::2]
         yield {"window_left": 5, "window_right": 20}
         return
-    sizes = (len(LENGTHS), 0, 0, 140, 250)
+    sizes = (len(lengths), 0, 0, most_q, most_k)
     for given in others(mask, sizes):
         if mask != "document":
             yield {
-                name: x if isinstance(x, int) else x.repeat(3)[: len(LENGTHS)]
+                name: x if isinstance(x, int) else x.repeat(len(lengths))[: len(lengths)]
                 for name, x in given.items()
             }
             continue
         parts = {name: [torch.full((AROUND[0],), 9)] for name in given}
-        for number, (m, keys) in enumerate(LENGTHS):
+        for number, (m, keys) in enumerate(lengths):
             for name, x in given.items():
                 parts[name].append(x[number, :m].clamp(max=keys))
         for name in given:

@@ -10,6 +10,7 @@ import fagen
 from fagen import flash_attn_interface as fa3
 from fagen.runtime import op
 from fagen.variants import described, names_of, said
+from tests.mask_helpers import flex
 from tests.op_helpers import refused_everywhere
 from tests.tensors import normal
 
@@ -143,6 +144,18 @@ def test_words_texts_and_functions_are_what_they_say(call, sees):
     for lengths in LENGTHS[:3]:
         q, k, v = tensors(*lengths)
         near(fagen.attention(q, k, v, **call, return_lse=True), dense(q, k, v, sees))
+
+
+FLEX = [*WINDOWS[:1], *WINDOWS[3:4], MASKS[0], MASKS[1]]
+
+
+@pytest.mark.parametrize(("call", "sees"), FLEX, ids=range(len(FLEX)))
+def test_flex_attention_sees_the_same(call, sees):
+    for lengths in ((33, 100), (100, 33)):
+        q, k, v = tensors(*lengths)
+        theirs, lse = flex(q, k, v, sees)
+        found = fagen.attention(q, k, v, **call, return_lse=True)
+        near(found, (theirs.double(), lse.double()))
 
 
 def test_documents_are_intervals_of_each_query():
@@ -366,6 +379,7 @@ def test_preparing_and_picking_tell_masks_apart():
     assert {slug.split("_")[3] for slug in slugs} == {"window"}
     assert "_causal_" in fagen.prepare(**of, window=(None, 0))
     assert "_prefix_" in fagen.prepare_decode(**of, heads=8, queries=4, mask="prefix")
+    assert "_chunked_" in fagen.pick(**of, kind="decode", mask="chunked").slug
     assert "_chunked_" in fagen.prepare_varlen(**of, mask="chunked", chunk=9)
     with pytest.raises(fagen.ScheduleError, match="did you mean chunked"):
         fagen.pick(**of, mask="chunkd")

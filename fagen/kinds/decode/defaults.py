@@ -255,7 +255,7 @@ def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that serve the problem of one, by what calls they serve."""
     values = schedule.values()
     keys = "dtype", "head_dim", "head_dim_v", "mask", "score", "sink"
-    fields = {key: values[key] for key in keys if key in values}
+    fields = {key: values[key] for key in keys if values.get(key)}  # without sinks it is no key
     head_dim = fields["head_dim"]
     shared_lines = straddles(fields["dtype"], head_dim, fields["head_dim_v"])
     for rows in ROWS:
