@@ -20,4 +20,6 @@ SPREAD = (
     "comb_fp32_d384_obf16_varlen",
     "comb_fp32_d272",
     "comb_bf16_d40_ofp16",
+    "comb_fp32_d128_obf16_sinkbf16",
+    "comb_fp16_d24_varlen_sinkfp32",
 )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fagen import registry, simulator
+from fagen.kinds.combine.emulate import compute as combined
+from fagen.kinds.combine.oracle import combine as oracle
 from fagen.kinds.decode.emulate import compute as decoded
 from fagen.kinds.forward.emulate import compute
 from fagen.kinds.forward.operands import operands, outputs, real
@@ -205,3 +207,24 @@ def test_each_dtype_of_sinks_is_a_kernel_of_its_own() -> None:
         assert plan.signature.gradients_by == ""
         assert [x.name for x in plan.signature.arguments][-1] == "sinks"
     assert plan.schedule.but(sink=None).slug == "fwd_fp16_d64_window_m128n64"
+
+
+# ---- combining ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sink", ("fp32", "bf16"))
+def test_a_sink_follows_splits_that_are_merged_outside(sink: str) -> None:
+    """As if all keys had been there at once, of rows that some splits, or none, see too."""
+    plan = registry.plan_of(f"comb_fp32_d64_obf16_sink{sink}")
+    whole = registry.plan_of("fwd_bf16_d64_full_m64n64")
+    q, k, v = tensors(whole, 3, 40)
+    sinks = torch.tensor(SINKS, dtype=getattr(torch, plan.sink.torch))
+    parts = [(k[:, :0], v[:, :0]), (k[:, :9], v[:, :9]), (k[:, 9:], v[:, 9:])]
+    alone = torch.tensor((-math.inf,) * HEADS)
+    seen = torch.ones(3, 40, dtype=torch.bool)
+    splits = [by_hand(q, *part, seen[:, : part[0].shape[1]], alone, 0.2) for part in parts]
+    outs, lses = (torch.stack(x).float() for x in zip(*splits, strict=True))
+    check(whole, combined(plan, outs, lses, sinks=sinks), by_hand(q, k, v, seen, sinks, 0.2), seen)
+    exact = oracle(outs[:1] * math.nan, lses[:1], sinks=sinks)
+    found = combined(plan, outs[:1] * math.nan, lses[:1], sinks=sinks)
+    check(whole, found, exact, seen[:, :0])

@@ -9,6 +9,7 @@ from pydantic import Field
 from fagen.arch import SM90
 from fagen.combining import LOG2_E, fp32
 from fagen.kinds.budget import Budget, Ledgers
+from fagen.kinds.sinks import NO_SINK
 from fagen.ledger import Ledger
 from fagen.schedule import Schedule, Section, Values, derived
 from fagen.vocab import DTYPES, FP32, MASKS, PARTIALS, SCORES
@@ -27,19 +28,13 @@ _NAMED: Mapping[str, Mapping[str, Any]] = {
     "out_dtype": {**DTYPES, FP32.name: FP32},
     "mask": MASKS,
     "score": SCORES,
-    "sink": {"": None, **PARTIALS},
+    "sink": {NO_SINK: None, **PARTIALS},
 }
 
 
 def scale_log2(scale: float) -> float:
     """Return what scores are multiplied by to be exponents of 2, as a kernel works it out."""
     return fp32(fp32(scale) * LOG2_E)
-
-
-SINK_KEY = (
-    "one more logit of each row of a head, without a value: the dtype in which a call gives them; "
-    "none by default"
-)
 
 
 class Build(Section):

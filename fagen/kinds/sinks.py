@@ -4,6 +4,14 @@ from fagen.part import Alias, Argument, Field, Part, Type, pointer_to
 from fagen.signature import Dim, Extent, Tensor
 from fagen.vocab import PARTIALS, Dtype
 
+# a key of schedules, and what slugs say of it
+NO_SINK = ""
+SINK_KEY = (
+    "one more logit of each row of a head, without a value: the dtype in which a call gives them; "
+    '"" for none'
+)
+SINK_WORDS = {NO_SINK: "nosink", **{name: f"sink{name}" for name in PARTIALS}}
+
 
 def sinks_of_call(dtype: str) -> tuple[Part, ...]:
     """Return the part that reads a head's sink, in the dtype in which a call has them, if any."""

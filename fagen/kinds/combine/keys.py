@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.kinds.combine.rules import KEYS
+from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import LAYOUTS, PARTIALS
@@ -21,6 +22,7 @@ class Combine(Section):
         description='"dense": (batch, seqlen) rows; "varlen": sequences of different lengths, '
         "each with its own number of splits",
     )
+    sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
 
 
 class Schedule(AnySchedule):

@@ -14,15 +14,17 @@ def combine(
     lses: Tensor,
     num_splits: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Combine outs (splits, …, Sq, H, Dv) and lses (splits, …, H, Sq); both come out in fp64.
 
     With num_splits and cu_seqlens a varlen sequence has so many splits; a row before the first
     sequence or behind the last has none. Where no split counts, the output is 0 and the LSE minus
-    infinity.
+    infinity. Of sinks (H) each is one more, without an output.
     """
     rows = counting(lses.double().transpose(-1, -2), num_splits, cu_seqlens)
     lse = rows.logsumexp(0)
+    lse = lse if sinks is None else lse.logaddexp(sinks.double())
     weight = torch.exp(rows - lse.masked_fill(lse == -math.inf, 0))
     out = torch.zeros(outs.shape[1:], dtype=torch.float64, device=outs.device)
     for part, share in zip(outs, weight, strict=True):

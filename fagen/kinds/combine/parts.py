@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from fagen.kinds.combine.rules import is_ragged
+from fagen.kinds.sinks import sinks_of_call
 from fagen.part import (
     DIVISOR,
     FLOAT,
@@ -30,7 +31,8 @@ from fagen.part import (
 from fagen.schedule import Values
 from fagen.vocab import PARTIALS
 
-CHOSEN = ("dtype", "out_dtype", "layout")  # the keys that choose parts, and whether rows are ragged
+# the keys that choose parts, beside whether rows are ragged
+CHOSEN = "dtype", "out_dtype", "layout", "sink"
 
 # the order of members of Params, by name: machine code holds their offsets
 _PARAMS = (
@@ -54,7 +56,13 @@ def parts(values: Values) -> Parts:
 def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
     values = dict(chosen)
     slots = row, rows, partials, output
-    return Parts(tuple(slot(values) for slot in slots), _SECTIONS, params_order=_PARAMS)
+    every = (*(slot(values) for slot in slots), *sinks_of_call(values["sink"]))
+    sinks = (_SINKS,) if values["sink"] else ()
+    return Parts((*every, *sinks), _SECTIONS, params_order=_PARAMS)
+
+
+# a row's sink follows its splits
+_SINKS = Part(device=("attention/sinks/combine.cuh",), sums=("combine/sinks/sink.cuh",))
 
 
 _SECTIONS = (

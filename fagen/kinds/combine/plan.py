@@ -35,6 +35,7 @@ class Plan(Streaming, Combining):
     slug: str
     dtype: Dtype  # of the partial outputs
     out_dtype: Dtype
+    sink: Dtype | None  # in which a call has one more logit of each head's rows
 
     head_dim: int
     varlen: bool

@@ -1,6 +1,7 @@
 """What follows from the keys of combining: the derived default, and slugs."""
 
 from fagen.arch import SM90
+from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Code, Derived, Former, Keys, SlugForm, Values
 from fagen.vocab import LAYOUTS, PARTIALS
 
@@ -17,6 +18,7 @@ _SLUG = SlugForm(
     codes=(
         Code("out_dtype", words={name: f"o{name}" for name in PARTIALS}),
         Code("layout", words={name: name for name in LAYOUTS}),
+        Code("sink", words=SINK_WORDS),
     ),
     example="comb_fp32_d128_obf16",
     former={r"[tls]\d+": _ONE_WAY, "packed": "is called varlen now"},

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fagen.kinds.sinks import sinks
 from fagen.signature import Dim, Extent, Limit, Signature, Size, Tensor
 from fagen.vocab import FP32, INT32
 
@@ -20,7 +21,7 @@ def signature(plan: "Plan") -> Signature:
     outs (splits, B, Sq, H, Dv) and lses (splits, B, H, Sq) in fp32 become out (B, Sq, H, Dv) and
     lse (B, H, Sq) in fp32. Packed, they have no B and Sq counts the rows of all sequences;
     num_splits (B) and cu_seqlens (B + 1) in int32 say how many splits each sequence has and where
-    it begins.
+    it begins. Of sinks (H) each is one more logit of its head's rows.
     """
     batch = () if plan.varlen else (_BATCH,)
     rows = (*batch, _SEQLEN, _HEADS, Dim(Extent(number=plan.head_dim)))
@@ -45,6 +46,7 @@ def signature(plan: "Plan") -> Signature:
                 aligned=False,
                 all_strides=("split", "batch", "head"),
             ),
+            *sinks(plan.sink),
             Tensor(
                 "num_splits",
                 (Dim(Extent("batch")),),
@@ -84,7 +86,8 @@ def signature(plan: "Plan") -> Signature:
             Limit("rows", rows_of(plan)),
             *((Limit("sequences", (Extent("batch"),)),) if plan.varlen else ()),
         ),
-        order=("outs", "lses", "num_splits", "cu_seqlens"),
+        order=("outs", "lses", "sinks", "num_splits", "cu_seqlens"),
+        form="sink" if plan.sink else "",
         no_gradient="combining has none yet",
     )
 

@@ -6,11 +6,12 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, SINK_KEY, Build
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build
 from fagen.kinds.decode.rules import DEALT, KEYS
+from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import MASKS, PARTIALS, SCORES, SIXTEEN_BITS
+from fagen.vocab import MASKS, SCORES, SIXTEEN_BITS
 
 
 class Decode(Section):
@@ -23,7 +24,7 @@ class Decode(Section):
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
-    sink: Annotated[str, OneOf(PARTIALS)] = Field(default="", description=SINK_KEY)
+    sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
 
 
 class Tile(Section):

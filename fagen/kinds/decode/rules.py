@@ -2,9 +2,10 @@
 
 from fagen import combining
 from fagen.arch import SM90
+from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
-from fagen.vocab import DTYPES, FP32, MASKS, PARTIALS, SWIZZLES
+from fagen.vocab import DTYPES, FP32, MASKS, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 
@@ -37,7 +38,7 @@ _SLUG = SlugForm(
     head="dec_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_r{rows}n{block_n}",
     codes=(
         Code("score", words=SCORE_WORDS),
-        Code("sink", words={name: f"sink{name}" for name in PARTIALS}),
+        Code("sink", words=SINK_WORDS),
         Code("kv_heads", "h"),
         Code("num_splits", "c"),
         Code("by", words=DEALT),

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, SINK_KEY, Build, registers
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build, registers
 from fagen.kinds.forward.rules import KEYS, consumers
+from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.vocab import (
@@ -19,7 +20,6 @@ from fagen.vocab import (
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
-    PARTIALS,
     PRODUCERS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
@@ -47,7 +47,7 @@ class Attention(Section):
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
-    sink: Annotated[str, OneOf(PARTIALS)] = Field(default="", description=SINK_KEY)
+    sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
         description='"equal": all sequences have one length; "varlen": each has its own, from '

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
 from fagen.vocab import (
@@ -13,7 +14,6 @@ from fagen.vocab import (
     ORDERS,
     OUT_DTYPES,
     OUTPUTS,
-    PARTIALS,
     SCALE_ROWS_DEFAULT,
     SCORES,
     TOTALS,
@@ -26,7 +26,7 @@ from fagen.vocab import (
 # in the order in which a slug says them, each only where the value is not the default
 _CODES = (
     Code("score", words=SCORE_WORDS),
-    Code("sink", words={name: f"sink{name}" for name in PARTIALS}),
+    Code("sink", words=SINK_WORDS),
     Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
     Code("out_dtype", words={name: f"o{name}" for name in OUT_DTYPES}),
     Code("pack_gqa", words={True: "packgqa", False: "nopackgqa"}),

@@ -18,6 +18,7 @@ from fagen.kinds.combine.emulate import compute
 from fagen.kinds.combine.oracle import combine, counting
 from fagen.kinds.combine.plan import Plan
 from fagen.kinds.verification import Say, beside_a_copy, each_timed
+from fagen.measure.sinks import usual_sinks
 from fagen.measure.timing import Regime
 from fagen.measure.verification import Rule, Run, Verification
 from fagen.records import MergeBandwidth, MergeError
@@ -97,7 +98,7 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cpu") -> dict[str, 
     outs.masked_fill_(~counted[..., None], math.nan)
     if plan.varlen:  # nor is the LSE of a split looked at that a sequence does not have
         lses.masked_fill_(~counted.transpose(-1, -2) & (lses != -math.inf), math.nan)
-    return dict(outs=outs, lses=lses, **packing)
+    return dict(outs=outs, lses=lses, **usual_sinks(plan.sink, case.heads, device), **packing)
 
 
 def _lses(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -138,7 +139,7 @@ def case_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> Merg
     run(**call, out=out, lse=lse)
     exact, exact_lse = combine(**call)
     emulated, emulated_lse = compute(plan, **call)
-    packing = {name: call[name] for name in call.keys() - {"outs", "lses"}}
+    packing = {name: call[name] for name in call.keys() - {"outs", "lses", "sinks"}}
     counted = counting(call["lses"].transpose(-1, -2), **packing) != -math.inf
     largest = call["outs"].double().masked_fill(~counted[..., None], 0).abs().amax((0, -1))
     error = (out.double() - exact).abs().amax(-1) / largest.clamp_min(2.0**-60)
@@ -184,6 +185,7 @@ def bandwidth(
         outs=torch.randn((splits, *batch, HEADS, plan.head_dim), device="cuda").to(dtype),
         lses=torch.randn((splits, *numbers), device="cuda"),
     )
+    call |= usual_sinks(plan.sink, HEADS, "cuda")
     if plan.varlen:
         count = torch.int32
         call["num_splits"] = torch.full((tokens,), splits, dtype=count, device="cuda")
