@@ -178,7 +178,7 @@ def check(plan: Any, found: tuple[Tensor, Tensor], exact: list[tuple[Tensor, Ten
         error = (out[number].double() - wanted).abs().max() if wanted.numel() else torch.zeros(())
         assert error <= TOLERANCE[plan.dtype.name], f"{error}"
         off = (lse[number].double() - log_sum)[~none]
-        assert off.numel() == 0 or off.abs().max() < 1e-3
+        assert off.numel() == 0 or off.abs().max() < (1e-2 if plan.dtype.fp8 else 1e-3)
 
 
 def windows(n: int, keys: int) -> Iterator[dict[str, int]]:

@@ -57,11 +57,11 @@ TEXTS = {
         ),
     ),
     "rooted": Text(
-        "sqrt(max(score, 0.0)) + 0.01*kv_head*k_idx/heads + log(1.0 + q_idx)*score",
+        "sqrt(max(score, 0.0)) + 0.01*kv_head*k_idx/heads + 0.1*log(1.0 + q_idx)*score",
         {},
         {},
         lambda s, kv, j, i, heads, **at: (
-            s.clamp(min=0).sqrt() + 0.01 * kv * j / heads + torch.log1p(i.double()) * s
+            s.clamp(min=0).sqrt() + 0.01 * kv * j / heads + 0.1 * torch.log1p(i.double()) * s
         ),
     ),
     "by_batch": Text(

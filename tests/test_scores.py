@@ -55,12 +55,16 @@ CAPPED = (
         *((1, 2, 1, 130, 300), {"window_left": 70, "window_right": 3}),
     ),
     ("fwd_fp16_d64_prefix_m64n64_softcap", (2, 2, 1, 130, 200), {"prefix": (5, 150)}),
+    ("fwd_e4m3_d64_causal_m64n64_softcap_vrows_pm1_pc32", (2, 2, 1, 90, 300), {}),
+    ("fwd_e4m3_d64_full_m64n64_softcap_nointra_sblock_pm1_pc64", (1, 2, 1, 90, 300), {}),
+    ("fwd_e4m3_d64_causal_m64n64_softcap_split3_vrows_pm1_pc32", (1, 2, 1, 90, 300), {}),
+    ("fwd_e4m3_d64_full_m64n64_softcap_lazymax_pm1_pc32", (1, 2, 1, 90, 300), {}),
     ("dec_fp16_d64_causal_r16n64_softcap", (2, 4, 2, 3, 700), {}),
     ("dec_bf16_d64_full_r16n64_softcap_streamk", (2, 4, 2, 3, 700), {}),
     ("dec_fp16_d64_causal_r8n64_softcap_fixed", (2, 4, 2, 3, 700), {}),
     ("dec_fp16_d96_causal_r16n64_softcap_h2", (1, 8, 4, 1, 400), {}),
 )
-OFTEN = 0, 4, 7, 9
+OFTEN = 0, 4, 7, 9, 10, 13
 
 
 def of_mask(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +95,7 @@ VARLEN = (
     ("fwd_fp16_d64_causal_m64n64_softcap_varlen", {}),
     ("fwd_bf16_d64_full_m128n64_softcap_varlen_packgqa", {}),
     ("fwd_fp16_d64_window_m64n64_softcap_varlen", {"window_left": 40, "window_right": 2}),
+    ("fwd_e4m3_d64_causal_m64n64_softcap_varlen_pm1_pc32", {}),
 )
 
 
@@ -108,6 +113,7 @@ FORMS = {
     "fwd_fp16_d64_causal_m64n64_{}": (2, 4, 2, 90, 150),
     "fwd_bf16_d64_causal_m64n64_{}_packgqa": (2, 4, 2, 20, 150),
     "fwd_fp16_d64_causal_m64n64_{}_split2": (2, 4, 2, 90, 150),
+    "fwd_e4m3_d64_causal_m64n64_{}_vrows_pm1_pc32": (2, 4, 2, 90, 150),
     "dec_fp16_d64_causal_r16n64_{}": (2, 4, 2, 3, 500),
     "dec_fp16_d64_window_r8n64_{}_streamk": (2, 4, 2, 2, 500),
     "dec_fp16_d96_causal_r16n64_{}_h2": (2, 8, 4, 1, 300),

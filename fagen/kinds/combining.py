@@ -47,12 +47,14 @@ def combining(
     in_registers: bool = False,
     descaled: bool = False,
     sink: bool = False,
+    descales: str = "descales",
 ) -> Part:
     """Return the part by which splits of the keys give partial outputs that a kernel combines.
 
     `start` says where a row's splits begin, `output` how it is made of its sums. Thread blocks may
     combine splits that they have one after the other, `in_registers`. Where Q, K and V come with
-    descales and means, a row is `descaled`. A `sink` follows the last split.
+    descales and means, a row is `descaled`, by a text of `descales`. A `sink` follows the last
+    split.
     """
     weights = (*_WEIGHTS, *((_COMBINES_SINK,) if sink else ()))
     return Part(
@@ -64,7 +66,7 @@ def combining(
             f"attention/combine/{output}.cuh",
             "attention/combine/kernel.cuh.j2",
         ),
-        combine=(start, *(("attention/combine/descales.cuh",) if descaled else ())),
+        combine=(start, *((f"attention/combine/{descales}.cuh",) if descaled else ())),
         sums=_SUMS[descaled, sink],
         combined=tuple(f"attention/combine/{text}" for text in _COMBINED[descaled, sink]),
         host=("attention/combine/launch.cuh",),

@@ -51,7 +51,8 @@ def operands(
     """Quantise q (B, Sq, H, D), k (B, Sk, Hk, D) and v (B, Sk, Hk, Dv) as the Plan's kernel wants.
 
     In torch, on any device. With `rotated` Q and K are, which leaves their products as they were;
-    of the tensors named in `centered`, "v", "k" or both, the means of columns are taken off first.
+    of the tensors named in `centered`, "v", "k" or both, the means of columns are taken off first,
+    of K only where the softmax does not notice.
     Scales of Q and K are the Plan's, or one for a "head" or the "tensor" if `scales` says so; of V
     `v_scales`.
     """
@@ -59,7 +60,7 @@ def operands(
     if rotated:
         signs = random_signs(q.shape[-1]).to(q.device)
         q, k = rotate(q, signs), rotate(k, signs)
-    k_mean = mean_of(k) if "k" in centered else None
+    k_mean = mean_of(k) if "k" in centered and not plan.score.acts else None
     v_mean = mean_of(v) if "v" in centered else None
     k = k if k_mean is None else k.float() - k_mean[:, None]
     v = v if v_mean is None else v.float() - v_mean[:, None]

@@ -89,6 +89,19 @@ class Plan(Budgeted, Combining):
         return self.producer_registers > 0
 
     @property
+    def product_scale(self) -> str:
+        """What a product is multiplied by before it becomes a score, as C++."""
+        if not self.descales:
+            return "params.product_scale"
+        of_block = " * key_scales[i / (kBlockN / 2 / kGroups)]" * self.scales.by_block
+        return f"product_scale{of_block}"
+
+    @property
+    def adds_mean(self) -> bool:
+        """Whether what was taken off K is added to LSE: of its product and no other score."""
+        return self.descales and not self.score.acts
+
+    @property
     def score_element(self) -> str:
         """What an element of S becomes, as C++."""
         own_lengths = self.varlen or bool(self.mask.tables)

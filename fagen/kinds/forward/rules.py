@@ -328,8 +328,9 @@ def rules(keys: Values) -> Broken:
 
 def _rules_of_scores(keys: Values) -> Broken:
     score = SCORES[keys["score"]]
-    if score.acts and _fp8(keys):
-        yield "score", f'= "{score.name}": so far in 16 bits alone; leave it out, or e4m3'
+    if score.acts and keys["v_scales"] == "block":
+        fault = f'"block" does not go with score = "{score.name}": V\'s scales are in the exponents'
+        yield "v_scales", f"{fault}; leave it out"
     if keys["lengths"] == "varlen" and "batch" in score.reads:
         yield "score", f'= "{score.name}" depends on batch, which so far has no number in varlen'
 

@@ -1,5 +1,6 @@
 """What a call of attention takes and gives, for one Plan."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fagen.kinds.calls import BATCH, GROUPED, SIZES, Layout, form, scalars
@@ -144,5 +145,10 @@ def _numbers(plan: "Plan") -> tuple[Tensor, ...]:
         if plan.scales.v_by_block
         else by_column("v_descale", plan.head_dim_v, column_note),
         by_column("v_mean", plan.head_dim_v, taken_off.format("v")),
-        by_column("k_mean", plan.head_dim, taken_off.format("k")),
+        replace(
+            by_column("k_mean", plan.head_dim, taken_off.format("k")),
+            refused=f"the score {plan.score.name} of keys less their mean is another"
+            if plan.score.acts
+            else "",
+        ),
     )

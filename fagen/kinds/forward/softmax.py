@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fagen.arch import SM90
-from fagen.kinds.forward.structure import finds_spread, fuses_rescaling
+from fagen.kinds.forward.structure import finds_spread, fuses_rescaling, scores_by_block
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, OUT_DTYPES
+from fagen.vocab import DTYPES, OUT_DTYPES, SCORES
 
 _FAR, _FAR8 = 2.0**24, 2.0**16
 
@@ -42,6 +42,7 @@ class Softmax:
     far: float
     # a power of 2 below which no scale makes products exponents that are far; 0: any may
     far_scale: float
+    by_block: bool  # blocks of S have factors of their own
 
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
@@ -77,9 +78,9 @@ class Softmax:
 def softmax(values: Values) -> Softmax:
     """Work out what follows from keys."""
     dtype, out_dtype = DTYPES[values["dtype"]], OUT_DTYPES[values["out_dtype"]]
-    far = _FAR8 if dtype.fp8 and values["scales"] != "block" else _FAR
+    far = _FAR8 if dtype.fp8 and not scores_by_block(values) else _FAR
     far_scale = 0.0
-    if dtype.fp8:
+    if dtype.fp8 and not SCORES[values["score"]].acts:
         far_scale = 2.0 ** math.floor(math.log2(far / (SM90.e4m3_max**2 * values["head_dim"])))
     threshold, part_columns = values["rescale_threshold"], values["promote_columns"]
     fuses = fuses_rescaling(values)
@@ -87,6 +88,7 @@ def softmax(values: Values) -> Softmax:
         any_score=not dtype.fp8 and not dtype.narrow,
         far=far,
         far_scale=far_scale,
+        by_block=scores_by_block(values),
         sum_by_tensor=values["sum"] == "tensor",
         lazy_max=values["maximum"] == "lazy",
         max_partial_sum=dtype.max_partial_sum,

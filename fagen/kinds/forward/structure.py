@@ -11,7 +11,7 @@ from fagen.arch import SM90
 from fagen.combining import Filling
 from fagen.kinds.forward.rules import consumers
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, ORDERS, Mask
+from fagen.vocab import DTYPES, MASKS, ORDERS, SCORES, Mask
 
 TRANSPOSERS = 3  # all warps of the producer but the one that loads
 TILE_STAGES = 2  # of a ring that passes tiles on: the one in work and the next
@@ -31,6 +31,15 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     A step need not hold whole blocks of scales, nor a block whole steps: it is what divides both.
     """
     return math.gcd(block_n, scale_rows)
+
+
+def scores_by_block(values: Values) -> bool:
+    """Whether blocks of S have factors of their own where P is made of it.
+
+    Where elements become other numbers before, these scale what they are made of, and then all of
+    S has one.
+    """
+    return bool(values["scales"] == "block" and not SCORES[values["score"]].acts)
 
 
 def parts_sums(values: Values) -> bool:
@@ -187,6 +196,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
         tile_stages,
         skips_idle_warpgroups,
         skips_masked_blocks,
+        scores_by_block,
     ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from fagen import tensor_cores
 from fagen.combining import combined_partials, with_sink
 from fagen.e4m3 import E4M3, by_rows, rows_of, to_e4m3
-from fagen.kinds.forward.emulate.tiles import LN2, blocks_of, hidden, outgrown, without_keys
+from fagen.kinds.forward.emulate.tiles import LN2, Scores, blocks_of, hidden, outgrown, without_keys
 from fagen.kinds.forward.plan import Plan
 
 
@@ -54,9 +54,11 @@ def emulate_fp8(
         return out, lse
 
     keys = k.permute(0, 2, 3, 1).float()  # (B, Hk, D, Sk)
-    scale_log2 = scale * math.log2(math.e)
+    elements = Scores(plan, scale, seqlen_q, seqlen_k, heads)
+    scale_log2 = elements.factor * math.log2(math.e)
     # what a key's scores are multiplied by, and what its probability is weighted with
-    k_factor = scale_log2 * _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
+    k_factor = _by_key(k_descale, plan, batch, kv_heads, seqlen_k)
+    k_factor = k_factor if plan.score.acts else scale_log2 * k_factor
     weight = torch.ones_like(k_factor)
     if plan.scales.v_by_block:
         weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
@@ -75,7 +77,9 @@ def emulate_fp8(
         for step, block in enumerate(blocks, 1):
             scores = _product(queries, keys[..., block], None, hopper_sums)
             of_block = _factor(plan, factor * k_factor[..., block])
-            exponents = scores * of_block + weight[..., block].log2()
+            scores = elements(scores * of_block, block)
+            exponents = scores * scale_log2 if plan.score.acts else scores
+            exponents = exponents + weight[..., block].log2()
             unseen = hidden(plan, row, block, seqlen_q, seqlen_k)
             exponents = exponents.masked_fill(unseen, -math.inf)
 
@@ -107,6 +111,7 @@ def emulate_fp8(
         queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
         factor = q_factor[:, :, top:bottom].reshape(shape)
         row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
+        elements.of_rows(row, torch.zeros_like(row), kv_heads, 1)
 
         splits = (
             over(
@@ -154,7 +159,7 @@ def _combined(
 
 def _factor(plan: Plan, factor: Tensor) -> Tensor:
     """Return it in so few bits, where it is large, that its products with scores are exact."""
-    if not plan.scales.by_block:
+    if not plan.softmax.by_block:
         return factor
     cut = (factor.view(torch.int32) & -(1 << plan.softmax.score_bits)).view(torch.float32)
     return torch.where(factor < plan.softmax.far_scale, factor, cut)

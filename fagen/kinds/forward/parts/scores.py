@@ -27,8 +27,9 @@ _SCALE_TENSOR, _COLUMN_TENSOR = Type("ScaleTensor"), Type("ColumnTensor")
 _LOG2_NOTE = {False: "scale * log2(e)", True: "of elements of S, times log2(e)"}
 _VOTES = 4  # warps of a warpgroup, a byte each
 
-# by what shares a descale of K, and one of V; nothing where they have none
-_WAYS = {"": "scaled", "head": "scaled", "block": "by_block"}
+# by whether blocks of S have factors
+_WAYS = {False: "scaled", True: "by_block"}
+# by that too, and what shares a descale of V; nothing where it has none
 # with one factor for all, and by dtype
 _LARGEST: dict[tuple[str, bool], tuple[str, ...]] = {
     ("scaled", False): ("row_max/top.cuh",),
@@ -38,21 +39,25 @@ _LARGEST: dict[tuple[str, bool], tuple[str, ...]] = {
 # half as many clocks of tensor cores in e4m3 as in 16 bits: each instruction beside them shows
 _DESCRIPTORS = {False: "descriptor.cuh", True: "descriptor_of_layer.cuh"}
 _TOPS = {
-    ("", ""): "exponents/far.cuh.j2",
-    ("head", "column"): "exponents/far.cuh.j2",
-    ("block", "column"): "exponents/k_scales.cuh",
-    ("block", "block"): "exponents/key_scales.cuh",
+    (False, ""): "exponents/far.cuh.j2",
+    (False, "column"): "exponents/far.cuh.j2",
+    (True, "column"): "exponents/k_scales.cuh",
+    (True, "block"): "exponents/key_scales.cuh",
 }
 _SUMS = {
-    ("", ""): "sums/scaled.cuh.j2",
-    ("head", "column"): "sums/scaled.cuh.j2",
-    ("block", "column"): "sums/k_scales.cuh",
-    ("block", "block"): "sums/key_scales.cuh.j2",
+    (False, ""): "sums/scaled.cuh.j2",
+    (False, "column"): "sums/scaled.cuh.j2",
+    (True, "column"): "sums/k_scales.cuh",
+    (True, "block"): "sums/key_scales.cuh.j2",
 }
-_SCALES: dict[str, tuple[str, ...]] = {
-    "": ("scale/given.cuh",),
-    "head": ("scale/head.cuh", "scale/of_tile.cuh", "scale/mean.cuh"),
-    "block": ("scale/block.cuh.j2", "scale/of_tile.cuh", "scale/mean.cuh"),
+# by what shares a descale of K, and whether elements become other numbers
+_SCALES: dict[tuple[str, bool], tuple[str, ...]] = {
+    ("", False): ("scale/given.cuh",),
+    ("", True): ("scale/given.cuh",),
+    ("head", False): ("scale/head.cuh", "scale/of_tile.cuh", "scale/mean.cuh"),
+    ("head", True): ("scale/products.cuh", "scale/of_tile.cuh"),
+    ("block", False): ("scale/block.cuh.j2", "scale/of_tile.cuh", "scale/mean.cuh"),
+    ("block", True): ("scale/block.cuh.j2", "scale/of_tile.cuh"),
 }
 
 
@@ -133,10 +138,10 @@ def _softmax(values: Values) -> tuple[str, ...]:
 
 def _exponents(values: Values) -> Iterator[str]:
     """Yield what makes scores exponents, with one factor for all or one for each block of keys."""
-    way = _WAYS[values["scales"]]
+    way = _WAYS[values["scores_by_block"]]
     yield f"exponents/{way}.cuh.j2"
     yield from _LARGEST[way, DTYPES[values["dtype"]].fp8]
-    yield _TOPS[values["scales"], values["v_scales"]]
+    yield _TOPS[values["scores_by_block"], values["v_scales"]]
     if values["rescale_threshold"]:
         yield f"row_max/keep_{way}.cuh"
     yield f"row_max/{way}.cuh.j2"
@@ -147,7 +152,7 @@ def _sums(values: Values) -> Iterator[str]:
     if values["sum"] == "tensor":
         yield "sums/tensor.cuh"
         return
-    yield _SUMS[values["scales"], values["v_scales"]]
+    yield _SUMS[values["scores_by_block"], values["v_scales"]]
     added = values["v_scales"] == "block" and values["maximum"] == "online"
     yield "sums/in_place_with_v.cuh" if added else "sums/in_place.cuh.j2"
 
@@ -159,7 +164,8 @@ def _consumer(values: Values) -> tuple[str, ...]:
         values["intra_warpgroup"],
         values["maximum"] == "lazy",
     )
-    names = ["qk.cuh.j2", *_SCALES[values["scales"]]]
+    acts = SCORES[values["score"]].acts
+    names = ["qk.cuh.j2", *_SCALES[values["scales"], acts]]
     if overlap:
         names.append("first.cuh.j2")
     if lazy and fp8:
@@ -177,18 +183,19 @@ def _ends_of_exponents(values: Values) -> Iterator[Constant]:
     dtype = DTYPES[values["dtype"]]
     if not dtype.fp8 and not dtype.narrow:
         yield Constant("softmax.least_reference", "of a row without a score: finite at any scale")
-    if values["scales"] != "block":
+    by_block = values["scores_by_block"]
+    if not by_block:
         yield Constant(
             "softmax.far", "exponents of 2 from here on are too coarse to be taken as they are"
         )
-    if dtype.fp8:
+    if dtype.fp8 and not SCORES[values["score"]].acts:
         note = (
             "no smaller one makes exponents of 2^24 of products of e4m3"
-            if values["scales"] == "block"
+            if by_block
             else "no smaller one leads there from products of e4m3"
         )
         yield Constant("softmax.far_scale", note)
-    if values["p_offset"] and values["scales"] == "block":
+    if values["p_offset"] and by_block:
         yield Constant(
             "softmax.below",
             "log2 units: P is kept this much larger, to use more of its range. "

@@ -22,7 +22,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES
+from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCORES
 
 
 def consumer(values: Values) -> Iterator[Part]:
@@ -225,7 +225,8 @@ def output(values: Values) -> Iterator[Part]:
         if values["transposes"] == "producer":
             yield Part(device=("sm90/store_matrices.cuh",))
         how = {"descaled": dtype.fp8, "sink": bool(values["sink"])}
-        yield combining(start, "limited" if limited else "average", **how)
+        of_rows = ("descales", "descales_of_v")[SCORES[values["score"]].acts]
+        yield combining(start, "limited" if limited else "average", descales=of_rows, **how)
         return
     lse_strides = ("head",) if varlen else ("batch", "head")
     yield Part(
