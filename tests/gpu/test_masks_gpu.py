@@ -191,7 +191,7 @@ def test_flex_attention_says_the_same(haunted, how, sees):
     """Where its lambdas read no table: vmap wants those on the GPU."""
     if any(isinstance(x, Tensor) for x in how.values()):
         pytest.skip("the lambda reads a table of the CPU")
-    for queries, keys in ((70, 70), (33, 100), (100, 33), (500, 1_000)):
+    for queries, keys in ((33, 100), (100, 33), (500, 1_000)):
         qkv = [x.cuda() for x in tensors(queries, keys)]
         out, lse = fagen.attention(*qkv, **how, return_lse=True)
         theirs, their_lse = flex(*qkv, sees)
@@ -200,7 +200,7 @@ def test_flex_attention_says_the_same(haunted, how, sees):
 
 
 @pytest.mark.parametrize("word", ["prefix", "causal_by_sequence", "document"])
-@pytest.mark.parametrize("sizes", [(70, 70), (33, 300), (300, 33), (500, 1_000)])
+@pytest.mark.parametrize("sizes", [(33, 300), (300, 33), (500, 1_000)])
 def test_tables_are_what_they_say_beside_flex_attention_and_lambdas(haunted, word, sizes):
     rows, keys = sizes
     qkv = [x.cuda() for x in tensors(rows, keys)]
