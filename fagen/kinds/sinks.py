@@ -13,15 +13,18 @@ SINK_KEY = (
 SINK_WORDS = {NO_SINK: "nosink", **{name: f"sink{name}" for name in PARTIALS}}
 
 
-def sinks_of_call(dtype: str) -> tuple[Part, ...]:
-    """Return the part that reads a head's sink, in the dtype in which a call has them, if any."""
+def sinks_of_call(dtype: str, *, ahead: bool = False) -> tuple[Part, ...]:
+    """Return the part that reads a head's sink, in the dtype in which a call has them, if any.
+
+    It may read `ahead` where the kernel does not begin under the end of the launch before.
+    """
     if not dtype:
         return ()
     note = "(heads): one more logit of each row, without a value"
     part = Part(
         headers=(PARTIALS[dtype].header,),
         constants=(Alias("Sink", "sink.cpp"),),
-        methods=("attention/sinks/sink.cuh",),
+        methods=(f"attention/sinks/sink{'_ahead' * ahead}.cuh",),
         params=(Field("sinks", pointer_to(Type("Sink"), const=True), Argument("sinks"), note),),
     )
     return (part,)

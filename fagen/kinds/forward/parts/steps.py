@@ -212,7 +212,7 @@ def output(values: Values) -> Iterator[Part]:
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if limited:
         yield Part(constants=(Constant("softmax.largest_output", "that is finite"),))
-    yield from sinks_of_call(values["sink"])
+    yield from sinks_of_call(values["sink"], ahead=way != "split")
     if way == "split":
         start = SEEN_SPLITS if MASKS[values["mask"]].first_by_row else EVERY_SPLIT
         yield Part(
