@@ -42,6 +42,24 @@ def test_dtypes_go_with_each_other(dtype, out_dtype):
     assert torch.allclose(lse.double(), expected_lse, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_sinks_join_behind_the_last_split(dtype):
+    sinks = torch.tensor((0.5, -math.inf, 40.0, -3.0), dtype=dtype)
+    out, lse = fagen.combine(OUTS, LSES, sinks=sinks)
+    expected, expected_lse = combine(OUTS, LSES, sinks=sinks)
+    assert torch.allclose(out.double(), expected, atol=1e-6)
+    assert torch.allclose(lse.double(), expected_lse, atol=1e-5)
+    plain = fagen.combine(OUTS, LSES)
+    assert torch.equal(out[:, :, 1], plain[0][:, :, 1])  # of minus infinity to the bit
+    alone = fagen.combine(OUTS[:, 0], LSES[:, 0], sinks=sinks)
+    assert torch.equal(alone[0], out[0]) and torch.equal(alone[1], lse[0])
+    call = dict(num_splits=COUNTS, cu_seqlens=ENDS)
+    packed = fagen.combine(OUTS[:, 0], LSES[:, 0], sinks=sinks, **call)
+    assert torch.allclose(
+        packed[0].double(), combine(OUTS[:, 0], LSES[:, 0], **call, sinks=sinks)[0], atol=1e-6
+    )
+
+
 def test_rows_without_a_batch_are_one_of_it():
     out, lse = fagen.combine(OUTS[:, 0], LSES[:, 0])
     whole, whole_lse = fagen.combine(OUTS, LSES)

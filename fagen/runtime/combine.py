@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fagen.kinds.combine.keys import Schedule
+from fagen.kinds.sinks import NO_SINK
 from fagen.runtime.argument_types import names_types, refuse_tangents
 from fagen.runtime.arguments import schedule_of, settled, word_of
 from fagen.runtime.call import CallKey, Door, traced
@@ -18,6 +19,7 @@ def _key(
     head_dim: int,
     out_dtype: torch.dtype,
     layout: str,
+    sink: torch.dtype | None = None,
 ) -> CallKey:
     """The key of a call; ValueError where no kernel is what its arguments amount to."""
     schedule = schedule_of(
@@ -26,6 +28,7 @@ def _key(
         out_dtype=word_of(out_dtype, PARTIALS),
         head_dim=settled(head_dim),
         layout=layout,
+        sink=NO_SINK if sink is None else word_of(sink, PARTIALS),
     )
     return CallKey(device, derived=(schedule,))
 
@@ -45,6 +48,7 @@ def combine(
     out_dtype: torch.dtype | None = None,
     num_splits: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Combine what attention gave for several splits of the keys to what it gives for all.
 
@@ -69,6 +73,9 @@ def combine(
     infinity saw no key: its output is not used, and may hold anything. Where no split saw any, out
     is 0 and lse minus infinity.
 
+    sinks: (H,) in fp32, fp16 or bf16, one more logit of each row of a head, without a value: what
+    makes splits leaves them out, and they join here, behind the last split, in the sum of lse.
+
     Raises ValueError for a wrong argument, also where a gradient would be needed; DeviceError where
     the GPU is no Hopper; ToolchainError and BuildError where the kernel cannot be built.
     """
@@ -90,18 +97,19 @@ def combine(
         names = "(splits, heads, total)" if outs.dim() == 4 else "(splits, batch, heads, seqlen)"
         raise ValueError(f"lses has {lses.dim()} dimensions; beside such outs it must be {names}")
     layout = "varlen" if varlen else "dense"
+    also = () if sinks is None else (sinks,)
     if forward_ad._current_level >= 0:
-        refuse_tangents(outs, lses)
+        refuse_tangents(outs, lses, *also)
     out_dtype = outs.dtype if out_dtype is None else out_dtype
-    parts = outs.device, outs.dtype, outs.shape[-1], out_dtype, layout
+    parts = outs.device, outs.dtype, outs.shape[-1], out_dtype, layout, *(x.dtype for x in also)
     if is_compiling():
         _, kernel = traced("combine", None, *parts[:2], settled(parts[2]), *parts[3:])
     else:
         kernel = COMBINE.known.get(parts) or COMBINE.find(COMBINE.ready(_key(*parts)), call=parts)
     if varlen:
-        out, lse = kernel.results(outs, lses, num_splits, cu_seqlens)
+        out, lse = kernel.results(outs, lses, *also, num_splits, cu_seqlens)
     elif outs.dim() == 5:
-        out, lse = kernel.results(outs, lses)
+        out, lse = kernel.results(outs, lses, *also)
     else:
-        out, lse = (result[0] for result in kernel.results(outs[:, None], lses[:, None]))
+        out, lse = (result[0] for result in kernel.results(outs[:, None], lses[:, None], *also))
     return out, lse
