@@ -79,6 +79,11 @@ class Problem:
         return {key: value for key, value in said.items() if value not in (PLAIN, "")}
 
     @property
+    def variant_words(self) -> tuple[str, ...]:
+        """The same, as slugs say it."""
+        return tuple(f"{'sink' * (key == 'sink')}{word}" for key, word in self.variant.items())
+
+    @property
     def head_dims(self) -> str:
         """'128', or '192/128' where V has its own."""
         d, d_v = self.head_dim, self.head_dim_v
@@ -92,7 +97,7 @@ class Problem:
         """
         v = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         words = [PASSES[self.kind].prefix, self.dtype, f"d{self.head_dim}{v}", self.mask]
-        words += [f"{'sink' * (key == 'sink')}{word}" for key, word in self.variant.items()]
+        words += self.variant_words
         words += [self.lengths] * self.varlen
         return "_".join(filter(None, words)) + (DETERMINISTIC if self.deterministic else "")
 

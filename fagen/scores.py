@@ -13,7 +13,7 @@ from typing import Any, cast
 from fagen.errors import ExpressionError
 from fagen.expr import make, words
 from fagen.expr.bounds import interval
-from fagen.expr.cpp import HOST, Names, helpers, printed
+from fagen.expr.cpp import HOST, KERNEL, Names, helpers, printed
 from fagen.expr.evaluate import evaluate
 from fagen.expr.scores import ONE, ZERO, Folded, folded, replaced
 from fagen.expr.tree import FLOAT, LANGUAGE, SCORE, Name, Node, Operation
@@ -118,6 +118,11 @@ class Score:
         """Return the core of one element; names of the language go by `names`."""
         own = {one.name: f"params.{one.name}" for one in self.parameters}
         return printed(self.parts.core, Names({**names, **own}))
+
+    def on_host(self, names: Mapping[str, str]) -> str:
+        """Return the whole score as C++ of a host; names of the language go by `names`."""
+        own = {one.name: f"call.args.{one.name}" for one in self.parameters}
+        return printed(self.tree, Names({**KERNEL, **names, **own}, functions=HOST))
 
     @property
     def helpers(self) -> str:

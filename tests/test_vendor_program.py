@@ -40,6 +40,7 @@ SEQUENCES = {
   (b * a->name##_stride_batch + (head) * a->name##_stride_head + (row))
 #define SEQUENCE const int top = 0, queries = a->seqlen_q; \\
   const int begin = 0, keys = a->seqlen_k, held = keys;
+#define TOP b * queries
 """,
     "decode": """
 #undef SEQUENCE
@@ -57,6 +58,7 @@ SEQUENCES = {
   const int top = at_q[b], queries = at_q[b + 1] - top, begin = at_k[b]; \\
   [[maybe_unused]] const int held = at_k[b + 1] - begin; \\
   const int keys = used ? used[b] : held;
+#define TOP top
 """,
 }
 # what calls in e4m3 have beside their bytes
@@ -76,6 +78,21 @@ NUMBERS = {
     "    (BY_COLUMN ? d * a->v_descale_stride_column : j / BLOCK), 1)",
     "plus": " + number(a->v_mean, COLUMN_OF(v_mean, d), 0)",
 }
+# whether query i of a sequence does not see key j, and what becomes of a product s
+_AT, _ROW = "(i + keys - queries)", "(TOP + i)"
+HIDDEN = {
+    "full": "false",
+    "causal": f"j > {_AT}",
+    "window": f"(j < {_AT} - a->window_left || j > {_AT} + a->window_right)",
+    "chunked": f"(j > {_AT} || j / a->chunk != {_AT} / a->chunk)",
+    "prefix": f"(j > {_AT} && j >= ((const int*)a->prefix)[b])",
+    "causal_by_sequence": f"(j > {_AT} && ((const int*)a->causal_of)[b])",
+    "document": f"(j < ((const int*)a->first)[{_ROW}] || j >= ((const int*)a->last)[{_ROW}])",
+}
+SCORES = {
+    "plain": "s * a->scale",
+    "softcap": "a->softcap * std::tanh(s * a->scale / a->softcap)",
+}
 ATTENTION = """
 static int computed(const %(struct)s* a) {%(numbers)s
   [[maybe_unused]] static const int order[16] = {%(order)s};
@@ -85,16 +102,16 @@ static int computed(const %(struct)s* a) {%(numbers)s
     const int64_t g = h / (a->heads / a->kv_heads);
     for (int i = 0; i < queries; i++) {
       std::vector<float> o(%(dv)d);
-      float sum = 0;
+      float sum = SINK;
       [[maybe_unused]] float mean = 0;
       %(mean)s
       for (int j = 0; j < keys; j++) {
-        if (CAUSAL && j > i + keys - queries) continue;
+        if (HIDDEN) continue;
         float s = 0;
         for (int d = 0; d < %(d)d; d++)
           s += float(q[AT(q, h, top + i) + d]) * float(k[AT(k, g, begin + j) + d]);
         %(scaled)s
-        const float p = std::exp(s * a->scale);
+        const float p = std::exp(SCORE);
         sum += p;
         for (int d = 0; d < %(dv)d; d++) {
           int64_t at = AT(v, g, begin + j) + d;
@@ -289,7 +306,7 @@ def kernel(slug: str) -> str:
         "order": ", ".join(map(str, KEY_ORDER)),
         **dict.fromkeys(NUMBERS, ""),
     }
-    if plan.kind == "forward" and plan.signature.form != "varlen":  # with descales
+    if plan.kind == "forward" and "q_descale" in [x.name for x in plan.signature.tensors]:
         texts |= {name: text % texts for name, text in NUMBERS.items()}
     out = plan.signature.outputs[0]
     head = f"using E = {plan.dtype.cpp};\nusing O = {out.dtype.cpp};\n"
@@ -298,6 +315,12 @@ def kernel(slug: str) -> str:
     head += "#ifndef WRONG_MIDDLE\n#define WRONG_MIDDLE -1\n#endif\n"
     head += "#ifndef INTERLEAVED\n#define INTERLEAVED 0\n#endif\n"
     head += f"constexpr bool CAUSAL = {str(values.get('mask') == 'causal').lower()};\n"
+    sink = values.get("sink")
+    if sink:
+        head += f"using Sink = {plan.sink.cpp};\n"
+    head += f"#define HIDDEN {HIDDEN.get(values.get('mask', ''), '')}\n"
+    head += f"#define SCORE {SCORES.get(values.get('score', ''), '')}\n"
+    head += f"#define SINK {'std::exp(float(((const Sink*)a->sinks)[h]))' if sink else '0'}\n"
     flags = {
         "COLUMNS": "columns" in (values.get("v_layout"), values.get("layout")),
         "ROTATE": values.get("rotate"),
@@ -344,6 +367,13 @@ def kernel(slug: str) -> str:
         "bwd_bf16_d64_causal_m128n128_varlen_underdp",
         "dec_fp16_d64_causal_r8n128",
         "dec_bf16_d128v64_full_r16n64",
+        "fwd_fp16_d64_window_m64n64_softcap_varlen",
+        "fwd_bf16_d64_document_m64n64_packgqa",
+        "fwd_fp16_d64_document_m64n64_varlen",
+        "fwd_fp16_d64_chunked_m64n64_sinkbf16",
+        "fwd_e4m3_d64_prefix_m64n64_vrows_sinkfp32",
+        "dec_bf16_d64_prefix_r8n64",
+        "dec_fp16_d64_causalbysequence_r8n64",
     ],
 )
 def test_the_program_tells_right_from_wrong(slug, tmp_path):

@@ -27,7 +27,7 @@ from fagen.process import run
 from fagen.render import Source, written
 from fagen.vendor import torch_package
 from fagen.vendor.contents import Folder, Group, Kernel
-from fagen.vendor.table import VARLEN, Table, in_c, table_of
+from fagen.vendor.table import FIELDS, VARLEN, Table, in_c, table_of
 from fagen.vocab import DECODE, DTYPES, FORWARD, ONE_QUERY, OUT_DTYPES
 from tests.fresh import forget
 
@@ -104,7 +104,7 @@ class Dispatcher:
 
     def slug(self, problem: Problem, sizes: Sizes, kind: str = FORWARD, **fields: int) -> str:
         """What it chooses, "" where no kernel is for that; fields of the problem may differ."""
-        numbers = (ctypes.c_int32 * 7)(*(in_c(problem) | fields).values())
+        numbers = (ctypes.c_int32 * len(FIELDS))(*(in_c(problem) | fields).values())
         call = getattr(self.library, f"call_{kind}")
         return str(call(numbers, (ctypes.c_int64 * 5)(*vars(sizes).values())).decode())
 
@@ -164,9 +164,11 @@ def modules_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
         (tmp_path / "demo/_ops.py").write_text(OPS)
         names = ("_attention", "_decode", "_varlen")
         calls = [name for name in names if f"{name}.py" in package.modules]
-        for module in (*calls, "_autocast", "_gradients", "_rows"):
-            text = written(f"vendor/torch/{module}.py.j2", package=package)
-            (tmp_path / f"demo/{module}.py").write_text(text)
+        for module in (*calls, "_autocast", "_gradients", "_rows", "_variants"):
+            template = package.modules.get(f"{module}.py", f"vendor/torch/{module}.py.j2")
+            if module != "_variants" or f"{module}.py" in package.modules:
+                text = written(template, package=package)
+                (tmp_path / f"demo/{module}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         return {name: import_module(f"demo.{name}") for name in calls}
 

@@ -17,6 +17,8 @@ from fagen.dispatch.rows import (
     TRANSPOSED_LAUNCH,
 )
 from fagen.evidence import Evidence
+from fagen.expr.cpp import HELPERS
+from fagen.expr.words import OPEN
 from fagen.kind import Plan
 from fagen.paths import locate
 from fagen.registry import plan
@@ -29,8 +31,8 @@ from fagen.vendor.closure import needed
 from fagen.vendor.examples import Example, of_group
 from fagen.vendor.gradients import Gradient, gradients_of
 from fagen.vendor.manifest import Manifest
-from fagen.vendor.table import FIELDS, Table, table_of
-from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD, SCALE_ROWS
+from fagen.vendor.table import FIELDS, Table, table_of, variant_of
+from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD, PARTIALS, SCALE_ROWS
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
@@ -131,7 +133,13 @@ class Group:
     @property
     def varlen(self) -> bool:
         """Whether they take varlen sequences, and something chooses among them."""
-        return self.signature.kind in (FORWARD, BACKWARD) and bool(self.signature.form)
+        kinds = FORWARD, BACKWARD
+        return self.signature.kind in kinds and "varlen" in self.signature.form.split()
+
+    @property
+    def variant(self) -> str:
+        """The words of their struct that are of what mask, score or sinks are given."""
+        return variant_of(self.signature.form)
 
     @cached_property
     def statuses(self) -> tuple[Status, ...]:
@@ -180,10 +188,19 @@ class Folder:
     split_keys, split_unit = Filling.most_keys, Filling.unit
     transposed_launch = TRANSPOSED_LAUNCH
     most_shared, group_tile = MOST_SHARED, GROUP_TILE
+    open = OPEN  # how far a window goes to a side without an end
+    sinks = tuple((row.name, row.torch) for row in PARTIALS.values())  # in what they may be
     no_kernel = NO_KERNEL  # the status of a call that none of its kernels computes
     # nvcc's flags, for whoever builds without CMake; and those that CMake knows by no other words
     all_flags = tuple(flag for flag in FLAGS if flag not in _NOT_FOR_USERS)
     flags = tuple(flag for flag in all_flags if not flag.startswith(_CMAKES))
+
+    @property
+    def helpers(self) -> str:
+        """Functions that the texts of its masks and scores call, as C++."""
+        plans = [kernel.plan for kernel in self.kernels if kernel.signature.kind in _ATTENTION]
+        called = any(plan.mask.helpers or _helpers_of_score(plan) for plan in plans)
+        return "\n".join(HELPERS.values()) if called else ""
 
     @property
     def released(self) -> str:
@@ -253,6 +270,23 @@ class Folder:
     def attention(self) -> Group | None:
         """What chooses among the kernels of fagen.attention; None where there are none."""
         return self._dispatcher(FORWARD)
+
+    @property
+    def attending(self) -> tuple[Group, ...]:
+        """What chooses among the kernels of fagen.attention, by struct, plain ones first."""
+        groups = [x for x in self.called if x.signature.kind == FORWARD and not x.varlen]
+        return tuple(sorted(groups, key=lambda group: bool(group.variant)))
+
+    @property
+    def decoders(self) -> tuple[Group, ...]:
+        """The same of decoding."""
+        groups = [x for x in self.called if x.signature.kind == DECODE]
+        return tuple(sorted(groups, key=lambda group: bool(group.variant)))
+
+    @property
+    def variants(self) -> tuple[Group, ...]:
+        """Those of dispatchers whose kernels a mask, a score or sinks give something to."""
+        return tuple(group for group in self.called if group.variant)
 
     @property
     def decoding(self) -> Group | None:
@@ -333,6 +367,10 @@ class Folder:
             "with_cutlass": self.with_cutlass,
             "kernels": [kernel.record() for kernel in self.kernels],
         }
+
+
+def _helpers_of_score(plan: Plan) -> str:
+    return plan.score.helpers if plan.kind != BACKWARD else ""
 
 
 def _called(name: str) -> list[str]:

@@ -12,10 +12,11 @@ def texts(folder: Folder) -> dict[str, str]:
         "__init__": ("vendor/jax/init.py.j2", True),
         "_call": ("vendor/jax/call.py.j2", True),
         "kernels": ("vendor/jax/kernels.py.j2", True),
-        "_attention": ("vendor/jax/attention.py.j2", folder.attention),
-        "_decode": ("vendor/jax/decode.py.j2", folder.decoding),
+        "_attention": ("vendor/jax/attention.py.j2", folder.attending),
+        "_decode": ("vendor/jax/decode.py.j2", folder.decoders),
         "_varlen": ("vendor/jax/varlen.py.j2", folder.varlen),
         "_pick": ("vendor/jax/pick.py.j2", folder.called),
+        "_variants": ("vendor/variants.py.j2", folder.variants),
     }
     templates = {
         "pyproject.toml": "vendor/jax/pyproject.toml.j2",

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+from fagen.expr import words
 from fagen.registry import ENTRIES
 from fagen.vendor.table import VARLEN
 
@@ -78,6 +79,9 @@ _TAKEN_STARTS: Mapping[str, str] = {
 _OWN = ("pick", *(f"pick_{e}" for e in ENTRIES), *ENTRIES, "message", "attention", "ops", "kernels")
 _OWN += ("attention_decode", "attention_varlen", "differentiated", "torch", "jax", "jnp")
 _OWN += (*VARLEN, *(f"pick_{name}" for name in VARLEN))
+# and of those whose kernels a mask, a score or sinks give something to
+_VARIANT = "|".join((*words.GIVEN, *words.SCORES, "sink", "(?:mask|score)[0-9a-f]{10}"))
+_CHOOSING = re.compile(rf"(pick_)?(forward|decode)(_varlen)?(_fp8)?(_({_VARIANT}))+")
 _ENDS = ("_workspace", "_message", "_info")
 
 
@@ -97,7 +101,7 @@ def fault_of_kernel(name: str) -> str:
     """The same of the name that a manifest gives one of a folder's kernels."""
     if fault := _unlike_a_name(name):
         return fault
-    if name in _OWN:
+    if name in _OWN or _CHOOSING.fullmatch(name):
         return f"would be the name of another function of the folder, …_{name}: choose another"
     end = next((end for end in _ENDS if name.endswith(end)), "")
     if end:

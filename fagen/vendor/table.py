@@ -13,16 +13,20 @@ from typing import Any, NamedTuple
 
 from fagen.dispatch.rows import BOUNDS, GROUP_TILE, MOST, TILE, Bound, Row, without_repeats
 from fagen.dispatch.select import asked_beside, buildable, by_steps, flattened
+from fagen.expr.words import PLAIN
 from fagen.problem import Problem
 from fagen.schedule import Schedule
 from fagen.vocab import (
     BACKWARD,
     DTYPES,
     FORWARD,
+    MASKS,
     ONE_QUERY,
     OUT_DTYPES,
+    PARTIALS,
     PASSES,
     PLAIN_MASKS,
+    SCORES,
     V_LAYOUTS,
 )
 
@@ -32,9 +36,12 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "mask": tuple(PLAIN_MASKS),
     "out_dtype": tuple(OUT_DTYPES),
     "v_layout": tuple(V_LAYOUTS),
+    "sink": tuple(PARTIALS),
 }
 # What chooses among kernels of varlen sequences in C is called so, after the folder's name.
 VARLEN = ("varlen", "varlen_fp8", f"{BACKWARD}_varlen")
+# Words of a struct's form that are of no mask, score or sinks.
+_OF_LAYOUT = "varlen", "fp8", "unified"
 
 
 class Field(NamedTuple):
@@ -49,7 +56,8 @@ class Field(NamedTuple):
     def of(cls, name: str) -> "Field":
         """The field of that name."""
         words = [*enumerate(WORDS.get(name, ()), 1)]
-        names = ((DTYPES[word].torch if word in DTYPES else word, n) for n, word in words)
+        dtypes = {**DTYPES, **PARTIALS}
+        names = ((dtypes[word].torch if word in dtypes else word, n) for n, word in words)
         return cls(name, name.upper(), tuple((w.upper(), n) for n, w in words), tuple(names))
 
 
@@ -57,13 +65,15 @@ FIELDS = tuple(
     Field.of(field.name)
     for field in fields(Problem)
     # which all of a table share
-    if field.name not in ("kind", "deterministic", "lengths", "score", "sink")
+    if field.name not in ("kind", "deterministic", "lengths", "score")
 )
 
 
 def in_c(problem: Problem) -> dict[str, int]:
-    """Return a problem's fields as the C struct has them."""
+    """Return a problem's fields as the C struct has them; a mask that a struct tells is 0."""
     values = {field.name: getattr(problem, field.name) for field in FIELDS}
+    if problem.mask not in PLAIN_MASKS:
+        values["mask"] = ""
     return {
         name: WORDS[name].index(value) + 1 if name in WORDS and value else int(value or 0)
         for name, value in values.items()
@@ -130,11 +140,27 @@ class Table:
         return tuple(entry for entry in self.rows if entry.kernel < 0)
 
 
+def variant_of(form: str) -> str:
+    """Return the words of a struct's form that are of what mask, score or sinks are given."""
+    return " ".join(word for word in form.split() if word not in _OF_LAYOUT)
+
+
+def _is_told(schedule: Schedule) -> bool:
+    """Whether fields of a problem and a struct's form tell what a kernel computes.
+
+    They do not of a text to which a call gives nothing.
+    """
+    values = schedule.values()
+    mask, score = values["mask"], values.get("score", PLAIN)
+    is_plain = score == PLAIN or bool(SCORES[score].given)
+    return is_plain and (mask in PLAIN_MASKS or bool(MASKS[mask].given))
+
+
 def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
     """Return the rows for schedules of one kind that all take one struct, of this form.
 
     Nothing was measured that would choose among several kernels of gradients: the first is taken.
-    Rows of varlen sequences, whose form is not empty, have no bounds: what a struct says of sizes
+    Rows of varlen sequences have no bounds: what a struct says of sizes
     is no matter of theirs. Kernels of decoding that must be given more than others take another
     struct: they are called by their own names. Of other kinds than attention's there are none.
     """
@@ -143,16 +169,22 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
         return Table(kind)
     by_problem: dict[Problem, list[Schedule]] = {}
     rows: dict[Problem, list[Row]]
+    places = {schedule.slug: place for place, schedule in enumerate(schedules)}
+    schedules = [schedule for schedule in schedules if _is_told(schedule)]
     if PASSES[kind].computes:
-        form = ""
+        form = variant_of(form)
         usual = [schedule for schedule in schedules if not asked_beside(schedule)]
         for schedule in usual:
-            any_mask = replace(Problem.searched(schedule), mask="")
+            problem = Problem.searched(schedule)
+            any_mask = replace(problem, mask="") if problem.mask in PLAIN_MASKS else problem
             by_problem.setdefault(any_mask, []).append(schedule)
         rows = {
             problem: [*_decoding(problem, own)]
             for any_mask, own in by_problem.items()
-            for problem in (replace(any_mask, mask=mask) for mask in PLAIN_MASKS)
+            for problem in (
+                replace(any_mask, mask=mask)
+                for mask in ((any_mask.mask,) if any_mask.mask else PLAIN_MASKS)
+            )
         }
     else:
         for schedule in schedules:
@@ -162,14 +194,14 @@ def table_of(schedules: Sequence[Schedule], form: str = "") -> Table:
             problem: _attending(problem, own) if kind == FORWARD else [Row("", own[0].slug)]
             for problem, own in by_problem.items()
         }
-    places = {schedule.slug: place for place, schedule in enumerate(schedules)}
     entries = []
     for problem, listed in rows.items():
         usual_out = int(problem.out_dtype == DTYPES[problem.dtype].out)
         numbers = tuple(in_c(problem).values())
         entries += [Entry(problem, r, places.get(r.slug, -1), numbers, usual_out) for r in listed]
-    name = "_".join([kind] * (kind != FORWARD) + form.split()) or kind
-    assert not form or name in VARLEN, name
+    is_plain = kind == FORWARD and not variant_of(form)
+    name = "_".join([kind] * (not is_plain) + form.split()) or kind
+    assert not is_plain or not form or name in VARLEN, name
     return Table(name, tuple(entries))
 
 
@@ -228,6 +260,9 @@ def _decoding(problem: Problem, schedules: Sequence[Schedule]) -> Iterator[Row]:
     """The rows of a problem, where a folder has these kernels of it and of its other masks."""
     own = [schedule for schedule in schedules if Problem.searched(schedule) == problem]
     usual = _by_steps(problem, own) if own else []
+    if problem.mask not in PLAIN_MASKS:
+        yield from usual
+        return
     single = _by_steps(replace(problem, mask=ONE_QUERY), schedules)
     if single != usual:
         yield from (replace(row, queries_to=1) for row in single)

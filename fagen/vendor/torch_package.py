@@ -36,7 +36,7 @@ from fagen.vendor.contents import Folder, Group
 from fagen.vendor.gradients import Gradient
 from fagen.vendor.place import MANIFEST
 from fagen.vendor.table import Entry, Table
-from fagen.vocab import DTYPES, SIXTEEN_BITS
+from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
 
 _OWN = (
     "vendor/torch/setup.py.j2",
@@ -65,14 +65,20 @@ class Call:
 
     @property
     def table(self) -> Table:
-        """The rows, where they are of one struct."""
-        return self.groups[0].table
+        """The rows, of all structs."""
+        tables = [group.table for group in self.groups]
+        return Table(tables[0].kind, tuple(chain(*(table.rows for table in tables))))
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether a mask, a score or sinks give something to a kernel."""
+        return any(group.variant for group in self.groups)
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[Entry, ...]], ...]:
         """The rows by problem, as the literal of a tuple."""
         by_key: dict[str, list[Entry]] = {}
-        for row in chain(*(group.table.rows for group in self.groups)):
+        for row in self.table.rows:
             by_key.setdefault(_key(row.problem, self.fields), []).append(row)
         return tuple((key, tuple(rows)) for key, rows in by_key.items())
 
@@ -89,15 +95,21 @@ class Call:
 
 def _extras(groups: tuple[Group, ...]) -> tuple[str, ...]:
     kernels = chain(*(group.kernels for group in groups))
-    names = dict.fromkeys(tensor.name for kernel in kernels for tensor in kernel.signature.inputs)
-    return tuple(name for name in names if name not in ("q", "k", "v", *_OFFSETS))
+    names = dict.fromkeys(
+        tensor.name
+        for kernel in kernels
+        for tensor in kernel.signature.inputs
+        if tensor.name not in MASKS[kernel.schedule.values()["mask"]].given
+    )
+    return tuple(name for name in names if name not in ("q", "k", "v", "sinks", *_OFFSETS))
 
 
 def _key(problem: Problem, fields: int | None) -> str:
     dtype, out = DTYPES[problem.dtype], DTYPES[problem.out_dtype or ""]
+    variant = [problem.mask, *problem.variant_words]
     values = [
         *(f"torch.{dtype.torch}", problem.head_dim, problem.head_dim_v),
-        *(f'"{problem.mask}"', f"torch.{out.torch}"),
+        *(f'"{"_".join(variant)}"', f"torch.{out.torch}"),
         *(f'"{problem.v_layout or ""}"', problem.scale_rows or 0),
     ]
     return ", ".join(map(str, values[:fields]))
@@ -162,14 +174,14 @@ class Package:
     @property
     def attention(self) -> Call | None:
         """The call that chooses among kernels of attention; None where there are none."""
-        if not (group := self.folder.attention):
+        if not (groups := self.folder.attending):
             return None
-        return Call((group,), None if _extras((group,)) else _PLAIN)
+        return Call(groups, None if _extras(groups) else _PLAIN)
 
     @property
     def decode(self) -> Call | None:
         """The same of decoding, whose O is always in the dtype of q."""
-        return Call((group,), _OF_DECODING) if (group := self.folder.decoding) else None
+        return Call(groups, _OF_DECODING) if (groups := self.folder.decoders) else None
 
     @property
     def varlen(self) -> Call | None:
@@ -187,9 +199,12 @@ class Package:
             "vendor/torch/_attention.py.j2": self.attention,
             "vendor/torch/_decode.py.j2": self.decode,
             "vendor/torch/_varlen.py.j2": self.varlen,
+            "vendor/variants.py.j2": self.folder.variants,
             "vendor/torch/_rows.py.j2": self.attention or self.decode,
         }
-        return {_file(template): template for template, is_there in templates.items() if is_there}
+        names = {template: _file(template) for template in templates}
+        names["vendor/variants.py.j2"] = "_variants.py"
+        return {names[template]: template for template, is_there in templates.items() if is_there}
 
 
 _IN_16_BITS = frozenset(DTYPES[name].torch for name in SIXTEEN_BITS)
