@@ -119,10 +119,11 @@ class Score:
         own = {one.name: f"params.{one.name}" for one in self.parameters}
         return printed(self.parts.core, Names({**names, **own}))
 
-    def on_host(self, names: Mapping[str, str]) -> str:
-        """Return the whole score as C++ of a host; names of the language go by `names`."""
-        own = {one.name: f"call.args.{one.name}" for one in self.parameters}
-        return printed(self.tree, Names({**KERNEL, **names, **own}, functions=HOST))
+    @property
+    def on_host(self) -> str:
+        """The whole score as C++ of a host, where `a` has what a call gives."""
+        own = {one.name: f"a.{one.name}" for one in self.parameters}
+        return printed(self.tree, Names({**KERNEL, **own}, functions=HOST))
 
     @property
     def helpers(self) -> str:

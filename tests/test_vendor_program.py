@@ -76,7 +76,7 @@ NUMBERS = {
     "    number(a->q_descale, HEAD(q_descale, h) + GROUP(i), 1);",
     "times": " * number(a->v_descale, HEAD(v_descale, g) +"
     "    (BY_COLUMN ? d * a->v_descale_stride_column : j / BLOCK), 1)",
-    "plus": " + number(a->v_mean, COLUMN_OF(v_mean, d), 0)",
+    "plus": " + (1 - SINK / sum) * number(a->v_mean, COLUMN_OF(v_mean, d), 0)",
 }
 # whether query i of a sequence does not see key j, and what becomes of a product s
 _AT, _ROW = "(i + keys - queries)", "(TOP + i)"
@@ -371,9 +371,9 @@ def kernel(slug: str) -> str:
         "fwd_bf16_d64_document_m64n64_packgqa",
         "fwd_fp16_d64_document_m64n64_varlen",
         "fwd_fp16_d64_chunked_m64n64_sinkbf16",
-        "fwd_e4m3_d64_prefix_m64n64_vrows_sinkfp32",
+        "fwd_e4m3_d64_prefix_m64n64_sinkfp32_vrows",
         "dec_bf16_d64_prefix_r8n64",
-        "dec_fp16_d64_causalbysequence_r8n64",
+        "dec_fp16_d64_causal_by_sequence_r8n64",
     ],
 )
 def test_the_program_tells_right_from_wrong(slug, tmp_path):

@@ -167,7 +167,7 @@ def modules_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
         for module in (*calls, "_autocast", "_gradients", "_rows", "_variants"):
             template = package.modules.get(f"{module}.py", f"vendor/torch/{module}.py.j2")
             if module != "_variants" or f"{module}.py" in package.modules:
-                text = written(template, package=package)
+                text = torch_package.text_of(package, template)
                 (tmp_path / f"demo/{module}.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         return {name: import_module(f"demo.{name}") for name in calls}

@@ -1,8 +1,9 @@
 """A vendored folder worked out: its kernels by kind, the dispatcher's rows, what templates read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import fagen
@@ -24,7 +25,7 @@ from fagen.paths import locate
 from fagen.registry import plan
 from fagen.render import Source, render, written
 from fagen.schedule import Schedule
-from fagen.signature import Signature
+from fagen.signature import Scalar, Signature
 from fagen.statuses import NO_KERNEL, Status, statuses
 from fagen.toolchain import FLAGS
 from fagen.vendor.closure import needed
@@ -47,6 +48,7 @@ _ATTENTION = (FORWARD, BACKWARD, DECODE)
 # of the test program's calls: around a block's ends, and by turns
 _LENGTHS = (1, 128, 127, 333, 260)
 _COUNTS = (1, 2, 3, 2, 1)
+_SCALE, _CAP, _FEW_KEYS = 0.1, 1.5, 5
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class Kernel:
                 "speeds": [vars(speed) for speed in ran.speeds],
             },
         }
+
+    @property
+    def numbers(self) -> tuple[tuple[str, float], ...]:
+        """The numbers of calls that the test program makes, as C has them."""
+        scalars = (scalar for scalar in self.signature.numbers if not scalar.words)
+        return tuple((scalar.in_struct, _number(scalar)) for scalar in scalars)
 
     @property
     def cases(self) -> tuple[tuple[int, ...], ...]:
@@ -171,6 +179,29 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Called:
+    """What chooses among the kernels of one call in Python: by struct, as C has it."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def table(self) -> Table:
+        """The rows, of all structs."""
+        tables = [group.table for group in self.groups]
+        return Table(tables[0].kind, tuple(chain(*(table.rows for table in tables))))
+
+    @property
+    def plain(self) -> str:
+        """What chooses in C where nothing is given to a mask or a score."""
+        return self.groups[0].table.pick
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether a mask, a score or sinks give something to a kernel."""
+        return any(group.variant for group in self.groups)
+
+
+@dataclass(frozen=True)
 class Folder:
     """All that is in a vendored folder."""
 
@@ -198,7 +229,7 @@ class Folder:
     @property
     def helpers(self) -> str:
         """Functions that the texts of its masks and scores call, as C++."""
-        plans = [kernel.plan for kernel in self.kernels if kernel.signature.kind in _ATTENTION]
+        plans: list[Any] = [x.plan for x in self.kernels if x.signature.kind in _ATTENTION]
         called = any(plan.mask.helpers or _helpers_of_score(plan) for plan in plans)
         return "\n".join(HELPERS.values()) if called else ""
 
@@ -272,16 +303,21 @@ class Folder:
         return self._dispatcher(FORWARD)
 
     @property
-    def attending(self) -> tuple[Group, ...]:
-        """What chooses among the kernels of fagen.attention, by struct, plain ones first."""
-        groups = [x for x in self.called if x.signature.kind == FORWARD and not x.varlen]
-        return tuple(sorted(groups, key=lambda group: bool(group.variant)))
+    def attending(self) -> Called | None:
+        """What chooses among the kernels of fagen.attention; None where there are none."""
+        return _called_of(
+            group for group in self.called if group.signature.kind == FORWARD and not group.varlen
+        )
 
     @property
-    def decoders(self) -> tuple[Group, ...]:
+    def decoders(self) -> Called | None:
         """The same of decoding."""
-        groups = [x for x in self.called if x.signature.kind == DECODE]
-        return tuple(sorted(groups, key=lambda group: bool(group.variant)))
+        return _called_of(group for group in self.called if group.signature.kind == DECODE)
+
+    @property
+    def packed(self) -> Called | None:
+        """The same of varlen sequences."""
+        return _called_of(self.varlen)
 
     @property
     def variants(self) -> tuple[Group, ...]:
@@ -369,8 +405,14 @@ class Folder:
         }
 
 
-def _helpers_of_score(plan: Plan) -> str:
-    return plan.score.helpers if plan.kind != BACKWARD else ""
+def _helpers_of_score(plan: Any) -> str:
+    return str(plan.score.helpers) if plan.kind != BACKWARD else ""
+
+
+def _called_of(groups: Iterable[Group]) -> Called | None:
+    """What chooses among these, plain ones first; None where there are none."""
+    in_order = tuple(sorted(groups, key=lambda group: bool(group.variant)))
+    return Called(in_order) if in_order else None
 
 
 def _called(name: str) -> list[str]:
@@ -393,6 +435,14 @@ def _case(signature: Signature, number: int) -> tuple[int, ...]:
     for rule in signature.rules:
         sizes[rule.size] = sizes[rule.by] * (1 + number % 2)
     return tuple(sizes.values())
+
+
+def _number(scalar: Scalar) -> float:
+    """A number of a call: a small scale, and what shows of a mask and a score."""
+    if scalar.type == "float":
+        return _SCALE if scalar.positive and not scalar.field and scalar.name == "scale" else _CAP
+    least, most = scalar.least or 0, scalar.most or _FEW_KEYS
+    return int(min(max(least, _FEW_KEYS), most))
 
 
 def folder_of(manifest: Manifest) -> Folder:

@@ -32,12 +32,13 @@ from fagen.toolchain import (
     TORCH_SINCE,
 )
 from fagen.vendor import source
-from fagen.vendor.contents import Folder, Group
+from fagen.vendor.contents import Called, Folder, Group
 from fagen.vendor.gradients import Gradient
 from fagen.vendor.place import MANIFEST
-from fagen.vendor.table import Entry, Table
+from fagen.vendor.table import Entry
 from fagen.vocab import DTYPES, MASKS, SIXTEEN_BITS
 
+VARIANTS = "vendor/variants.py.j2"
 _OWN = (
     "vendor/torch/setup.py.j2",
     "vendor/torch/pyproject.toml.j2",
@@ -57,22 +58,10 @@ _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_k")
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Called):
     """A call of a package that chooses among kernels: what the template of its module reads."""
 
-    groups: tuple[Group, ...]
     fields: int | None  # of problems, by which it chooses
-
-    @property
-    def table(self) -> Table:
-        """The rows, of all structs."""
-        tables = [group.table for group in self.groups]
-        return Table(tables[0].kind, tuple(chain(*(table.rows for table in tables))))
-
-    @property
-    def has_variants(self) -> bool:
-        """Whether a mask, a score or sinks give something to a kernel."""
-        return any(group.variant for group in self.groups)
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[Entry, ...]], ...]:
@@ -174,19 +163,19 @@ class Package:
     @property
     def attention(self) -> Call | None:
         """The call that chooses among kernels of attention; None where there are none."""
-        if not (groups := self.folder.attending):
+        if not (called := self.folder.attending):
             return None
-        return Call(groups, None if _extras(groups) else _PLAIN)
+        return Call(called.groups, None if _extras(called.groups) else _PLAIN)
 
     @property
     def decode(self) -> Call | None:
         """The same of decoding, whose O is always in the dtype of q."""
-        return Call(groups, _OF_DECODING) if (groups := self.folder.decoders) else None
+        return Call(called.groups, _OF_DECODING) if (called := self.folder.decoders) else None
 
     @property
     def varlen(self) -> Call | None:
         """The same of varlen sequences, whose rows have no bounds."""
-        return Call(groups, _PLAIN) if (groups := self.folder.varlen) else None
+        return Call(called.groups, _PLAIN) if (called := self.folder.packed) else None
 
     @property
     def modules(self) -> dict[str, str]:
@@ -199,11 +188,11 @@ class Package:
             "vendor/torch/_attention.py.j2": self.attention,
             "vendor/torch/_decode.py.j2": self.decode,
             "vendor/torch/_varlen.py.j2": self.varlen,
-            "vendor/variants.py.j2": self.folder.variants,
+            VARIANTS: self.folder.variants,
             "vendor/torch/_rows.py.j2": self.attention or self.decode,
         }
         names = {template: _file(template) for template in templates}
-        names["vendor/variants.py.j2"] = "_variants.py"
+        names[VARIANTS] = "_variants.py"
         return {names[template]: template for template, is_there in templates.items() if is_there}
 
 
@@ -245,4 +234,11 @@ def _python_texts(package: Package, place: str, *, ops: str) -> Iterator[tuple[s
         **{f"{place}/{name}": template for name, template in package.modules.items()},
     }
     for path, template in templates.items():
-        yield path, written(template, package=package)
+        yield path, text_of(package, template)
+
+
+def text_of(package: Package, template: str) -> str:
+    """Return what a template is for a package."""
+    if template == VARIANTS:  # which packages for JAX have too
+        return written(template, folder=package.folder)
+    return written(template, package=package)
