@@ -121,6 +121,11 @@ class Tensor:
         return self.access == "made"
 
     @property
+    def told_by(self) -> str:
+        """The field of the C struct that says whether it is given."""
+        return f"{self.name}{'_given' * self.made}"
+
+    @property
     def may_be_none(self) -> bool:
         """Whether the op's schema lets it be left out."""
         return self.optional or self.made or bool(self.missing)

@@ -70,6 +70,7 @@ MORE = (
     "dec_fp16_d64_prefix_r8n64_streamk",
     "dec_fp16_d64_causal_r8n64_softcap_fixed",
     "fwd_e4m3_d64_causal_m64n64_softcap_split3_vrows_pm1_pc32",
+    "fwd_e4m3_d64_full_m64n64_softcap_vrows_sblock_pm1_pc32",
     "fwd_fp16_d64_window_m128n64_sinkfp16",
     "fwd_bf16_d64_causal_m64n64_sinkfp32_packgqa",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_vrows",

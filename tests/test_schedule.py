@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import product
 
 import pytest
@@ -279,8 +280,9 @@ def test_every_value_of_a_key_has_a_word_of_its_own(kind):
     for code in keys.slug.codes:
         rule = keys.tables[keys.sections[code.key]].model_json_schema()["properties"][code.key]
         words = rule.get("enum", [False, True] if rule["type"] == "boolean" else None)
-        if code.words:
-            assert set(code.words) == set(words), code.key
+        if code.words:  # beside those of texts that other tests have declared
+            own = {word for word in code.words if not re.fullmatch(r"score\w{10}", str(word))}
+            assert own == set(words), code.key
 
 
 @pytest.mark.parametrize("kind", KINDS)

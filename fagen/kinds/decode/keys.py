@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, BuildOfScores
 from fagen.kinds.decode.rules import DEALT, KEYS
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
@@ -121,4 +121,4 @@ class Schedule(AnySchedule):
     pipeline: Pipeline = Pipeline()
     softmax: Softmax = Softmax()
     grid: Grid = Grid()
-    build: Build = Build()
+    build: BuildOfScores = BuildOfScores()

@@ -2,6 +2,7 @@
 
 from fagen import combining
 from fagen.arch import SM90
+from fagen.kinds.attention import spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
@@ -168,6 +169,8 @@ _DERIVED: Derived = {
     ),
     # the same keys, and blocks
     "stages": lambda keys: max(3, _uneven(_stages(keys, keys["blocks"]), keys["blocks"])),
+    # none, but of whatever a call says becomes of scores (score)
+    "max_spill_bytes": spilled,
 }
 
 

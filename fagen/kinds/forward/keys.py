@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, Build, registers
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, BuildOfScores, registers
 from fagen.kinds.forward.rules import KEYS, consumers
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
@@ -234,7 +234,7 @@ class Schedule(AnySchedule):
     softmax: Softmax = Softmax()
     fp8: Fp8 = Fp8()
     grid: Grid = Grid()
-    build: Build = Build()
+    build: BuildOfScores = BuildOfScores()
 
     @property
     def consumers(self) -> int:

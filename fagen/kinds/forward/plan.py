@@ -97,6 +97,11 @@ class Plan(Budgeted, Combining):
         return f"product_scale{of_block}"
 
     @property
+    def scores_by_block(self) -> bool:
+        """Whether blocks of S have factors of their own where P is made of it."""
+        return self.scales.by_block and not self.score.acts
+
+    @property
     def adds_mean(self) -> bool:
         """Whether what was taken off K is added to LSE: of its product and no other score."""
         return self.descales and not self.score.acts

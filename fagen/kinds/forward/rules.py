@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.kinds.attention import spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
@@ -130,6 +131,8 @@ _DERIVED: Derived = {
     # (producer, block_m, transposes, scales, lengths)
     "producer_registers": lambda keys: _registers_of(keys)[0],
     "consumer_registers": lambda keys: _registers_of(keys)[1],
+    # none, but of whatever a call says becomes of scores (score)
+    "max_spill_bytes": spilled,
 }
 
 

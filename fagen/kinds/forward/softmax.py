@@ -42,7 +42,6 @@ class Softmax:
     far: float
     # a power of 2 below which no scale makes products exponents that are far; 0: any may
     far_scale: float
-    by_block: bool  # blocks of S have factors of their own
 
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
@@ -88,7 +87,6 @@ def softmax(values: Values) -> Softmax:
         any_score=not dtype.fp8 and not dtype.narrow,
         far=far,
         far_scale=far_scale,
-        by_block=scores_by_block(values),
         sum_by_tensor=values["sum"] == "tensor",
         lazy_max=values["maximum"] == "lazy",
         max_partial_sum=dtype.max_partial_sum,

@@ -159,7 +159,7 @@ def _combined(
 
 def _factor(plan: Plan, factor: Tensor) -> Tensor:
     """Return it in so few bits, where it is large, that its products with scores are exact."""
-    if not plan.softmax.by_block:
+    if not plan.scores_by_block:
         return factor
     cut = (factor.view(torch.int32) & -(1 << plan.softmax.score_bits)).view(torch.float32)
     return torch.where(factor < plan.softmax.far_scale, factor, cut)
