@@ -16,7 +16,11 @@ from fagen.vocab import PARTIALS
 # else as usual, whether it is causal.
 Variant = bool | tuple[str, str, str]
 
-_SINKS = {f"torch.{row.torch}": row.name for row in PARTIALS.values()}
+_SINKS = {
+    name: row.name
+    for row in PARTIALS.values()
+    for name in (row.name, row.torch, f"torch.{row.torch}")
+}
 
 
 class Said(NamedTuple):
@@ -83,13 +87,13 @@ def _sink(function: Callable[..., Any], dtype: Any) -> str:
     """The name of the dtype of sinks, or "" without."""
     if dtype is None:
         return ""
-    name = _SINKS.get(str(dtype), dtype)
-    if name not in PARTIALS:
+    name = _SINKS.get(str(dtype), "")
+    if not name:
         known = ", ".join(row.torch for row in PARTIALS.values())
         raise refused(
             function, f"sinks are {dtype}; they must be one of {known}: .float() converts"
         )
-    return str(name)
+    return name
 
 
 def _variant(mask: str, score: str, sink: str) -> Variant:

@@ -234,8 +234,7 @@ def pick(
         described(pick, False, None, mask, None, score, None, given)
     _refuse_other_types(locals())
     try:
-        sink = None if sinks is None else _word(sinks)
-        variant = described(pick, bool(causal), window, mask, softcap, score, sink, given)
+        variant = described(pick, bool(causal), window, mask, softcap, score, sinks, given)
     except ValueError as error:
         raise ScheduleError(str(error).removeprefix("pick: ")) from None
     which, score, sink = names_of(variant)
