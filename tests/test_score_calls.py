@@ -143,6 +143,12 @@ def test_a_sink_is_one_more_logit_of_every_row(dtype):
         )
         packed = fagen.attention_varlen(q[0], k[0], v[0], *at, **how)
         torch.testing.assert_close(packed.double(), exact[0][0], atol=4e-3, rtol=0)
+        for few in (1, 3):
+            own = fagen.attention_decode(q[:, -few:], k, v, **how, return_lse=True)
+            near(own, dense(q[:, -few:], k, v, capped(1.5), sees, sinks))
+    cached = fa3.flash_attn_with_kvcache(q[:, -1:], k, v, causal=True, s_aux=sinks)
+    exact, _ = dense(q[:, -1:], k, v, sinks=sinks)
+    torch.testing.assert_close(cached.double(), exact, atol=4e-3, rtol=0)
     quantised = fagen.attention_fp8(q, k, v, causal=True, sinks=sinks)
     assert (quantised.double() - dense(q, k, v, sinks=sinks)[0]).abs().mean() < 0.03
 
@@ -284,6 +290,14 @@ def test_what_calls_are_readied_for_is_told_by_the_same_words():
         prepared = Problem.of(registry.from_slug(fagen.prepare(**like, **how, device="cpu")))
         picked = fagen.pick(**like, **how).problem
         assert (prepared.mask, prepared.score) == (picked.mask, picked.score) != ("causal", "plain")
+    for sinks in (torch.bfloat16, "bfloat16", "bf16"):
+        slug = fagen.prepare(**like, sinks=sinks, window=5, device="cpu")
+        assert "sinkbf16" in slug and "sinkbf16" in fagen.pick(**like, sinks=sinks, window=5).slug
+        fagen.prepare_varlen(**like, sinks=sinks, softcap=3.0, device="cpu")
+        slug = fagen.prepare_decode(**like, heads=8, kv_heads=2, sinks=sinks, device="cpu")
+        assert slug == fagen.pick(**like, heads=8, kv_heads=2, sinks=sinks, kind="decode").slug
+    with pytest.raises(ValueError, match="sinks are int32; they must be one of float32, float16"):
+        fagen.prepare(**like, sinks="int32", device="cpu")
     with pytest.raises(TypeError, match=r"prepare\(\) takes no cap"):
         fagen.prepare(**like, softcap=5.0, cap=3.0)
 
