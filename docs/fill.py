@@ -10,6 +10,7 @@ Filled in, wherever they stand in a page:
     <!-- keys: KIND -->   … <!-- end -->   a table of the keys of a kind's schedules
     <!-- signature: SLUG --> … <!-- end -->   the ops of that kernel, their arguments and results
     <!-- masks -->        … <!-- end -->   the masks that have names: texts, and pictures of these
+    <!-- families -->     … <!-- end -->   which families of models are served, by families.toml
     <!-- results -->      … <!-- end -->   the newest committed benchmarks, as a picture and tables
 
 The picture is drawn here too, as benchmarks/results/speeds.svg.
@@ -34,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 import cli  # noqa: E402 - it lies beside the package
 from benchmarks import headline  # noqa: E402
 from benchmarks.headline import CUDNN, FA3, OURS  # noqa: E402
+from docs import families  # noqa: E402
 from fagen import flow, registry  # noqa: E402
 from fagen.expr.pictures import drawn  # noqa: E402
 from fagen.expr.words import MASKS  # noqa: E402
@@ -54,6 +56,7 @@ def filled(page: str) -> str:
         "commands": _commands,
         "variables": _variables,
         "masks": _masks,
+        "families": families.table,
         "results": _results,
     }
     tables |= {f"keys: {kind}": partial(_keys, kind) for kind in registry.ENTRIES}
