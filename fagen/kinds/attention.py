@@ -45,25 +45,6 @@ class Build(Section):
     )
 
 
-MOST_SPILLED = 4096
-
-
-class BuildOfScores(Section):
-    """What the compiler may do, of kernels with scores."""
-
-    max_spill_bytes: int = derived(
-        "bytes per thread that may spill to local memory; by default 0, and any number where "
-        "elements of S become other numbers, by whatever score a call says",
-        ge=0,
-        le=MOST_SPILLED,
-    )
-
-
-def spilled(values: Values) -> int:
-    """Return how many bytes may spill, where a schedule does not say."""
-    return MOST_SPILLED if SCORES[values["score"]].acts else 0
-
-
 def registers(description: str) -> Any:
     """Declare a key of registers per thread, as setmaxnreg takes them."""
     return derived(

@@ -5,14 +5,41 @@ from collections.abc import Iterator
 from fagen.combining import fp32
 from fagen.expr.tree import INT as WHOLE
 from fagen.part import FLOAT, INT, Argument, Computed, Field, Part, Times
-from fagen.schedule import Values
+from fagen.schedule import Broken, Section, Values, derived
 from fagen.scores import Score
 from fagen.signature import Scalar
 from fagen.vocab import SCORES
 
 _HEADS = Field("all_heads", INT, Argument("heads"))
+_MOST_SPILLED = 4096
 # functions of the core that kernels have as texts
 _FUNCTIONS = {"tanh": "sm90/tanh.cuh", "sqrt": "sm90/sqrt.cuh"}
+
+
+class Build(Section):
+    """What the compiler may do, of kernels with scores."""
+
+    max_spill_bytes: int = derived(
+        "bytes per thread that may spill to local memory; by default 0, and any number where "
+        "elements of S become other numbers, by whatever score a call says",
+        ge=0,
+        le=_MOST_SPILLED,
+    )
+
+
+def spilled(values: Values) -> int:
+    """Return how many bytes may spill, where a schedule does not say."""
+    return _MOST_SPILLED if SCORES[values["score"]].acts else 0
+
+
+def rules_of_scores(keys: Values) -> Broken:
+    """Yield (key, sentence) for each rule of a forward kernel's score that is broken."""
+    score = SCORES[keys["score"]]
+    if score.acts and keys["v_scales"] == "block":
+        fault = f'"block" does not go with score = "{score.name}": V\'s scales are in the exponents'
+        yield "v_scales", f"{fault}; leave it out"
+    if keys["lengths"] == "varlen" and "batch" in score.reads:
+        yield "score", f'= "{score.name}" depends on batch, which so far has no number in varlen'
 
 
 def factor(values: Values) -> Argument | Computed:

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, BuildOfScores
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY
 from fagen.kinds.decode.rules import DEALT, KEYS
+from fagen.kinds.scores import Build
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -121,4 +122,4 @@ class Schedule(AnySchedule):
     pipeline: Pipeline = Pipeline()
     softmax: Softmax = Softmax()
     grid: Grid = Grid()
-    build: BuildOfScores = BuildOfScores()
+    build: Build = Build()

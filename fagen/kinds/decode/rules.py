@@ -2,7 +2,7 @@
 
 from fagen import combining
 from fagen.arch import SM90
-from fagen.kinds.attention import spilled
+from fagen.kinds.scores import spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from fagen.arch import SM90
 from fagen.expr.words import PLAIN
-from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, BuildOfScores, registers
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, registers
 from fagen.kinds.forward.rules import KEYS, consumers
+from fagen.kinds.scores import Build
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
@@ -234,7 +235,7 @@ class Schedule(AnySchedule):
     softmax: Softmax = Softmax()
     fp8: Fp8 = Fp8()
     grid: Grid = Grid()
-    build: BuildOfScores = BuildOfScores()
+    build: Build = Build()
 
     @property
     def consumers(self) -> int:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from fagen.arch import SM90
-from fagen.kinds.attention import spilled
+from fagen.kinds.scores import rules_of_scores, spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
@@ -16,7 +16,6 @@ from fagen.vocab import (
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
-    SCORES,
     TOTALS,
     TRANSPOSITIONS,
     V_LAYOUTS,
@@ -326,16 +325,7 @@ def rules(keys: Values) -> Broken:
                     "leave it out",
                 )
     yield from _rules_of_fp8(keys) if _fp8(keys) else _rules_of_16_bits(keys)
-    yield from _rules_of_scores(keys)
-
-
-def _rules_of_scores(keys: Values) -> Broken:
-    score = SCORES[keys["score"]]
-    if score.acts and keys["v_scales"] == "block":
-        fault = f'"block" does not go with score = "{score.name}": V\'s scales are in the exponents'
-        yield "v_scales", f"{fault}; leave it out"
-    if keys["lengths"] == "varlen" and "batch" in score.reads:
-        yield "score", f'= "{score.name}" depends on batch, which so far has no number in varlen'
+    yield from rules_of_scores(keys)
 
 
 def _rules_of_columns(keys: Values) -> Broken:
