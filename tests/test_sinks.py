@@ -15,6 +15,7 @@ from fagen.kinds.forward.emulate import compute
 from fagen.kinds.forward.operands import operands, outputs, real
 from fagen.kinds.forward.plan import Plan
 from fagen.render import render
+from tests.test_simulator import with_lanes_together
 
 SINKS = (0.5, 7.0, -math.inf, 3e4, -1e30, -3.0)
 HEADS, KV_HEADS = len(SINKS), 2
@@ -129,6 +130,25 @@ def test_means_count_as_much_as_keys_do_beside_a_sink(slug: str) -> None:
         exact = by_hand(q, k, v, seen, sinks, 0.2)
         call = {"sinks": sinks, **given._asdict(), **numbers_of(plan)}
         check(plan, compute(plan, scale=0.2, **call), exact, seen)
+
+
+@pytest.mark.parametrize("slug", FP8)
+def test_what_keys_weigh_beside_a_sink_is_found_with_lse_and_without(
+    slug: str,
+) -> None:
+    """Of which what was taken off K is a part."""
+    plan = registry.plan_of(slug)
+    library, sinks = simulator.build(with_lanes_together(render(plan).kernel)), sinks_of(plan)
+    q, k, v = tensors(plan, *SIZES[1], batch=1)
+    given = operands(plan, q, k + 2, v, centered="kv")
+    call = {"scale": 0.2, "sinks": sinks, **numbers_of(plan), **given._asdict()}
+    expected = compute(plan, **call)
+    for with_lse in (True, False):
+        out, lse = outputs(plan, given.q)
+        simulator.call(plan, library, **call, out=out, **({"lse": lse} if with_lse else {}))
+        torch.testing.assert_close(out, expected[0], atol=0.03, rtol=2e-2)
+        if with_lse:
+            torch.testing.assert_close(lse, expected[1], atol=2e-2, rtol=1e-5)
 
 
 def rows_of_v(plan: Plan, given: Any, keys: int) -> Any:

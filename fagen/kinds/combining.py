@@ -47,7 +47,7 @@ def combining(
     in_registers: bool = False,
     descaled: bool = False,
     sink: bool = False,
-    descales: str = "descales",
+    descales: str = "descales.cuh.j2",
 ) -> Part:
     """Return the part by which splits of the keys give partial outputs that a kernel combines.
 
@@ -66,7 +66,7 @@ def combining(
             f"attention/combine/{output}.cuh",
             "attention/combine/kernel.cuh.j2",
         ),
-        combine=(start, *((f"attention/combine/{descales}.cuh",) if descaled else ())),
+        combine=(start, *((f"attention/combine/{descales}",) if descaled else ())),
         sums=_SUMS[descaled, sink],
         combined=tuple(f"attention/combine/{text}" for text in _COMBINED[descaled, sink]),
         host=("attention/combine/launch.cuh",),

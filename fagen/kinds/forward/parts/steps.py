@@ -225,7 +225,7 @@ def output(values: Values) -> Iterator[Part]:
         if values["transposes"] == "producer":
             yield Part(device=("sm90/store_matrices.cuh",))
         how = {"descaled": dtype.fp8, "sink": bool(values["sink"])}
-        of_rows = ("descales", "descales_of_v")[SCORES[values["score"]].acts]
+        of_rows = ("descales.cuh.j2", "descales_of_v.cuh")[SCORES[values["score"]].acts]
         yield combining(start, "limited" if limited else "average", descales=of_rows, **how)
         return
     lse_strides = ("head",) if varlen else ("batch", "head")

@@ -134,6 +134,7 @@ def by_the_rule(
     """
     error, beside = rms(ours - true), rms(theirs - true)
     allowed = max(BEYOND_TEXTBOOK * beside, FLOOR * rms(true)) + coarse * rms(true)
+    allowed = max(allowed, 2.0**-126)  # of nothing but sinks too
     worst, worst_beside = _worst_row(ours - true), _worst_row(theirs - true)
     of_size = max(coarse, coarse_rows) * _worst_row(true)
     if worst > max(BEYOND_TEXTBOOK * worst_beside + of_size, allowed):
