@@ -61,7 +61,11 @@ class Score:
 
     def bound(self, given: Mapping[str, Any]) -> "Score":
         """Return it with what a call gives."""
-        return replace(self, numbers=given) if self.given else self
+        return replace(self, numbers={**self.numbers, **given}) if self.given else self
+
+    def of_sequence(self, number: int) -> "Score":
+        """Return it for one of a call's sequences, which is computed by itself."""
+        return replace(self, numbers={**self.numbers, "batch": number})
 
     @property
     def as_usual(self) -> "Score":
@@ -149,11 +153,11 @@ class Score:
 
     def core(self, score: Any, **names: Any) -> Any:
         """Return the core of numbers: tensors that spread to each other."""
-        return evaluate(self.parts.core, {**self.numbers, **names, "score": score})
+        return evaluate(self.parts.core, {**names, **self.numbers, "score": score})
 
     def whole(self, score: Any, **names: Any) -> Any:
         """Return what a scaled product becomes."""
-        return evaluate(self.tree, {**self.numbers, **names, "score": score})
+        return evaluate(self.tree, {**names, **self.numbers, "score": score})
 
 
 _SCALE = Name(FLOAT, "scale", 0.0, MOST_FACTOR)

@@ -143,9 +143,18 @@ def of_text(form: str, sizes: tuple[int, ...], label: str) -> Any:
     return call(form.format(word_of(label)), sizes, window, text.given, text.by_hand)
 
 
-def test_of_varlen_texts_know_places_and_lengths() -> None:
-    text = TEXTS["alibi"]
-    slug = f"fwd_fp16_d64_causal_m64n64_{word_of('alibi')}_varlen"
+@pytest.mark.parametrize("label", ["alibi", "by_batch"])
+def test_of_varlen_texts_know_places_lengths_and_numbers(label: str) -> None:
+    text = TEXTS[label]
+    slug = f"fwd_fp16_d64_causal_m64n64_{word_of(label)}_varlen"
     plan, arguments, exact = varlen_call(slug, {}, score=text.by_hand, of_score=text.given)
     check_varlen(plan, emulated(plan, arguments), exact)
     check_varlen(plan, simulated(plan, arguments), exact)
+
+
+def test_beside_a_mask_by_sequence_texts_know_its_number() -> None:
+    text, prefix = TEXTS["by_batch"], {"prefix": torch.tensor([5, 90], dtype=torch.int32)}
+    slug = f"fwd_fp16_d64_prefix_m64n64_{word_of('by_batch')}"
+    plan, arguments, exact = call(slug, (2, 2, 1, 90, 150), prefix, {}, text.by_hand)
+    check(plan, emulated(plan, arguments), exact)
+    check(plan, simulated(plan, arguments), exact)

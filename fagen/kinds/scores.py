@@ -38,8 +38,6 @@ def rules_of_scores(keys: Values) -> Broken:
     if score.acts and keys["v_scales"] == "block":
         fault = f'"block" does not go with score = "{score.name}": V\'s scales are in the exponents'
         yield "v_scales", f"{fault}; leave it out"
-    if keys["lengths"] == "varlen" and "batch" in score.reads:
-        yield "score", f'= "{score.name}" depends on batch, which so far has no number in varlen'
 
 
 def factor(values: Values) -> Argument | Computed:

@@ -25,7 +25,7 @@ from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.parts import parts
 from fagen.kinds.forward.signature import signature, tiles_of
 from fagen.kinds.forward.softmax import Softmax, softmax
-from fagen.kinds.forward.structure import filling, seen_ends, threads
+from fagen.kinds.forward.structure import filling, numbers_sequences, seen_ends, threads
 from fagen.kinds.scores import names
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
@@ -95,6 +95,11 @@ class Plan(Budgeted, Combining):
             return "params.product_scale"
         of_block = " * key_scales[i / (kBlockN / 2 / kGroups)]" * self.scales.by_block
         return f"product_scale{of_block}"
+
+    @property
+    def numbers_sequences(self) -> bool:
+        """Whether a tile of varlen sequences knows the number of its sequence."""
+        return numbers_sequences(self.schedule.values())
 
     @property
     def scores_by_block(self) -> bool:

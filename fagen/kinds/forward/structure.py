@@ -33,6 +33,11 @@ def keys_of_a_scale(block_n: int, scale_rows: int) -> int:
     return math.gcd(block_n, scale_rows)
 
 
+def numbers_sequences(values: Values) -> bool:
+    """Whether a tile of varlen sequences knows its one's number: by which it has descales, or S."""
+    return DTYPES[values["dtype"]].fp8 or "batch" in SCORES[values["score"]].reads
+
+
 def scores_by_block(values: Values) -> bool:
     """Whether blocks of S have factors of their own where P is made of it.
 
@@ -197,6 +202,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
         skips_idle_warpgroups,
         skips_masked_blocks,
         scores_by_block,
+        numbers_sequences,
     ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
 )

@@ -57,9 +57,10 @@ def _by_sequence(
     """Return what a kernel computes whose mask differs from sequence to sequence."""
     found = []
     for number in range(len(q)):
-        own = replace(plan, mask=plan.mask.bound(given, number))
+        score = plan.score.of_sequence(number)
+        own = replace(plan, mask=plan.mask.bound(given, number), score=score)
         numbers = {name: _own(x, number) for name, x in more.items()}
-        numbers |= plan.score.numbers
+        numbers |= {name: score.numbers[name] for name in score.given}
         q_own, k_own, v_own = (x[number : number + 1] for x in (q, k, v))
         found.append(compute(own, q_own, k_own, v_own, scale, **numbers, **sinks))
     if not found:

@@ -50,7 +50,8 @@ def emulate_varlen(
     for number, (of_q, of_k) in enumerate(slices):
         sequence = q[None, of_q], k[None, of_k], v[None, of_k]
         by_row = {name: {number: given[name][of_q]} for name in mask.row_tables}
-        plan = replace(plan, mask=mask.bound({**given, **by_row}, number))
+        own_mask = mask.bound({**given, **by_row}, number)
+        plan = replace(plan, mask=own_mask, score=plan.score.of_sequence(number))
         if plan.descales:
             numbers = (own(x, number) for x in (*descales, v_mean, k_mean))
             output, log_sum = emulate_fp8(plan, *sequence, scale, *numbers, sinks=sinks)

@@ -55,7 +55,7 @@ def _tile_bytes(values: Values) -> int:
         return 48
     mask = MASKS[values["mask"]]
     numbers, pointers = len(mask.numbers), len(mask.row_tables)
-    before = 12 + 4 * DTYPES[values["dtype"]].fp8
+    before = 12 + 4 * bool(values["numbers_sequences"])
     before, numbers = max(before, 16 * (pointers > 0)), numbers + numbers % 2 * (pointers > 0)
     sequence = 16 + 4 * numbers + 8 * pointers
     behind = 12 + 8 * bool(values["skips_idle_warpgroups"]) + 4 * mask.first_by_row
