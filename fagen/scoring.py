@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from fagen.errors import ExpressionError
 from fagen.expr import words
 from fagen.expr.canonical import Expression
+from fagen.expr.parse import parse
 from fagen.expr.tree import FLOAT, Name
-from fagen.expr.words import PLAIN
+from fagen.expr.words import PLAIN, Word
 from fagen.given import (
     Argument,
     Types,
@@ -108,16 +109,28 @@ _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _described(score: Expression) -> tuple[Any, ...]:
+    for word in (words.SCORES[name] for name in CALLED):
+        if (same := _by_names_of(word, score)) is not None:
+            return word.name, same, tuple(argument[0] for argument in same)
     own = arguments(score)
-    for name in CALLED:
-        if words.SCORES[name].expression.key == score.key:
-            return name, own, tuple(x.name for x in score.given)
     name = f"score{score.key}"
     if score.tables:
         raise ExpressionError(f"{score.tables[0].name} is a table; so far scores read none")
     word, order = declared(score, name, (), lambda called, *lengths: _usual(score, called))
     declare(word)
     return name, own, order
+
+
+def _by_names_of(word: Word, score: Expression) -> tuple[Argument, ...] | None:
+    """What a score is given that says what a word says, where its one number may have any name."""
+    if score.key == word.expression.key:
+        return arguments(score)
+    if not len(score.parameters) == len(score.given) == len(word.given) == 1:
+        return None
+    (own,), (of_word,) = score.parameters, word.expression.parameters
+    if own.type != of_word.type or parse(score.text, {own.name: of_word}) != word.expression.tree:
+        return None
+    return ((own.name, *arguments(word.expression)[0][1:]),)
 
 
 def _usual(score: Expression, called: Mapping[str, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,6 +98,46 @@ def test_what_is_compiled_runs_as_before_and_is_not_counted(public, tmp_path, fr
         model(*public.tensors)
     assert torch.equal(compiled(*public.tensors), expected)
     assert read_recording(tmp_path / "mine.toml") == {public.problem: {public.sizes: 1}}
+
+
+VARIANTS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"causal": True, "window": 5}, {"mask": "window"}),
+    ({"causal": True, "softcap": 5.0}, {"mask": "causal", "score": "softcap"}),
+    ({"mask": "chunked", "chunk": 5, "sinks": torch.bfloat16}, {"mask": "chunked", "sink": "bf16"}),
+    ({"causal": True, "sinks": torch.float32}, {"mask": "causal", "sink": "fp32"}),
+]
+
+
+@pytest.mark.parametrize(("how", "said"), VARIANTS, ids=range(len(VARIANTS)))
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_masks_scores_and_sinks_are_recorded_by_their_names(how, said, tmp_path):
+    q, k = (normal(2, 9, heads, 64) for heads in (4, 2))
+    if "sinks" in how:
+        how = {**how, "sinks": torch.zeros(4, dtype=how["sinks"])}
+    for _ in range(2):  # which are added up
+        with fagen.recording(tmp_path / "mine.toml"):
+            fagen.attention(q, k, k, **how)
+            fagen.attention_decode(q[:, :2], k, k, **how)
+    problem = Problem("fp16", 64, 64, v_layout="", scale_rows=0, **said)
+    sizes = Sizes(2, 4, 2, 9, 9)
+    assert read_recording(tmp_path / "mine.toml") == {
+        problem: {sizes: 2},
+        replace(problem, kind="decode"): {replace(sizes, seqlen_q=2): 2},
+    }
+
+
+@pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
+def test_texts_are_told_of_and_left_out(tmp_path):
+    q = normal(1, 9, 2, 64)
+    for how, why in (
+        ({"mask": "k_idx <= 2 * q_pos"}, "under a mask by its text, which tables do not know"),
+        ({"score": "2.0 * score"}, "with a score by its text, which tables do not know"),
+    ):
+        with (
+            pytest.warns(UserWarning, match=f"not recorded: 1 calls {why}"),
+            fagen.recording(tmp_path / "mine.toml"),
+        ):
+            fagen.attention(q, q, q, **how)
 
 
 def test_lengths_that_cannot_be_read_are_recorded(public, tmp_path, monkeypatch):

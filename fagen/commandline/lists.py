@@ -83,8 +83,12 @@ def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
     """
     from fagen.dispatch.pick import pick as picked
 
-    call |= given
-    choice = picked(**call)
+    try:
+        choice = picked(**call, **dict(given))  # type: ignore[arg-type]
+    except TypeError as error:  # a name that no text has
+        if not given:
+            raise
+        raise click.UsageError(str(error).partition(": it takes")[0]) from None
     console.answer(choice.record(), [str(choice)])
 
 

@@ -151,6 +151,8 @@ def is_causal(cell: Cell) -> bool:
 
     Raises DeviceError where it is another, which they do not have.
     """
+    if cell.problem.variant:
+        raise DeviceError(f"it has no {' and no '.join(cell.problem.variant_words)}")
     if cell.problem.mask not in ("full", "causal"):
         raise DeviceError(f"it has no mask like {cell.problem.mask}")
     return cell.problem.mask == "causal"

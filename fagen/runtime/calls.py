@@ -96,6 +96,8 @@ def _sort(counted: Counted, call: tuple[Any, ...], count: int) -> None:
         counted.left_out["with a reference, for which tables have no kernels"] += count
     elif problem.mask not in words.MASKS:
         counted.left_out["under a mask by its text, which tables do not know"] += count
+    elif problem.score not in words.SCORES:
+        counted.left_out["with a score by its text, which tables do not know"] += count
     elif problem.scale_rows is None:
         counted.left_out["in e4m3 with a schedule of their own, without scale_rows"] += count
     elif min(vars(sizes).values()) < 1:

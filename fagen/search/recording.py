@@ -125,7 +125,8 @@ def _problem(space: Declared) -> Problem:
         layout = space.values.get("v_layout", ("",))[0]
         rows = space.values.get("scale_rows", (0,))[0]
     keys = target.dtype, target.head_dim, target.head_dim_v, target.mask
-    return Problem(*keys, None, layout, rows, space.kind, lengths=target.lengths)
+    more = {"lengths": target.lengths, **target.variant}
+    return Problem(*keys, None, layout, rows, space.kind, **more)
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -232,6 +233,7 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
         "v_layout": problem.v_layout or None,
         "scales": "block" if blocks else None,
         "scale_rows": problem.scale_rows or None,
+        **problem.variant,
     }
     settings = {key: value for key, value in keys.items() if value is not None}
     yield from in_tables(settings, keys_of(problem.kind), prefix)

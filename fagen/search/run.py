@@ -19,7 +19,7 @@ from fagen.registry import from_slug, read, schedules
 from fagen.search.declared import Declared, Effort
 from fagen.search.executor import Executor
 from fagen.search.kinds import space_of
-from fagen.search.rows import TimedRow, WrongRow, columns_of
+from fagen.search.rows import LATER, TimedRow, WrongRow, columns_of
 from fagen.search.space import Survey, survey
 from fagen.search.store import Store
 from fagen.search.tasks import FAILED, Compiled, Round, Timed
@@ -312,7 +312,11 @@ def summary(survey: Survey, declared: Declared) -> dict[str, Any]:
     return {
         "space": declared.name,
         "kind": survey.kind,
-        "target": {key: getattr(survey.target, key) for key in space_of(survey.kind).problem_keys},
+        "target": {
+            key: getattr(survey.target, key)
+            for key in space_of(survey.kind).problem_keys
+            if key not in LATER or key in survey.target.variant
+        },
         "total": survey.total,
         "fit": len(survey.points),
         "refused": [[r.reason, r.points, r.example] for r in survey.refusals],

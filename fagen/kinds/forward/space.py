@@ -20,5 +20,5 @@ SPACE = Space(
     budget=BUDGET,
     summed_keys=SUMMED,
     predictor=predictor,
-    problem_keys=("dtype", "head_dim", "head_dim_v", "mask", "lengths"),
+    problem_keys=("dtype", "head_dim", "head_dim_v", "mask", "lengths", "score", "sink"),
 )
