@@ -350,15 +350,17 @@ ARGUMENT = Sample(
     edits=(
         Edit(
             "fagen/kinds/forward/signature.py",
-            """        scalars=scalars(plan.mask),
+            """        scalars=scalars(plan.mask, plan.score),
         order=(
-            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", """,
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale"),
+""",
             """        scalars=(
-            *scalars(plan.mask),
+            *scalars(plan.mask, plan.score),
             Scalar("temperature", "float", "divides it", default=1.0, positive=True),
         ),
         order=(
-            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "temperature", """,
+            *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "temperature"),
+""",
         ),
         Edit(
             "fagen/kinds/forward/signature.py",
@@ -367,13 +369,13 @@ ARGUMENT = Sample(
         ),
         Edit(
             "fagen/kinds/forward/parts/scores.py",
-            'Times("scale", ',
-            'Times(Ratio("scale", "temperature"), ',
+            "FLOAT, factor_log2(values), ",
+            'FLOAT, Times(Ratio("scale", "temperature"), 1.44269504089), ',
         ),
         Edit(
             "fagen/kinds/forward/parts/scores.py",
             "    Strided,\n",
-            "    Ratio,\n    Strided,\n",
+            "    Ratio,\n    Strided,\n    Times,\n",
         ),
         Edit(
             "fagen/kinds/forward/emulate/__init__.py",
@@ -467,10 +469,10 @@ for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
 )
 
 SOFTCAP = Sample(
-    name="a softcap in both passes",
-    most=11,
-    aim=8,
-    builds="fwd_bf16_d64_causal_m64n64_softcap50",
+    name="gradients of a softcap",
+    most=6,
+    aim=5,
+    builds="bwd_bf16_d64_causal_m64n64_softcap50",
     patch="softcap.patch",
     shows="""
 def capped(q, k, cap):
@@ -487,16 +489,11 @@ gradients = torch.autograd.grad(out, exact, dout.double())
 out, lse = out.detach(), lse.detach()
 
 named = {"q": q, "k": k, "v": v, "scale": 0.125}
-forward, _ = made("fwd_fp16_d64_causal_m64n64_softcap2")
 backward, _ = made("bwd_fp16_d64_causal_m64n64_softcap2")
 own = {"dout": dout, "out": out.to(q.dtype), "lse": lse.float()}
 for compute in ways:
-    got = compute(forward, **named)
-    close(got[0], out, 1e-3)
-    close(got[1], lse, 1e-5)
     for got, wanted in zip(compute(backward, **named, **own), gradients):
         assert (got.double() - wanted).norm() < 1e-3 * wanted.norm()
-refused("fwd_e4m3_d64_full_m64n64_softcap30", "needs scores without descales")
 refused("bwd_fp16_d192_full_m64n64_softcap30", "needs P in fp32")
 """,
 )
