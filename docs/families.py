@@ -56,7 +56,7 @@ def _missing(layer: dict[str, Any], kind: str) -> list[str]:
 
 def _called(mask: Any) -> str:
     """What a mask is called that a layer asks for."""
-    return {"chunked": "chunks"}.get(mask, "masks by text")
+    return {"chunked": "chunks", "document": "tables of spans"}.get(mask, "masks by text")
 
 
 def _is_served(layer: dict[str, Any], kind: str) -> bool:

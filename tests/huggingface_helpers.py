@@ -38,6 +38,16 @@ def and_masks(*mask_functions: Mask4) -> Mask4:
     return all_of
 
 
+def or_masks(*mask_functions: Mask4) -> Mask4:
+    def any_of(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        seen = torch.tensor(False)
+        for function in mask_functions:
+            seen = seen | function(batch, head, query, key)
+        return seen
+
+    return any_of
+
+
 def sliding_window_overlay(sliding_window: int) -> Mask4:
     return lambda batch, head, query, key: key > query - sliding_window
 
@@ -55,7 +65,11 @@ def chunked_overlay(chunk_size: int, left_padding: Tensor) -> Mask4:
 
 
 def blockwise_overlay(block_sequence_ids: Tensor) -> Mask4:
-    return lambda batch, head, query, key: block_sequence_ids[batch, query] >= 0
+    def same(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        one, other = (block_sequence_ids[batch, position] for position in (query, key))
+        return (one == other) & (one >= 0)
+
+    return same
 
 
 def windowed(size: int) -> Mask4:
@@ -96,6 +110,8 @@ def register_in_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         bidirectional_mask_function=full,
         sdpa_mask=sdpa_mask,
         and_masks=and_masks,
+        or_masks=or_masks,
+        blockwise_overlay=blockwise_overlay,
         sliding_window_overlay=sliding_window_overlay,
         sliding_window_bidirectional_overlay=sliding_window_bidirectional_overlay,
         chunked_overlay=chunked_overlay,
@@ -142,6 +158,9 @@ def kernels(mask: Mask | Tensor, queries: int, keys: int) -> Tensor:
     if mask.window is not None:
         left, right = (keys if side is None else side for side in mask.window)
         seen &= (key >= place - left) & (key <= place + right)
+    if mask.spans is not None:
+        first, last = (end[:, :, None] for end in mask.spans)
+        return (key >= first) & (key < last)
     if mask.chunk is not None:
         seen &= (key - first) // mask.chunk == (place - first) // mask.chunk
     return seen

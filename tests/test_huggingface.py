@@ -21,7 +21,9 @@ from tests.huggingface_helpers import (
     full,
     kernels,
     mask_from,
+    or_masks,
     register_in_a_stand_in,
+    sliding_window_overlay,
     windowed,
     windowed_both_ways,
 )
@@ -177,6 +179,26 @@ def test_of_one_query_a_window_or_a_chunk_is_where_its_keys_begin(mask_of):
     assert (mask, mask.first.tolist()) == (Mask(True, 1, 20), [16, 16])
 
 
+IMAGES = torch.tensor([[-1, -1, -1, 0, 0, 0, 1, 1, -1], [-1, -1, 2, 2, 2, 2, -1, 3, -1]])
+
+
+@pytest.mark.parametrize("size", [None, 1, 2, 3, 5])
+@pytest.mark.parametrize("pad", [0, 2])
+def test_tokens_of_a_block_see_each_other(mask_of, size, pad):
+    function = or_masks(causal, blockwise_overlay(IMAGES))
+    if size is not None:
+        function = and_masks(function, sliding_window_overlay(size))
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :pad] = False
+    mask = mask_of(function, attention_mask=padding, q_length=9, kv_length=9)
+    where = torch.arange(9)
+    meant = function(torch.arange(2)[:, None, None], 0, where[:, None], where)
+    counts = padding[:, :, None]
+    assert torch.equal(kernels(mask, 9, 9) & counts, meant & padding[:, None] & counts)
+    for end in mask.spans:
+        assert end.dtype == torch.int32 and (end.diff(dim=1) >= 0).all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -202,6 +224,22 @@ def test_of_one_query_a_window_or_a_chunk_is_where_its_keys_begin(mask_of):
         (dict(allow_is_causal_skip=False), "a mask of its own (one that is to be a tensor)"),
         (dict(function=blockwise_overlay(IMAGE)), "a mask of its own (blockwise_overlay)"),
         (
+            dict(function=and_masks(causal, or_masks(causal, blockwise_overlay(IMAGE)))),
+            "a mask of its own (blockwise_overlay)",
+        ),
+        (
+            dict(function=or_masks(windowed(2), blockwise_overlay(IMAGE)), local_size=2),
+            "a mask of its own (or_masks)",
+        ),
+        (
+            dict(function=or_masks(causal, blockwise_overlay(IMAGE)), kv_length=9),
+            "(blockwise_overlay) in a piece of a prompt",
+        ),
+        (
+            dict(function=or_masks(causal, blockwise_overlay(torch.tensor([[0, -1, 0, -1]])))),
+            "tokens of a block (blockwise_overlay) are not next to each other",
+        ),
+        (
             dict(function=and_masks(windowed(9), blockwise_overlay(IMAGE)), local_size=9),
             "a mask of its own (blockwise_overlay)",
         ),
@@ -214,6 +252,8 @@ def test_of_one_query_a_window_or_a_chunk_is_where_its_keys_begin(mask_of):
 def test_a_mask_that_no_kernel_has_is_refused(mask_of, arguments, message):
     words = refusal(lambda: mask_of(**arguments))
     assert message in words
+    if "next to each other" in words:
+        return
     assert "attn_implementation" in words or "use the dynamic cache" in words
 
 

@@ -133,9 +133,7 @@ def test_what_hides_keys_or_changes_scores_has_no_gradients():
         assert f"none yet of {name}: call the model under torch.no_grad()" in words
     for mask in (Mask(True, 9, 9, window=(3, 0)), Mask(True, 9, 9, chunk=4)):
         words = refusal(lambda mask=mask: attend(Layer(True), q, k, v, mask))
-        assert (
-            "none yet under a window or chunks that hide keys: call the model under torch" in words
-        )
+        assert "none yet under a window, chunks or blocks of tokens: call the model" in words
     attend(Layer(True), q, k, v, Mask(True, 9, 9, window=(8, 0)))[0].sum().backward()
 
 

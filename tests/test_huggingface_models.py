@@ -234,6 +234,28 @@ def has_images_in_chunks() -> bool:
     return "block_sequence_ids" in signature(create_chunked_causal_mask).parameters
 
 
+@pytest.mark.parametrize("mask", [ONES, LEFT], ids=["whole", "left"])
+def test_tokens_of_an_image_see_each_other(mask):
+    gemma = pytest.importorskip("transformers.models.gemma3.modeling_gemma3")
+    if not hasattr(gemma, "create_masks_for_vision_model"):
+        pytest.skip("this transformers puts masks of images together otherwise")
+    images = torch.full((2, 23), -1)
+    images[0, 9:14], images[0, 14:19], images[1, 2:11] = 0, 1, 0
+
+    def logits(implementation, dtype=torch.float16, blocks=images):
+        network = model("Gemma3TextConfig", implementation, dtype, **LOCAL["Gemma3TextConfig"])
+        masks = gemma.create_masks_for_vision_model(
+            network.config, network.get_input_embeddings()(IDS), mask, None, None, blocks
+        )
+        return network(IDS, attention_mask=masks, use_cache=False).logits[mask.bool()]
+
+    truth = logits("eager", torch.float32)
+    eager, ours = ((logits(name) - truth).abs() for name in ("eager", "fagen"))
+    assert ours.max() <= 2 * eager.max() + 1e-3 and ours.mean() <= 1.5 * eager.mean()
+    none = logits("eager", torch.float32, torch.full_like(images, -1))
+    assert (none - truth).abs().max() > 16 * ours.max()
+
+
 def test_caps_and_sinks_have_no_gradients():
     for config, name in (("Gemma2Config", "softcap"), ("GptOssConfig", "sinks")):
         ours = model(config, **LOCAL[config] | dict(sliding_window=64))
@@ -244,7 +266,7 @@ def test_caps_and_sinks_have_no_gradients():
 def test_a_window_that_hides_keys_has_no_gradients_and_one_that_hides_none_has():
     ours = model("MistralConfig", sliding_window=6)
     with torch.enable_grad():
-        assert "have none yet under a window or chunks" in refusal(lambda: ours(IDS))
+        assert "have none yet under a window, chunks or blocks" in refusal(lambda: ours(IDS))
         ours(IDS[:, :6]).logits.sum().backward()
 
 

@@ -22,6 +22,9 @@ class Meaning:
     # which sequence of its row each position is of, (B, S); None: one a row
     packed: Tensor | None = field(default=None, compare=False)
     anew: bool = False  # positions count from the beginning of each such sequence
+    # which block each position is of, (B, S), as an image's tokens; −1: none. Those of one see each
+    # other whatever `causal` says, within `left`
+    blocks: Tensor | None = field(default=None, compare=False)
 
     @property
     def width(self) -> int | None:
@@ -39,7 +42,7 @@ class Functions:
 
     plain: dict[Callable[..., Any], Meaning]
     both: Any = None  # the code of what is and-ed
-    either: Any = None  # and what is or-ed, which no kernel has
+    either: Any = None  # of what is or-ed
     anew: Any = None  # and of positions that count from each sequence's begin
     made: tuple[tuple[Any, Callable[..., Meaning]], ...] = ()  # and by it what others mean
 
@@ -51,8 +54,7 @@ class Functions:
         if code is not None and code is self.both:
             return _all_of([self.read(each) for each in _held(function)["mask_functions"]])
         if code is not None and code is self.either:
-            parts = [self.read(each) for each in _held(function)["mask_functions"]]
-            return next((part for part in parts if isinstance(part, str)), "or_masks")
+            return _either_of([self.read(each) for each in _held(function)["mask_functions"]])
         if code is not None and code is self.anew:
             inner = self.read(_held(function)["mask_function"])
             return inner if isinstance(inner, str) else replace(inner, anew=True)
@@ -108,6 +110,10 @@ def functions(masks: Any) -> Functions:
                 lambda chunk_size, left_padding: Meaning(chunk=chunk_size, origin=left_padding),
             ),
             (
+                _code(masks, "blockwise_overlay", "block_sequence_ids"),
+                lambda block_sequence_ids: Meaning(blocks=block_sequence_ids),
+            ),
+            (
                 _code(masks, "packed_sequence_mask_function", "packed_sequence_mask"),
                 lambda packed_sequence_mask: Meaning(packed=packed_sequence_mask),
             ),
@@ -147,6 +153,10 @@ def _all_of(parts: list[Meaning | str]) -> Meaning | str:
             return part
         if (seen.chunk and part.chunk) or (seen.packed is not None and part.packed is not None):
             return "and_masks of two of a kind"
+        if part.blocks is not None or seen.blocks is not None:
+            either, other = (part, seen) if seen.blocks is None else (seen, part)
+            if not either.causal or other not in (Meaning(), Meaning(left=other.left)):
+                return "blockwise_overlay"
         seen = Meaning(
             seen.causal or part.causal,
             _least(seen.left, part.left),
@@ -155,8 +165,21 @@ def _all_of(parts: list[Meaning | str]) -> Meaning | str:
             part.origin if seen.origin is None else seen.origin,
             part.packed if seen.packed is None else seen.packed,
             seen.anew or part.anew,
+            part.blocks if seen.blocks is None else seen.blocks,
         )
     return seen
+
+
+def _either_of(parts: list[Meaning | str]) -> Meaning | str:
+    """What is seen by one of several: causal, or both of a block."""
+    for part in parts:
+        if isinstance(part, str):
+            return part
+    blocks = [x.blocks for x in parts if isinstance(x, Meaning) and x.blocks is not None]
+    others = [x for x in parts if isinstance(x, Meaning) and x.blocks is None]
+    if len(blocks) != 1 or others != [Meaning(causal=True)] or others[0].packed is not None:
+        return "or_masks"
+    return Meaning(causal=True, blocks=blocks[0])
 
 
 def _least(a: int | None, b: int | None) -> int | None:

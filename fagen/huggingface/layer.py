@@ -113,7 +113,9 @@ def attend(
     given = (q, k, v) if s_aux is None else (q, k, v, s_aux)
     gradient = torch.is_grad_enabled() and needs_gradient(*given)
     if gradient and (hidden or scores):
-        what = "under a window or chunks that hide keys" if hidden else f"of {' and '.join(scores)}"
+        what = (
+            "under a window, chunks or blocks of tokens" if hidden else f"of {' and '.join(scores)}"
+        )
         raise ValueError(
             f"gradients are asked for, and kernels have none yet {what}: call the model under "
             f"torch.no_grad(), or {EAGER if scores else SDPA}"
@@ -128,6 +130,8 @@ def attend(
             )
         at_q, at_k = (at.to(q.device) for at in (sequences.at_q, sequences.at_k))
         out = _rows_of(q, k, v, at_q, at_k, **varlen)
+    elif mask.spans is not None:
+        out = attention(q, k, v, scale=scaling, **hidden, **scores)
     elif first is None and end is None and (gradient or queries == keys):
         out = attention(
             q, k, v, causal=causal, scale=scaling, deterministic=ordered, **hidden, **scores
@@ -149,7 +153,7 @@ def attend(
     else:
         if end is not None and queries > 1 and causal and not is_compiling():
             _ready_decode(q, k, v, scores)  # what follows the prompt may be compiled
-        lengths = {"seqused_k": end, "leftpad_k": first}
+        lengths: dict[str, Any] = {"seqused_k": end, "leftpad_k": first}
         out = attention_cache(
             q, k, v, causal=causal, scale=scaling, **lengths, **hidden, **scores
         )  # fmt: skip
@@ -238,6 +242,8 @@ def _hidden(layer: str, mask: Mask, width: int | None, longest: int) -> dict[str
         )
     if mask.refused:
         raise ValueError(mask.refused)
+    if mask.spans is not None:
+        return {"mask": "document", "first": mask.spans[0], "last": mask.spans[1]}
     if mask.chunk is not None and longest > mask.chunk:
         return {"mask": "chunked", "chunk": mask.chunk}
     if mask.window is None:
@@ -270,7 +276,9 @@ def _of_positions(
         return None
     if queries != keys or queries == 1 or position_ids.shape[1] != queries:
         return None
-    if not mask.causal or mask.first is not None or capturing(position_ids):
+    if not mask.causal or mask.first is not None or mask.spans is not None:
+        return None
+    if capturing(position_ids):
         return None
     if not mask.by_positions:
         again = position_ids == position_ids[:, :1]

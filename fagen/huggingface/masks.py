@@ -41,6 +41,8 @@ class Mask:
     window: Window | None = None
     chunk: int | None = None
     width: int | None = field(default=None, compare=False)  # of the model's window, if it has one
+    # or which keys each query sees: the first, and the one behind the last, (B, queries) in int32
+    spans: tuple[Tensor, Tensor] | None = field(default=None, compare=False)
     ndim = 0  # transformers asks, before it makes a mask of a mask
 
     def contiguous(self) -> "Mask":
@@ -94,6 +96,16 @@ def mask_of(
         if attention_mask is not None:
             raise ValueError(_of_its_own("varlen sequences beside an attention_mask", traced))
         return _packed(seen, q_length, kv_length)
+    if seen.blocks is not None:
+        if not seen.causal:
+            raise ValueError(_of_its_own("blockwise_overlay", traced))
+        if (q_offset, q_length) != (kv_offset, kv_length) or kv_offset:
+            raise ValueError(
+                "the model asks for blocks of tokens that see each other (blockwise_overlay) in a "
+                f"piece of a prompt or over a static cache, and fagen has them in whole prompts "
+                f"over the dynamic cache; {SDPA}"
+            )
+        return _spans(seen, batch_size, q_length, attention_mask, device)
     room = isinstance(q_offset, Tensor)
     if seen.causal and not room:
         beyond = kv_offset + kv_length - q_offset - q_length
@@ -165,6 +177,41 @@ def _of_its_own(what: str, traced: bool) -> str:
         f"the model asks for a mask of its own ({what}), where tokens such as an image's may see "
         f"each other{varlen * traced}. Kernels have no such mask yet; {SDPA}"
     )
+
+
+# ---- blocks of tokens ---------------------------------------------------------------------------
+
+
+def _spans(
+    seen: Meaning, batch: int, length: int, attention_mask: Tensor | None, device: Any
+) -> Mask:
+    """Return the mask of a prompt in which tokens of a block see each other: a span of each query.
+
+    Such a block is one run of positions, so what a query sees is one as well, and neither of its
+    ends ever falls from one query to the next. Nothing is read on the host but padding.
+    """
+    assert seen.blocks is not None
+    blocks = seen.blocks[:, :length].expand(batch, -1).to(device)
+    if blocks.shape[1] < length:
+        raise ValueError(f"blocks of tokens end before the prompt does; {SDPA}")
+    position = torch.arange(length, dtype=torch.int32, device=device).expand(batch, -1)
+    none = blocks < 0
+    # the last of a run: from behind, where the number changes
+    changes = torch.nn.functional.pad(blocks[:, 1:] != blocks[:, :-1], (0, 1), value=True)
+    ends = torch.where(changes, position, length - 1).flip(1).cummin(1).values.flip(1)
+    runs = changes & ~none
+    numbered = torch.where(runs, blocks, -1).sort(1).values
+    again = (numbered[:, 1:] == numbered[:, :-1]) & (numbered[:, 1:] >= 0)
+    _hold(~again, "tokens of a block (blockwise_overlay) are not next to each other")
+    last = torch.where(none, position, ends) + 1
+    first = torch.zeros_like(position)
+    if seen.left is not None:
+        first = (position - seen.left).clamp(min=0)
+    if attention_mask is not None:
+        begin, _ = _padding(_kept(attention_mask, 0, length), causal=True, prompt=True)
+        first = first if begin is None else torch.maximum(first, begin[:, None])
+    spans = first.int().contiguous(), last.int().contiguous()
+    return Mask(True, length, length, width=seen.width, spans=spans)
 
 
 # ---- windows and chunks -------------------------------------------------------------------------
