@@ -142,6 +142,12 @@ class Plan(Budgeted):
         return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
 
     @property
+    def descriptor(self) -> str:
+        """The text of wgmma's descriptors."""
+        of_layer = rules.keeps_descriptors(self.schedule.values())
+        return f"sm90/descriptor{'_of_layer' if of_layer else ''}.cuh"
+
+    @property
     def passes(self) -> bool:
         """Whether there are blocks of rows that see keys of some consumers alone."""
         return rules.passes(self.schedule.values())

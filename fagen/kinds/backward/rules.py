@@ -234,6 +234,16 @@ def rounds_fit(keys: Values) -> bool:
     return bool(narrow or keys["under_dp"] or keys["persistent"])
 
 
+def keeps_descriptors(keys: Values) -> bool:
+    """Whether the upper words of descriptors stay in registers, and are not moved anew.
+
+    Only where exponentials stand under dP, of head dims up to 64 under a mask by row, a step is
+    shorter for it, by 2 %: benchmarks/notes/log.md#fewer-instructions-in-an-e4m3-step.
+    """
+    alone = keys["under_dp"] and not keys["persistent"] and keys["lengths"] != "varlen"
+    return alone and MASKS[keys["mask"]].by_row and padded_head_dims(keys) == (64, 64)
+
+
 def _transposed(rows: int, columns: int, warpgroups: int) -> tuple[int, ...]:
     """The rows of dQ that each warpgroup has, where its columns lie along M; () where none part."""
     if columns % SM90.wgmma_m == 0 and warpgroups <= columns // SM90.wgmma_m <= warpgroups + 1:
