@@ -220,7 +220,7 @@ def test_any_schedule_is_as_exact_as_a_textbook(slug, all_of_them):
         case = cell(built, *sizes)
         qkv = inputs(case, seed=seed)
         random = other_descales(built.plan, case, seed)
-        # scores are up to twice as wide then, and one key may have most of a row's weight
+        # scores are up to twice as wide then, and few keys may have much of a row's weight
         for descales, coarse in ((None, 0.0), (random, coarseness(built.plan))):
             how = dict(descales=descales, coarse_rows=coarse)
             error = fp8_error(built.plan, case, kernel_of(built), *qkv, **how)

@@ -13,6 +13,8 @@ from torch import Tensor
 import fagen
 from fagen import flow, registry
 from fagen.dispatch.select import serve
+from fagen.kind import load_named
+from fagen.measure.verification import Verification
 from fagen.problem import Problem, Sizes
 from fagen.runtime import op
 from fagen.runtime.c_interface import call as enqueue
@@ -113,6 +115,21 @@ def test_decoding_is_what_numbers_and_tables_say_whatever_keys_hold_that_no_quer
                     x[number, :unseen] = x[number, last:] = math.nan
             call["seqused_k"], call["leftpad_k"] = ints(*ends), ints(*begins)
             check(plan, found(plan, binary, call), exact)
+
+
+PROVED = (
+    "fwd_fp16_d64_window_m128n128_q2",
+    *(VARLEN[i] for i in (0, 3, 6)),
+    *(DECODING[i] for i in (0, 3)),
+)
+
+
+@pytest.mark.parametrize("slug", PROVED)
+def test_proofs_give_numbers_and_pass(pair_of, slug):
+    """Varlen sequences beside NaN, bits alone, hard scores: as `fagen verify` runs them."""
+    plan, binary = pair_of(slug)
+    verification: Verification = load_named(registry.kind(plan.kind).verification)
+    assert all(error.ok for error in verification.errors(plan, binary, print))
 
 
 def kept(keys: int, heads: int, plan: Any) -> Tensor:
