@@ -185,6 +185,12 @@ def test_what_are_no_sinks_is_named(sinks, words):
         fagen.attention(q, k, v, sinks=sinks)
 
 
+def test_quantised_calls_cap_scores_and_leave_the_mean_of_keys():
+    q, k, v = tensors(40, 60)
+    out = fagen.attention_fp8(q, k + 1, v, causal=True, softcap=1.5)
+    assert (out.double() - dense(q, k + 1, v, capped(1.5))[0]).abs().mean() < 0.03
+
+
 def test_one_kernel_serves_all_caps_and_a_text_that_says_a_words():
     q, k, v = tensors(20, 20)
     door = fagen.runtime.attention.ATTENTION

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from fagen.expr.canonical import Expression
+from fagen.expr.words import PLAIN
 from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag, names_types
@@ -12,6 +13,7 @@ from fagen.runtime.arguments import refuse_unquantisable, told
 from fagen.runtime.attention import attention
 from fagen.runtime.call import Choice
 from fagen.runtime.quantize import quantize
+from fagen.variants import names_of
 from fagen.vocab import SCALE_ROWS_DEFAULT
 
 
@@ -48,7 +50,8 @@ def attention_fp8(
     `scale_rows` rows, 64 if left out; V's are of a column.
     With `center_k` and `center_v` the means of columns over all keys are taken off K and V before
     they are rounded, which softmax does not notice of K, and O gets back of V. Each is read twice
-    then. V is written transposed, unless v_layout is "rows".
+    then. With softcap or another score K's are left. V is written transposed, unless v_layout is
+    "rows".
 
     Where a CUDA graph is captured an earlier call with such tensors must have readied its kernels;
     prepare(…) readies those of attention alone.  Other arguments, what is returned and what is
@@ -57,9 +60,11 @@ def attention_fp8(
     how: dict[str, Any] = dict(
         causal=causal, window=window, mask=mask, softcap=softcap, score=score, sinks=sinks
     )
-    told(attention_fp8, *how.values(), given)  # refused by this call's name
+    variant, *_ = told(attention_fp8, *how.values(), given)  # refused by this call's name
     q, k, v = autocast.cast(q, k, v)
     center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)
+    # of keys less their mean another score is another
+    center_k = center_k and names_of(variant)[1] == PLAIN
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
