@@ -122,6 +122,16 @@ def test_whole_tiles_come_first_and_splits_of_the_others_are_taken_in_turns(batc
     assert_dealt_alike(Case(Sizes(batch, 2 * kv_heads, kv_heads, 1, 64 * 17)))
 
 
+def test_who_has_a_whole_tile_more_comes_last():
+    """Of 8 thread blocks three: the next call's first ones find place where others have ended."""
+    plan = planned("dec_fp16_d64_causal_r8n64_streamk")
+    kernel, number = render(plan).kernel, "? 0.0f : times(number, inverse), 0.0f"
+    assert kernel.count(number) == 1
+    library = simulator.build(kernel.replace(number, "? 0.0f : float(blockIdx.x), 0.0f"))
+    of_tiles = ran(plan, library, Case(Sizes(11, 2, 1, 1, 64 * 6)))["out"][:, 0, 0, 0]
+    assert of_tiles.int().bincount().tolist() == [1, 1, 1, 1, 1, 2, 2, 2]
+
+
 @pytest.mark.parametrize("lengths", [(640, 300, 70, 0, 150), (64, 320, 321, 1, 65, 600, 0) * 6])
 def test_splits_of_several_blocks_come_first_and_turns_go_back_and_forth(lengths):
     """Of up to 32 sequences those that are one split, beside others' splits of a block."""

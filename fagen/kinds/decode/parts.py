@@ -69,7 +69,7 @@ _PARAMS = (
     *("abreast", "tile_groups", "level", "whole", "prefetched_keys"),
     *("kv_heads_divisor", "row_tiles", "head_tiles", "heads_divisor", "seqlen_q_divisor"),
     *("scale", "scale_log2", "inverse_scale"),
-    *("least_blocks", "alone", "whole_groups", "of_run", "longer_runs", "whole_rows"),
+    *("least_blocks", "alone", "whole_groups", "of_run", "shorter_runs", "whole_rows"),
     *("adjacent", "next_begins"),
 )
 
@@ -188,8 +188,8 @@ _STREAM_K = (
     Field(
         "whole_groups", INT, note="of tiles that are alike and stay whole; then splits go in turns"
     ),
-    Field("of_run", INT, note="of them, for each run, and how many runs have one more"),
-    Field("longer_runs", INT),
+    Field("of_run", INT, note="of them, for each run; how many come before those of one more"),
+    Field("shorter_runs", INT),
     Field("whole_rows", INT, note="of queries, of such tiles' sequences"),
     Field("level", BOOL, note="runs of whole groups: few have one less than others"),
     Field("whole", BOOL, note="no tile is cut: they are level, and for want of lengths alike"),

@@ -5,7 +5,7 @@
   const bool enough = left == 0 || left * 10 > sm_runs * (kBlocks == 1 ? 5 : 7), shared = left > sm_runs && left * 4 <= sm_runs * 5;
   if (alike && units > 0 && enough && !(groups < most_runs && shared)) {
     params.of_run = int(groups / most_runs);
-    params.longer_runs = int(left);
+    longer_runs = left;
     whole_groups = groups;
     runs = std::min(groups, most_runs);
   }
