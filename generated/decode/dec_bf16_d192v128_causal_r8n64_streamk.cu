@@ -159,8 +159,8 @@ struct Params {
   float scale_log2;  // times log2(e)
   int least_blocks;  // of keys, that a split has
   int whole_groups;  // of tiles that are alike and stay whole; then splits go in turns
-  int of_run;        // of them, for each run, and how many runs have one more
-  int longer_runs;
+  int of_run;        // of them, for each run; how many come before those of one more
+  int shorter_runs;
   int whole_rows;  // of queries, of such tiles' sequences
 
   // Where a split's partial output of a row is.
@@ -266,9 +266,11 @@ __device__ __forceinline__ int begin_of(int run, int parts, int runs) {
   return parts / runs * run + parts % runs * run / runs;
 }
 
-// The same of groups whose tiles stay whole for want of lengths: the first runs may have one more.
+// The same of groups whose tiles stay whole for want of lengths: the last runs may have one more.
+// Thread blocks that end early make room for the first ones of the next call, which end early too:
+// so that one that stays long has no SM together with another.
 __device__ __forceinline__ int begin_of_whole(const Params& params, int run) {
-  return min(run * params.of_run + min(run, params.longer_runs), params.whole_groups);
+  return min(run * params.of_run + max(run - params.shorter_runs, 0), params.whole_groups);
 }
 
 // The tile of a group of neighbouring tiles that is this thread block's.
@@ -362,8 +364,8 @@ struct Units {
   // Behind whole tiles come the splits of others, for runs that have no more tiles than most;
   // whether there are any.
   __device__ __forceinline__ bool take_turns() {
-    const int run = params.abreast.divide(blockIdx.x) - params.longer_runs;
-    if (in_turns || params.whole_groups == 0 || run < 0) {
+    const int run = params.abreast.divide(blockIdx.x);
+    if (in_turns || params.whole_groups == 0 || run >= params.shorter_runs) {
       return false;
     }
     const int splits = splits_of(params, params.seqlen_k);
@@ -399,7 +401,7 @@ struct Units {
         group = rank - unit.split * params.tile_groups.value;
         unit.first_key = unit.split * keys;
         unit.last_key = min(unit.first_key + keys, unit.sequence.length);
-        at += params.abreast.divide(gridDim.x) - params.longer_runs;
+        at += params.shorter_runs;
       } else {
         const int steps = tile_steps(unit.sequence), each = split_steps(unit.sequence);
         group = rank / steps;
@@ -1701,8 +1703,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   const int64_t groups = int64_t(params.tile_groups.value) * a.batch, most_runs = most / abreast;
   const int64_t sm_runs =
       multiprocessors / abreast;  // of as many thread blocks as there are multiprocessors
-  params.of_run = params.longer_runs = 0;
-  int64_t runs = most_runs, whole_groups = 0;
+  params.of_run = 0;
+  int64_t runs = most_runs, longer_runs = 0, whole_groups = 0;
 
   // Tiles that are alike stay whole, as many in each run. What is left are tiles of some runs, one
   // more in each, if they are enough for memory to be busy, as fewer thread blocks that have an SM
@@ -1712,7 +1714,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
              shared = left > sm_runs && left * 4 <= sm_runs * 5;
   if (alike && units > 0 && enough && !(groups < most_runs && shared)) {
     params.of_run = int(groups / most_runs);
-    params.longer_runs = int(left);
+    longer_runs = left;
     whole_groups = groups;
     runs = std::min(groups, most_runs);
   }
@@ -1720,8 +1722,8 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   // Else splits of what is left are taken in turns, by runs that have no tile more than others.
   if (alike && units > 0 && whole_groups == 0 && groups >= sm_runs) {
     params.of_run = int(groups / most_runs);
-    params.longer_runs = groups < most_runs ? int(sm_runs) : 0;
-    whole_groups = params.of_run * most_runs + params.longer_runs;
+    longer_runs = groups < most_runs ? sm_runs : 0;
+    whole_groups = params.of_run * most_runs + longer_runs;
     whole_groups -= whole_groups % params.tile_groups.value;  // of whole sequences
   }
 
@@ -1731,6 +1733,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
   // no run lacks a tile of its group
   const int64_t grid = whole_groups > 0 ? runs * abreast : std::min<int64_t>(units, runs * abreast);
   runs = std::max<int64_t>(1, grid / abreast);
+  params.shorter_runs = int(runs - longer_runs);
   params.level = grid >= abreast && (groups + runs - 1) / runs * runs <= groups + groups / 16;
 
   params.prefetched_keys = params.whole_groups > 0 || !alike ? kStages / 2 * kBlockN : 0;
@@ -1818,7 +1821,7 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_i
       kThreads,
       kLaunchRegisters,
       "dec_bf16_d192v128_causal_r8n64_streamk",
-      "b10c0dcfae484259426dd3e429b35d7fb7240e6386d379894f5fc3a94a2969ba"};
+      "45834379b1c4df2e89aabf14e2cfb75257840b9a9cdcb0b6545f96d75521b5db"};
   return &info;
 }
-// sha256 of what is above: 930d6cd8b2b1bf1839a5913eb304da04e126a755fd6d1bfd721ec1e28d72a301
+// sha256 of what is above: 324bbdda64856a1eb5fa961ea8aff2178855ef1667edc6bbe27a4d700039b59a

@@ -1525,7 +1525,7 @@ struct Consumer {
     write_columns<kHeadDimVPadded>(tile, o, 0, inverse, empty);
   }
 
-  // Writes the warpgroup's rows of O and LSE: those of whole queries.
+  // Writes the warpgroup's rows of O and LSE.
   __device__ __forceinline__ void store(const Tile& tile, Output& o, Softmax& softmax) {
     float inverse[2];
     bool empty[2];  // no key seen
@@ -1905,4 +1905,4 @@ extern "C" const FagenKernelInfo* fagen_fwd_bf16_d128_causal_m128n128_varlen_pac
       "ac35fb82c1c996058026a75a69c23b6a2b6346099a51587d0ea15637a08446eb"};
   return &info;
 }
-// sha256 of what is above: f44648dbe1d86be031c218de94f65fd4659a2c089c1eb01987b8fc8bda6c6417
+// sha256 of what is above: 3271e8bfa2f2865a22bc50320d4191d2f70197b95083377b3d781ab15bd44869
