@@ -167,6 +167,14 @@ _found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def named(mask: Expression) -> str:
+    """Return what schedules call a mask, which is known from then on.
+
+    Raises ExpressionError for one that no kernel computes.
+    """
+    return str(_described(mask, mask)[0])
+
+
 def _described(own: Expression, both: Expression) -> tuple[Any, ...]:
     name = name_of(both)
     if name in words.MASKS:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fagen.errors import ScheduleError
 from fagen.paths import locate, path_of
+from fagen.texts import by_names
 from fagen.toml_lines import Origin, one_of, read_text, read_toml, refuse_long, shown
 
 if TYPE_CHECKING:  # pydantic takes a moment
@@ -86,7 +87,8 @@ def parse(text: str, where: str = "schedule") -> "Schedule":
             )
     refuse_long(text, where)
     tables, origin = read_toml(text, where)
-    return kind(named(tables, origin)).schedule.checked(tables, origin)
+    schedule = kind(named(tables, origin)).schedule
+    return schedule.checked(by_names(tables, origin), origin)
 
 
 def from_slug(slug: str) -> "Schedule":

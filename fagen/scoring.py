@@ -108,6 +108,14 @@ _found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _known._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def named(score: Expression) -> str:
+    """Return what schedules call a score, which is known from then on.
+
+    Raises ExpressionError for one that no kernel computes.
+    """
+    return str(_described(score)[0])
+
+
 def _described(score: Expression) -> tuple[Any, ...]:
     for word in (words.SCORES[name] for name in CALLED):
         if (same := _by_names_of(word, score)) is not None:

@@ -25,7 +25,7 @@ PACKAGE = Path(fagen.__file__).parent
 ORDER = [
     *("errors", "paths", "process", "toml_lines", "decoding", "outputs", "interrupts"),
     *("arch", "expr", "scores", "vocab"),
-    *("argument_names", "given", "masking", "scoring", "variants", "ledger", "schedule"),
+    *("argument_names", "given", "masking", "scoring", "variants", "ledger", "schedule", "texts"),
     *(
         "problem",
         "statuses",
