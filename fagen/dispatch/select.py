@@ -287,8 +287,10 @@ def _rows_of(table: Iterable[Row], problem: Problem) -> list[Row]:
 @cache
 def _of_variant(slug: str, problem: Problem) -> str:
     """The slug of the same tile with a problem's scores; "" where that does not fit an SM."""
+    # how much spills is another score's own
+    own = {"max_spill_bytes": None} if problem.score != PLAIN else {}
     try:
-        schedule = from_slug(slug).but(**problem.variant)
+        schedule = from_slug(slug).but(**problem.variant, **own)
         plan(schedule)
     except (OverBudget, ScheduleError):
         return ""

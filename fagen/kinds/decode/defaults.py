@@ -35,7 +35,7 @@ _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = (128,)  # head dims of which that was measured
 # Columns beyond which 32 rows in runs spill some bytes, once a split, and so many were timed.
-_WIDEST, _SPILL = 192, 56
+_WIDEST, _SPILL, _SPILLING_ROWS = 192, 56, 32
 # Buffers of 8 rows where heads share lines of L2, which stay there for as long, and thread blocks
 # have several units of work, or runs.
 _SHARED_LINES_STAGES = 3
@@ -228,6 +228,8 @@ def derived(
     columns = max(head_dim, head_dim_v)
     block_n, widest = _block_n(columns), columns > _WIDEST
     short = head_dim == head_dim_v in _PAIRED and num_splits == _SHORT_SPLITS and several
+    # with a score any number may
+    spills = {} if "score" in variant else {"max_spill_bytes": _SPILL}
     three = {"blocks": _THREE} if short and maximum == "lazy" else {}
     # a pair's buffers are as many
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
@@ -242,7 +244,7 @@ def derived(
                 kv_heads=heads,
                 **(shallow if tile == ROWS[0] and (several or deal == "stream_k") else {}),
                 **(three if tile == _THREE_ROWS and deal == "round_robin" else {}),
-                max_spill_bytes=_SPILL if widest and tile == 32 and deal == "stream_k" else 0,
+                **(spills if widest and tile == _SPILLING_ROWS and deal == "stream_k" else {}),
             )
             for heads in dict.fromkeys((side_by_side, 1))
             for tile in reversed([tile for tile in ROWS if tile <= most])
