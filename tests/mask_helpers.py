@@ -120,7 +120,7 @@ def call_of(
     q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
     descales = plan.dtype.fp8
     dtype = E4M3 if descales else getattr(torch, plan.dtype.torch)
-    q, k, v = (x.to(device, dtype) for x in (q * (4 if score else 1), k, v))
+    q, k, v = (x.to(device, dtype) for x in (q * (3 if score else 1), k, v))
     wide = [x.float() for x in (q, k, v)]
     call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5}
     call |= on(device, {**given, **of_score})
@@ -260,7 +260,7 @@ def varlen_call(
         torch.randn(n, h, plan.head_dim, generator=dice).to(device, dtype)
         for n, h in ((rows, heads[0]), (keys, heads[1]), (keys, heads[1]))
     )
-    q = (q.float() * (4 if score else 1)).to(dtype)
+    q = (q.float() * (3 if score else 1)).to(dtype)
     scale = plan.head_dim**-0.5
     call: dict[str, Any] = {"q": q, "k": k, "v": v, "scale": scale, "seqused_k": None}
     ends = {"cu_seqlens_q": ends_q.int(), "cu_seqlens_k": ends_k.int()}
