@@ -8,6 +8,7 @@ import torch
 from fagen.kinds.decode.plan import Plan
 from fagen.measure.inputs import usual
 from fagen.measure.rotating import BRIEF, rotated
+from fagen.measure.sinks import usual_sinks
 from fagen.problem import Sizes
 from fagen.records import DecodeSpeed
 
@@ -30,6 +31,8 @@ def timed_together(
     reference = {"reference": torch.zeros(sizes.heads, device="cuda")}
     more = {
         slug: usual(plan.mask, sizes.batch, sizes.seqlen_q, sizes.seqlen_k, "cuda")
+        | {**plan.score.usual}
+        | usual_sinks(plan.sink, sizes.heads, "cuda")
         | (reference if plan.fixed else {})
         for slug, (plan, _) in kernels.items()
     }
