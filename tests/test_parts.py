@@ -93,7 +93,8 @@ def parts_of(kind: str) -> Path:
 
 def every_plan(committed: Committed) -> list[Any]:
     """Plans of what is committed, of what tests of each kind have, and of a few more."""
-    texts = (f"fwd_fp16_d64_causal_m64n64_{word_of(label)}" for label in ("striped", "rooted"))
+    forms = ("striped", ""), ("rooted", ""), ("by_batch", "_varlen")
+    texts = (f"fwd_fp16_d64_causal_m64n64_{word_of(label)}{more}" for label, more in forms)
     slugs = {*BACKWARD, *COMBINE, *DECODE, *QUANTIZE, *MORE, *texts} - committed.plans.keys()
     return [*committed.plans.values(), *map(registry.plan_of, sorted(slugs))]
 
