@@ -93,6 +93,7 @@ class Mask:
     parameters: tuple[Name, ...] = ()  # whole numbers that a call gives
     tables: tuple[Table, ...] = ()  # tensors of whole numbers that it gives
     steady: bool = True
+    first_steady: bool = True  # `first` rises by at most a key from row to row
     helpers: str = ""  # functions that this C++ calls
     usual: Callable[[int, int], Mapping[str, Any]] = lambda seqlen_q, seqlen_k: {}
 
@@ -132,6 +133,7 @@ class Mask:
             expression.parameters,
             expression.tables,
             found.last is None or steady(found.last),
+            found.first is None or steady(found.first),
             helpers(*filter(None, ends)),
             word.usual,
         )

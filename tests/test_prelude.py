@@ -148,6 +148,7 @@ PLANS = (
     "fwd_fp16_d64_causal_m256n64_varlen_packgqa_s4_q2_nointer",
     "fwd_bf16_d64_full_m64n48_varlen_packgqa",
     "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
+    "fwd_bf16_d64_window_m192n64_s3_nointer",
     "fwd_bf16_d64_causal_m64n64_sinkfp32_packgqa",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_vrows",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_split3_vrows_pm1_pc32",

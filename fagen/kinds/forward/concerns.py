@@ -75,8 +75,10 @@ class Pipeline:
     intra_warpgroup: bool
     masked_steps: bool  # blocks after a tile's last one may be seen in part
     skips_masked_blocks: bool  # consumers skip blocks whose keys their rows do not see
+    skips_first_blocks: bool  # not only those that only rows below theirs see, but above too
     skips_steps: bool  # a consumer without rows skips all but the first
     skips_idle_warpgroups: bool  # or goes on to the next tile, whose rows it then has
+    skips_several_times: bool  # so often that lanes left behind might miss a buffer's phase
     lays_q_anew: bool  # the descriptors of a single buffer of Q are worked out in each step
     k_ahead: int  # blocks that K is loaded ahead of V: as many as are skipped before O is stored
     unrolled_copies: int  # that a thread issues without a loop: of all of a tile, or one
@@ -98,8 +100,11 @@ def pipeline(values: Values) -> Pipeline:
         intra_warpgroup=values["intra_warpgroup"],
         masked_steps=MASKS[values["mask"]].last_by_row or not values["intra_warpgroup"],
         skips_masked_blocks=skips,
+        skips_first_blocks=structure.skips_first_blocks(values),
         skips_steps=structure.skips_steps(values),
         skips_idle_warpgroups=structure.skips_idle_warpgroups(values),
+        skips_several_times=structure.skips_first_blocks(values)
+        or structure.skips_idle_warpgroups(values),
         lays_q_anew=structure.lays_q_anew(values),
         k_ahead=-(-values["block_m"] // values["block_n"]) if far else 1,
         unrolled_copies=SM90.wgmma_n_max // 32 if unrolls else 1,

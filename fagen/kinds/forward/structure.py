@@ -148,6 +148,37 @@ def skips_masked_blocks(values: Values) -> bool:
     return bool(values["output"] != "reuse_v" or ahead <= values["stages"])
 
 
+def skips_first_blocks(values: Values) -> bool:
+    """Whether a warpgroup leaves out a tile's first blocks too, which only rows above its own see.
+
+    They come last, and it skips them with those of the next tile before its first S there. Until
+    then it holds the last V that it read: all those between must find buffers beside that one. In
+    turns it waits for the next Q with turns of this tile before it: who has yet to skip two of this
+    tile's blocks would then hold a V of the one before for ever.
+    """
+    mask = MASKS[values["mask"]]
+    moves_on = mask.first_by_row and mask.first_steady and skips_masked_blocks(values)
+    alone = values["lengths"] == "equal" and values["num_splits"] == values["cluster"] == 1
+    if not (moves_on and alone) or values["pack_gqa"] or values["output"] == "reuse_v":
+        return False
+    above = range(0, values["block_m"], SM90.wgmma_m)
+    skipped = [-(-rows // values["block_n"]) for rows in above]
+    if values["inter_warpgroup"] and max(skipped) > 1:
+        return False
+    ends = zip(skipped, reversed(skipped), strict=True)
+    return max(first + max(0, last - 1) for first, last in ends) < values["stages"]
+
+
+def loads_q_in_steps(values: Values) -> bool:
+    """Whether Q comes a warpgroup at a time, each one's beside the blocks that it sees first.
+
+    Who waits for it holds the last V of the tile before, and as many blocks come before Q. In turns
+    who has skipped some would keep the others from theirs.
+    """
+    by_step = values["block_n"] == SM90.wgmma_m and consumers(values) <= values["stages"]
+    return skips_first_blocks(values) and by_step and not values["inter_warpgroup"]
+
+
 def skips_steps(values: Values) -> bool:
     """Whether a consumer without rows skips all blocks but the first.
 
@@ -203,6 +234,8 @@ RULES: tuple[Callable[[Values], Any], ...] = (
         skips_masked_blocks,
         scores_by_block,
         numbers_sequences,
+        skips_first_blocks,
+        loads_q_in_steps,
     ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
 )

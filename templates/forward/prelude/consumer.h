@@ -18,9 +18,9 @@ struct Consuming {
   RingPosition<kStages> k, v;
   void wait_q(), wait_k(), wait_v(), release(Barrier& empty), release_q(bool final_block), release_k(), release_v();
   void begin_turn(const Tile& tile), end_turn(const Tile& tile), pass_on_turn(), reset(Output& o, Softmax& softmax);
-  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, query_of(int row) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles);
+  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, query_of(int row) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles), left_over;
   Blocks own_blocks(const Tile& tile) const;
-  Tile warpgroup_tile(Tile tile) const;
+  Tile warpgroup_tile(Tile tile);
   void skip_k(const Tile& tile), skip_v(int blocks), skip_step(const Tile& tile, bool final_block);
   void first_block(const Tile& tile, Scores& s, Probabilities& p, Softmax& softmax), finish_first(const Tile& tile, Scores& s, Probabilities& p, Softmax& softmax);
   template <bool masked, bool each_maximum = false, class... More> void step(const Tile& tile, int block, More&... s_p_o_softmax);

@@ -5,7 +5,7 @@ constexpr int kStore = 1, kScheduler = 1, kAllConsumers = 1;
 
 // Keys: what a row or a tile sees, of lengths, which are those of Params or of a sequence.
 struct Lengths {
-  int seqlen_q, seqlen_k;
+  int seqlen_q, seqlen_k, window_left, window_right;
   template <class Lengthy> Lengths(const Lengthy& lengthy);
 };
 

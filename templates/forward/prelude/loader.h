@@ -18,7 +18,8 @@ struct Loader {
   void clear_unused_rows();
 
   // loads: the next buffer of a ring, once it is empty
-  void load_q(const Tile& tile);
+  int q_missing;
+  void load_q(const Tile& tile), load_rows_of_q(const Tile& tile);
   void load_k(const Tile& tile, int block);
   void load_v(const Tile& tile, int block);
 

@@ -89,9 +89,11 @@ def _copies(values: Values) -> tuple[str, ...]:
     if values["cluster"] > 1:
         return *copies, q, "forward/loads/multicast.cuh"
     v = _V[values["v_in_shared"], values["single_v_rows"]]
+    q, v = {False: (q, v), True: _IN_STEPS}[values["loads_q_in_steps"]]
     return *copies, q, "forward/loads/k.cuh", v
 
 
+_IN_STEPS = "forward/loads/q_in_steps.cuh", "forward/loads/v_and_q.cuh"
 _DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/kv_descales.cuh"}
 # by lengths, and whether a tile's rows are of several heads
 _COPIES: dict[tuple[str, bool], tuple[str, ...]] = {

@@ -106,6 +106,13 @@ _OWN_BLOCKS = {
 }
 
 
+# by whether a tile's first blocks are skipped as its last ones are
+_SKIPPED = {
+    False: "forward/steps/skip/last_blocks.cuh",
+    True: "forward/steps/skip/outer_blocks.cuh",
+}
+
+
 def _ping_pong(in_turns: bool) -> Part:
     """Turns of the warpgroups at the tensor cores."""
     return Part(
@@ -125,6 +132,7 @@ def _overlapped(values: Values) -> Iterator[str]:
         splits = values["num_splits"] > 1
         varlen = values["lengths"] == "varlen" or bool(MASKS[values["mask"]].tables)
         yield _OWN_BLOCKS[values["cluster"] > 1, splits, varlen, values["pack_gqa"]]
+        yield _SKIPPED[values["skips_first_blocks"]]
         yield "forward/steps/skip/blocks.cuh.j2"
     if values["skips_steps"]:
         yield "forward/steps/skip/step.cuh.j2"

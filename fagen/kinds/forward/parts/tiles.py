@@ -311,7 +311,13 @@ _BLOCKS = {
     True: ("attention/keys/by_row.cuh.j2", "forward/keys/by_row.cuh.j2"),
 }
 _LENGTHS = {False: "length.cuh", True: "row_keys.cuh"}
-_MASKS = {False: "mask_end.cuh", True: "mask_rows.cuh.j2"}
+# by which of a row's first and last key depend on the row
+_MASKS = {
+    (False, False): "mask_end.cuh",
+    (False, True): "mask_rows.cuh.j2",
+    (True, False): "mask_ends.cuh.j2",
+    (True, True): "mask_ends.cuh.j2",
+}
 _SEEN = {False: "seen_end.cuh", True: "seen_rows.cuh.j2"}
 _OF_TILES = {1: "forward/keys/of_tile.cuh", 2: "forward/keys/of_pair.cuh"}  # by cluster
 
@@ -351,7 +357,7 @@ def keys(values: Values) -> Iterator[Part]:
         ),
         consumer=(
             f"forward/keys/{which}{packed}{_LENGTHS[by_row]}",
-            f"forward/keys/{_MASKS[by_row]}",
+            f"forward/keys/{_MASKS[mask.first_by_row, mask.last_by_row]}",
         ),
     )
     if values["finds_spread"]:
