@@ -215,6 +215,18 @@ def test_which_function_attends(monkeypatch):
         assert names == [name]
 
 
+def test_a_long_prompt_whose_keys_and_values_lie_otherwise_is_attended_as_packed(monkeypatch):
+    q, k, v = tensors(140, 140)
+    turned = v.transpose(1, 2).contiguous().transpose(1, 2)  # as gpt-oss has them at first
+    mask = Mask(True, 140, 140, "", ints(3, 0))
+    expected = attend(Layer(True), q, k, v, mask)[0]
+    names = noted(
+        monkeypatch, *((cache, name) for name in ("attention_decode", "attention_varlen"))
+    )
+    assert torch.equal(attend(Layer(True), q, k, turned, mask)[0], expected)
+    assert names == ["attention_varlen"]
+
+
 def test_the_prompt_readies_the_kernel_of_a_token(monkeypatch):
     forget(monkeypatch)
     bounds = torch.stack((ints(3, 0), ints(140, 140)))[:, None, None]

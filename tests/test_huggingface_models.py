@@ -89,6 +89,7 @@ MODELS = [
     pytest.param("Qwen2MoeConfig", {}, marks=pytest.mark.long),  # masks a window that it has not
     pytest.param("Qwen3Config", dict(head_dim=32), marks=pytest.mark.long),
     pytest.param("GemmaConfig", dict(head_dim=32), marks=pytest.mark.long),
+    pytest.param("CohereConfig", dict(head_dim=32), marks=pytest.mark.long),  # Command R
 ]
 
 
@@ -341,7 +342,8 @@ def test_a_decoder_reads_what_an_encoder_made_of_a_padded_batch(mask):
     assert (ours - eager).abs().max() < 0.04 < 0.2 < (unseen - eager).abs().max()
 
 
-def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo):
+@pytest.mark.parametrize("config", ["LlamaConfig", "GptOssConfig", long("Gemma2Config")])
+def test_decoding_from_a_static_cache_compiles_into_whole_graphs(config, fresh_dynamo):
     from transformers import CompileConfig
 
     graphs = []
@@ -350,7 +352,7 @@ def test_decoding_from_a_static_cache_compiles_into_one_graph(fresh_dynamo):
         graphs.append(graph)
         return graph
 
-    ours = model("LlamaConfig")
+    ours = model(config, **LOCAL.get(config, {}))
     config = CompileConfig(backend=counting, mode=None, fullgraph=True)
     config._compile_all_devices = True
     options = dict(attention_mask=LEFT, max_new_tokens=5, do_sample=False)

@@ -40,9 +40,10 @@ def attention_cache(
 
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), seqused_k and leftpad_k (B) in int32;
     returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32. Many
-    rows are computed by fagen.attention_varlen, or without lengths by fagen.attention; by
-    attention_decode where the strides of k and v let no kernel read them as packed. `mask` is what
-    else these calls take of one: a window, or chunks.
+    rows are computed by fagen.attention_varlen, or without lengths by fagen.attention. Where the
+    strides of k and v let no kernel read them as packed, both are made contiguous first: a copy
+    reads keys once, and attention_decode for every tile of rows. `mask` is what else these calls
+    take of one, a window or chunks, a softcap and sinks.
 
     Raises as these do.
     """
@@ -52,6 +53,9 @@ def attention_cache(
     if not few and seqused_k is None and leftpad_k is None:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, **mask)
     varlen = None if few else as_varlen(k, v, seqused_k, leftpad_k)
+    if varlen is None and not few:
+        k, v = k.contiguous(), v.contiguous()
+        varlen = as_varlen(k, v, seqused_k, leftpad_k)
     if varlen is None:
         return attention_decode(
             q,
