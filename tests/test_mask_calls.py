@@ -408,6 +408,9 @@ OPS: dict[str, tuple[Any, ...]] = {
     "fwd_fp16_d64_window_m64n64": (3, 1 << 30),
     "fwd_fp16_d64_prefix_m64n64": (FIRST,),
     "dec_fp16_d64_window_r8n64": (3, 1),
+    "fwd_fp16_d64_window_m64n64_softcap_sinkbf16": (3, 1, 2.0, torch.zeros(4).bfloat16()),
+    "fwd_fp16_d64_causal_m64n64_sinkfp32": (torch.zeros(4),),
+    "dec_fp16_d64_causal_r8n64_softcap_sinkfp16": (2.0, torch.zeros(4).half()),
 }
 
 
@@ -419,6 +422,21 @@ def test_opcheck_finds_nothing(stub_op, slug):
         call = (*tensors(queries, keys), 0.125, *tables)
         for each in (stub.op, stub.out_only, op.emulated(slug)):
             torch.library.opcheck(each, call)
+
+
+@pytest.mark.usefixtures("comparable")
+def test_what_a_score_and_sinks_are_given_is_refused_alike_in_python_and_in_cpp(stub_op):
+    stub = stub_op("fwd_fp16_d64_causal_m64n64_softcap_sinkfp32")
+    named = dict(zip("qkv", tensors(5, 5), strict=True), scale=0.125, softcap=2.0)
+    for wrong in (0.0, float("nan"), 2e6):
+        call = {**named, "softcap": wrong, "sinks": torch.zeros(4)}
+        assert "softcap is" in refused_everywhere(stub.plan, stub.op, call)
+    for sinks, expected in (
+        (torch.zeros(3), "sinks has shape (3); it must be (heads = 4)"),
+        (torch.zeros(4).half(), "sinks is not float32, which this kernel takes"),
+        (torch.zeros(8)[::2], "sinks has stride 2 in dimension 0, which must be 1"),
+    ):
+        assert expected in refused_everywhere(stub.plan, stub.op, {**named, "sinks": sinks})
 
 
 @pytest.mark.usefixtures("comparable")

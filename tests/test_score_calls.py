@@ -312,7 +312,11 @@ def test_what_calls_are_readied_for_is_told_by_the_same_words():
 
 def test_a_compiled_score_is_one_graph():
     q, k, v = tensors(20, 20)
-    for call in ({"softcap": 1.5, "window": 5}, {"score": fading, "slope": 0.25}):
+    for call in (
+        {"softcap": 1.5, "window": 5, "sinks": SINKS.half()},
+        {"score": fading, "slope": 0.25},
+        {"sinks": SINKS},
+    ):
         graphs: list[Any] = []
 
         def counted(module: Any, _: Any, graphs: list[Any] = graphs) -> Any:

@@ -88,7 +88,10 @@ def attention(
     as many behind; or (left, right), both included, where None or -1 is open. mask is a word
     (causal, full, chunked, prefix, document), a text, or what `fagen.mask` makes of a function;
     what it takes is `given` by name: chunk an int, prefix int32 (B,), first and last int32 (B, Sq).
-    One kernel is for all windows, and for all that is given to a mask. See docs/call.md.
+    Before masks hide keys scores are capped by softcap, where that is above 0, or become what
+    `score` says of them: a word, a text, or what `fagen.score` makes of a function. sinks (H,), in
+    fp32, fp16 or bf16, are one more logit of each row of a head, without a value. One kernel is for
+    all windows, caps and sinks, and for all that is given to a mask or a score. See docs/call.md.
 
     Or q, k and v in e4m3, as `quantize` makes them, each with its descales: what its numbers are to
     be multiplied by, in fp32, one for all (no dimensions), one for each head (B, H), or one for
@@ -100,7 +103,7 @@ def attention(
     Dv, Sk to 16). out_dtype is bf16 if left out, or fp16. These arguments are for e4m3 alone.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
-    logarithm: zeros and minus infinity for a row that sees no key.
+    logarithm: zeros and minus infinity, or its sink, for a row that sees no key.
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else the one that a
     dispatch table has for this card, dtype, head dims, mask and numbers of query rows and of keys,
@@ -110,11 +113,11 @@ def attention(
     prepare() or another call. Traced with sizes left open, a call counts as one of many query rows
     and of 131,072 keys.
 
-    In 16 bits it has gradients, under causal or full masks so far, by a kernel of its own kind that
-    is chosen in the same way, and built at the first call that needs it: those of q, k and v, also
-    through the log-sum-exp. That of q is a sum in any order, whose last bits may differ from call
-    to call, unless `deterministic` or torch.use_deterministic_algorithms(True) asks for one order.
-    All else is the same in each call anyway.
+    In 16 bits it has gradients, of plain scores under causal or full masks so far, by a kernel of
+    its own kind that is chosen in the same way, and built at the first call that needs it: those of
+    q, k and v, also through the log-sum-exp. That of q is a sum in any order, whose last bits may
+    differ from call to call, unless `deterministic` or torch.use_deterministic_algorithms(True)
+    asks for one order. All else is the same in each call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where
@@ -247,14 +250,14 @@ def prepare(
     torch.compile or torch.export traces with sizes left open counts as one of many rows and of
     131,072 keys. `fagen.pick` names the kernel of one call.
 
-    dtype is torch's or a schedule's word for it. `window` and `mask` are as of the call, and what a
-    mask is given by name may be left out. On `device`, by default the current GPU, the
-    kernel is built, loaded and run once on a single key, after which calls can be captured; on a
-    CPU, the default where there is no GPU, there is nothing to build. In e4m3, v_layout and
-    out_dtype are as of attention(…), and scale_rows is 0 if left out. With `gradient` the kernels
-    of the backward pass are readied too: with `deterministic` those of calls that ask for it.
-    `progress` is called with a line before what takes long. Raises as attention does, and
-    ValueError for deterministic without gradient.
+    dtype is torch's or a schedule's word for it. `window`, `mask`, `softcap` and `score` are as of
+    the call, and what is given by name may be left out; sinks is their dtype. On `device`, by
+    default the current GPU, the kernel is built, loaded and run once on a single key, after which
+    calls can be captured; on a CPU, the default where there is no GPU, there is nothing to build.
+    In e4m3, v_layout and out_dtype are as of attention(…), and scale_rows is 0 if left out. With
+    `gradient` the kernels of the backward pass are readied too: with `deterministic` those of calls
+    that ask for it. `progress` is called with a line before what takes long. Raises as attention
+    does, and ValueError for deterministic without gradient.
     """
     if given:
         # a name that is unknown is told first

@@ -127,8 +127,8 @@ def attention_decode(
     Sk where they are left out, and what lies outside of the cache is cut off. What k and v hold
     elsewhere is not used, and may be no number. With `causal`, which is so where neither it nor a
     mask is given, query i of a sequence sees its keys up to seqused_k - Sq + i: the last one sees
-    all. `window`, `mask` and what that is given are as of attention(…), and what no query sees is
-    not read; masks with numbers of each query there are none here.
+    all. `window`, `mask`, `softcap`, `score`, `sinks` and what is `given` are as of attention(…),
+    and what no query sees is not read; masks with numbers of each query there are none here.
 
     With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
     as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
@@ -136,7 +136,7 @@ def attention_decode(
     `reference_for` finds them.
 
     Returns out (B, Sq, H, Dv), and with return_lse also the log-sum-exp (B, H, Sq) in fp32, natural
-    logarithm: zeros and minus infinity for a row that sees no key.
+    logarithm: zeros and minus infinity, or its sink, for a row that sees no key.
 
     Lengths are read on the device alone: a CUDA graph may be replayed with others. The bits of a
     row depend on its own queries and its sequence's own keys and their number, not on its
@@ -320,7 +320,8 @@ def prepare_decode(
     Where calls without lengths, or over a cache of few keys, have another one, it is readied too. q
     is (batch, queries, heads, head_dim) and k (batch, any, kv_heads, head_dim). dtype
     is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and kv_heads heads.
-    `window` and `mask` are as of the call, and what a mask is given by name may be left out.
+    `window`, `mask`, `softcap` and `score` are as of the call, and what is given by name may be
+    left out; sinks is their dtype.
     With `unified` it is the kernel of calls with a reference. On `device`, by default the current
     GPU, the kernel is built, loaded and run once, after which calls can be captured; on a CPU there
     is nothing to build. `progress` is called with a line before what takes long. Raises as

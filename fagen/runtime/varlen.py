@@ -81,8 +81,8 @@ def attention_varlen(
     keys are seen, the first ones, and with seqused_q, (B) in int32, only so many of its queries
     see any: rows behind them are as those that see no key. The causal mask is aligned to the bottom
     right of each sequence, to the last query and key that are used.
-    `causal`, `window`, `mask` and what is `given` to it are as of attention(…), (B,) where they are
-    of sequences, and (total_q,) where of queries.
+    `causal`, `window`, `mask`, `softcap`, `score`, `sinks` and what is `given` are as of
+    attention(…), (B,) where they are of sequences, and (total_q,) where of queries.
     scale is 1/√D if left out. Under torch.autocast q, k and v in fp32, or in several dtypes, are
     cast to its dtype, as torch's own attention does.
 
@@ -99,8 +99,8 @@ def attention_varlen(
     they are there for callers that have them, and tell fagen.recording of lengths.
 
     Returns out (total_q, H, Dv), and with return_lse also the log-sum-exp (H, total_q) in fp32,
-    natural logarithm: zeros and minus infinity for a row that sees no key. What rows of no sequence
-    hold is left open.
+    natural logarithm: zeros and minus infinity, or its sink, for a row that sees no key. What rows
+    of no sequence hold is left open.
 
     The kernel is that of `schedule` (a file's path, a slug or a Schedule), else that which a
     dispatch table has for this card, dtype, head dims and mask, else that which `schedules/` has,
@@ -267,7 +267,8 @@ def prepare_varlen(
     """Ready the kernel that attention_varlen(…) would use for such tensors; return its slug.
 
     dtype is torch's or a schedule's word for it, and so is out_dtype, which is for e4m3 alone.
-    `window` and `mask` are as of the call, and what a mask is given by name may be left out.
+    `window`, `mask`, `softcap` and `score` are as of the call, and what is given by name may be
+    left out; sinks is their dtype.
     head_dim_v is head_dim if left out. On `device`, by default the current GPU, the kernel is
     built, loaded and run once on a single key, after which calls can be captured; on a CPU there is
     nothing to build. With `gradient` the kernel of the backward pass is built too: with

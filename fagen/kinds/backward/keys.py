@@ -16,7 +16,7 @@ from fagen.kinds.backward.rules import (
 )
 from fagen.schedule import Keys, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import LENGTHS, MASKS, SIXTEEN_BITS
+from fagen.vocab import LENGTHS, PLAIN_MASKS, SIXTEEN_BITS
 
 
 class Backward(Section):
@@ -27,7 +27,7 @@ class Backward(Section):
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(
         description="of Q, K, V, O and all gradients"
     )
-    mask: Annotated[str, OneOf(MASKS)] = Field(
+    mask: Annotated[str, OneOf(PLAIN_MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(

@@ -7,7 +7,7 @@ from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.budget import FP32_BYTES
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
-from fagen.vocab import DTYPES, MASKS, PLAIN_MASKS, SWIZZLES, swizzle_of
+from fagen.vocab import DTYPES, MASKS, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
 
@@ -301,9 +301,6 @@ def _persistent_rules(keys: Values) -> Broken:
 
 def rules(keys: Values) -> Broken:
     """Yield (key, sentence) for each rule between keys that is broken."""
-    if MASKS[keys["mask"]].given:
-        named = " or ".join(f'"{name}"' for name in PLAIN_MASKS)
-        yield "mask", f'= "{keys["mask"]}": so far gradients have masks {named} alone'
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim"])
     block_m, block_n, dq_by = keys["block_m"], keys["block_n"], keys["dq_by"]
     if keys["partition"] == "gradients":
