@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fagen.runtime.c_interface import call as enqueue
+from fagen.runtime.checks import allocated, checked
+
 T = TypeVar("T")
 
 # of eight sequences in 4,096 rows: alike, tiny beside large, all in one
@@ -35,6 +38,15 @@ def spoil(*tensors: Tensor) -> None:
     """Fill with what nobody may take for a result: no number, or a length of nothing."""
     for x in tensors:
         x.fill_(math.nan) if x.is_floating_point() else x.zero_()
+
+
+def poisoned(plan: Any, binary: Any, call: dict[str, Any]) -> tuple[Tensor, ...]:
+    """What a built kernel makes of a call by name, in outputs and a workspace full of NaN."""
+    results = allocated(plan, call, checked(plan, call))
+    spoil(*results)
+    named = {t.result: x for t, x in zip(plan.signature.outputs, results, strict=True)}
+    enqueue(plan, binary.library, **call, **named)
+    return results
 
 
 def graph_of(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:

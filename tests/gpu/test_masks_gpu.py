@@ -17,12 +17,10 @@ from fagen.kind import load_named
 from fagen.measure.verification import Verification
 from fagen.problem import Problem, Sizes
 from fagen.runtime import op
-from fagen.runtime.c_interface import call as enqueue
-from fagen.runtime.checks import allocated, checked
 from fagen.schedule import Schedule
 from fagen.variants import names_of, said
 from tests.gpu.conftest import BUILDERS
-from tests.gpu.helpers import graph_of, ints, spoil
+from tests.gpu.helpers import graph_of, ints, poisoned, spoil
 from tests.mask_helpers import (
     LENGTHS,
     call_of,
@@ -56,15 +54,6 @@ SIZES = (2, 4, 2, 300, 700), (2, 3, 1, 500, 130), (2, 8, 1, 5, 2_000), (2, 2, 2,
 LONGER = (*LENGTHS, (700, 700), (1, 1_500), (300, 1_000), (900, 100), (1, 1), (0, 0), (64, 128))
 
 
-def found(plan: Any, binary: Any, call: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """What a built kernel makes of it."""
-    out, lse = allocated(plan, call, checked(plan, call))
-    spoil(out, lse)
-    named = {t.result: x for t, x in zip(plan.signature.outputs, (out, lse), strict=True)}
-    enqueue(plan, binary.library, **call, **named)
-    return out, lse
-
-
 @pytest.mark.parametrize("slug", DENSE)
 def test_kernels_are_what_numbers_and_tables_say(pair_of, slug):
     plan, binary = pair_of(slug)
@@ -75,7 +64,7 @@ def test_kernels_are_what_numbers_and_tables_say(pair_of, slug):
             every = list(others(plan.mask.name, sizes))
         for given in every:
             _, call, exact = call_of(slug, sizes, given, device="cuda")
-            check(plan, found(plan, binary, call), exact)
+            check(plan, poisoned(plan, binary, call), exact)
 
 
 @pytest.mark.parametrize("slug", VARLEN)
@@ -84,7 +73,7 @@ def test_varlen_kernels_are_what_numbers_and_tables_say(pair_of, slug):
     for heads in ((2, 1), (3, 3), (8, 2), (6, 1)):
         for given in varlen_numbers(plan.mask.name, plan.block_n, LONGER):
             _, call, exact = varlen_call(slug, given, heads, lengths=LONGER, device="cuda")
-            check_varlen(plan, found(plan, binary, call), exact)
+            check_varlen(plan, poisoned(plan, binary, call), exact)
 
 
 @pytest.mark.parametrize("slug", DECODING)
@@ -114,7 +103,7 @@ def test_decoding_is_what_numbers_and_tables_say_whatever_keys_hold_that_no_quer
                 for x in (call["k"], call["v"]):
                     x[number, :unseen] = x[number, last:] = math.nan
             call["seqused_k"], call["leftpad_k"] = ints(*ends), ints(*begins)
-            check(plan, found(plan, binary, call), exact)
+            check(plan, poisoned(plan, binary, call), exact)
 
 
 PROVED = (
