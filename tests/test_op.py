@@ -343,7 +343,12 @@ class FakeDriver:
 
 @pytest.mark.parametrize(
     ("slug", "dtype"),
-    [(SLUG, "bf16"), (COLUMNS, "e4m3-bf16-columns-32"), (ROWS, "e4m3-fp16-rows-0")],
+    [
+        (SLUG, "bf16"),
+        (COLUMNS, "e4m3-bf16-columns-32"),
+        (ROWS, "e4m3-fp16-rows-0"),
+        ("fwd_fp16_d64v32_window_m64n64", "fp16"),
+    ],
 )
 def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(stub_op, slug, dtype):
     stub = stub_op(slug)
@@ -364,6 +369,8 @@ def test_the_c_program_of_the_gpu_tests_passes_what_the_binding_does(stub_op, sl
         if tensor.present
     }
     named["scale"] = 64**-0.5
+    if stub.plan.mask.given:
+        named |= {"window_left": 100 // 3, "window_right": 0}
     own = fields_of(c_interface.arguments(stub.plan, named, checked(stub.plan, named)))
     pointers = {tensor.name for tensor in tensors}
     for name, value in own.items():
