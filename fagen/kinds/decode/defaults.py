@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fagen.arch import SM90
 from fagen.errors import OverBudget
+from fagen.expr.words import PLAIN
 from fagen.kind import Step
 from fagen.kinds.decode.cost import first_tiles, whole_tiles
 from fagen.kinds.decode.keys import Schedule
@@ -229,7 +230,7 @@ def derived(
     block_n, widest = _block_n(columns), columns > _WIDEST
     short = head_dim == head_dim_v in _PAIRED and num_splits == _SHORT_SPLITS and several
     # with a score any number may
-    spills = {} if "score" in variant else {"max_spill_bytes": _SPILL}
+    spills = {} if variant.get("score", PLAIN) != PLAIN else {"max_spill_bytes": _SPILL}
     three = {"blocks": _THREE} if short and maximum == "lazy" else {}
     # a pair's buffers are as many
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
