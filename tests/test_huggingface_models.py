@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fagen import huggingface
+from fagen.huggingface.functions import Meaning
 from tests.op_helpers import refusal
 
 pytestmark = [
@@ -226,6 +227,29 @@ def test_models_with_windows_or_chunks_generate_the_same_tokens(config, mask, ho
     options = dict(attention_mask=mask, max_new_tokens=9, do_sample=False) | how
     models = pair(config, **LOCAL[config])
     assert all_same(lambda model: model.generate(IDS, **options), models)
+
+
+def test_the_mask_functions_of_this_transformers_are_known():
+    from transformers import masking_utils as masks
+
+    known = huggingface.functions(masks)
+    assert None not in (known.both, known.either) and all(code for code, _ in known.made)
+    numbers = torch.zeros(2, 9)
+    packed = masks.packed_sequence_mask_function(numbers)
+    for function, meaning in (
+        (masks.causal_mask_function, Meaning(causal=True)),
+        (masks.bidirectional_mask_function, Meaning()),
+        (masks.sliding_window_causal_mask_function(7), Meaning(True, 6)),
+        (masks.sliding_window_bidirectional_mask_function(7), Meaning(False, 7, 7)),
+        (masks.chunked_causal_mask_function(7, numbers), Meaning(True, chunk=7)),
+        (masks.and_masks(masks.causal_mask_function, packed), Meaning(True)),
+        (masks.or_masks(masks.causal_mask_function, packed), "or_masks"),
+        (masks.padding_mask_function(numbers), "padding_mask_function"),
+        (masks.add_offsets_to_mask_function(packed, 1, 1), "add_offsets_to_mask_function"),
+    ):
+        assert known.read(function) == meaning
+    read = known.read(masks.and_masks(masks.causal_mask_function, packed))
+    assert isinstance(read, Meaning) and read.packed is numbers
 
 
 def has_images_in_chunks() -> bool:

@@ -177,6 +177,7 @@ def _either_of(parts: list[Meaning | str]) -> Meaning | str:
             return part
     blocks = [x.blocks for x in parts if isinstance(x, Meaning) and x.blocks is not None]
     others = [x for x in parts if isinstance(x, Meaning) and x.blocks is None]
+    # what is apart in packed sequences is no part of what is compared
     if len(blocks) != 1 or others != [Meaning(causal=True)] or others[0].packed is not None:
         return "or_masks"
     return Meaning(causal=True, blocks=blocks[0])
