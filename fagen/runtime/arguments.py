@@ -200,7 +200,7 @@ def told(
         else:
             variant, values, by_sequence, names = known
             if None in values:
-                there = {"causal_of": causal, **given}
+                there = given if isinstance(causal, bool) else {"causal_of": causal, **given}
                 values = tuple(
                     [there[name] if x is None else x for name, x in zip(names, values, strict=True)]
                 )

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from fagen.expr.canonical import Expression
-from fagen.expr.words import PLAIN
 from fagen.masking import Window
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag, names_types
@@ -14,7 +13,7 @@ from fagen.runtime.attention import attention
 from fagen.runtime.call import Choice
 from fagen.runtime.quantize import quantize
 from fagen.variants import names_of
-from fagen.vocab import SCALE_ROWS_DEFAULT
+from fagen.vocab import SCALE_ROWS_DEFAULT, SCORES
 
 
 @names_types
@@ -63,8 +62,8 @@ def attention_fp8(
     variant, *_ = told(attention_fp8, *how.values(), given)  # refused by this call's name
     q, k, v = autocast.cast(q, k, v)
     center_k, center_v = flag("center_k", center_k), flag("center_v", center_v)
-    # of keys less their mean another score is another
-    center_k = center_k and names_of(variant)[1] == PLAIN
+    # a score of keys less their mean is another, unless it is a multiple
+    center_k = center_k and not SCORES[names_of(variant)[1]].acts
     refuse_unquantisable(q, k, v, scales, v_layout)
     by_block = scales == "block"
     if by_block and scale_rows is None:
