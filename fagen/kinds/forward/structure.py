@@ -166,7 +166,7 @@ def skips_first_blocks(values: Values) -> bool:
     if values["inter_warpgroup"] and max(skipped) > 1:
         return False
     ends = zip(skipped, reversed(skipped), strict=True)
-    return max(first + max(0, last - 1) for first, last in ends) < values["stages"]
+    return bool(max(first + max(0, last - 1) for first, last in ends) < values["stages"])
 
 
 def loads_q_in_steps(values: Values) -> bool:

@@ -199,7 +199,7 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
     sinks = {name: call[name] for name in call.keys() & {"sinks"}}
     given = {name: call[name] for name in plan.mask.given}
     tensors = {name: x for name, x in by_sequence.items() if name not in given}
-    of_call = {"mask": plan.mask, "score": plan.score.as_usual, "scale": call["scale"]}
+    of_call: dict[str, Any] = dict(mask=plan.mask, score=plan.score.as_usual, scale=call["scale"])
     formula = partial(attend, **tensors, **of_call, given=given)
     exact, exact_lse = formula()
     # of keys alone: sinks may be as large as they like
