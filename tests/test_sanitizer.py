@@ -223,7 +223,7 @@ def test_the_scales_of_a_block_are_read_before_k_is_released_and_written_after(s
     assert finish.index("read_scales();") < finish.index("release_k();")
     assert "release(shared.k_empty[k.stage]);" in text.split("void release_k()")[1].split("}")[0]
     write = text[text.index("void write(const Tile& tile") :].split("advance")[0]
-    steps = ["k_empty[k.stage].wait", "shared.scales[k.stage]", "k_full[k.stage].arrive"]
+    steps = ["k_empty[k.stage].wait", "__syncwarp", "shared.scales[k.stage]", "k_full[k.stage].arr"]
     assert [write.index(step) for step in steps] == sorted(write.index(step) for step in steps)
 
 

@@ -88,10 +88,11 @@ TILE_READ_BY_ALL_LANES = read_by_all_lanes("Tiles::next", "TileScheduler::next")
 # there is between the reads and tile_empty. Of one sequence, which lane 0 has, no tile is found.
 TILE_WRITTEN_BY_ANY_LANE = race(r"(?:Consumer::\w+|produce)", "TileFinder::find")
 
-# With scales by block: K's of a block, and the barrier is k_empty, for which each lane that may
-# write waits itself. On an H200 the tool counted what this explains and nothing else, the bytes of
-# each stage that was written again: 3,080 blocks, of which 132 thread blocks wrote the first two
-# into fresh stages, are 2,816 x 4 bytes = 11,264 hazards. An H100's were as many.
+# With scales by block: K's of a block, and the barrier is k_empty, for which each lane of a warp
+# waits itself before __syncwarp, and those that have them write. On an H200 the tool counted what
+# this explains and nothing else, the bytes of each stage that was written again: 3,080 blocks, of
+# which 132 thread blocks wrote the first two into fresh stages, are 2,816 x 4 bytes = 11,264
+# hazards. An H100's were as many.
 SCALES_READ_BY_ALL_LANES = read_by_all_lanes("Consumer::read_scales", "Descales::write")
 
 # Gradients by two warpgroups: P, which all lanes of one write and all of the other read; barriers

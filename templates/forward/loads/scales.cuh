@@ -16,6 +16,7 @@ struct ScaleProducer {
       own.read(params, tile, group);
     }
     shared.k_empty[k.stage].wait(k.phase ^ 1);
+    __syncwarp();  // no lane misses the phase that another one's arrival ends
     if (lane() >= first_lane && lane() < first_lane + kGroups) {
       own.write(shared.scales[k.stage][lane() - first_lane]);
       shared.k_full[k.stage].arrive();
