@@ -1,5 +1,6 @@
 """Texts of scores as calls have them, and what each makes of products, by lambdas of ours."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -64,6 +65,14 @@ TEXTS = {
             s.clamp(min=0).sqrt() + 0.01 * kv * j / heads + 0.1 * torch.log1p(i.double()) * s
         ),
     ),
+    "worked_out": Text(  # by the launcher, but for tanh
+        "min(exp(warm), 9.0) * tanh(score / (1.0 + warm*warm))",
+        {"warm": ("float32", -5.0, 5.0)},
+        {"warm": 0.7},
+        lambda s, warm, **at: min(math.exp(warm), 9) * torch.tanh(s / (1 + warm**2)),
+    ),
+    "without": Text("0.01*k_idx", {}, {}, lambda s, j, **at: (0.01 * j.double()).expand(s.shape)),
+    "steepest": Text("1e9*score - 1e9*abs(score)", {}, {}, lambda s, **at: 2e9 * s.clamp(max=0)),
     "by_batch": Text(
         "where(batch == 1, 1.5, 1.0) * score / (1.0 + 0.001*(len_k - len_q))",
         {},
