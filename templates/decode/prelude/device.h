@@ -38,7 +38,9 @@ Unit first_of_whole(const Params& params);
 int first_head_of(const Params& params, const Unit& unit, int own);  // where a tile has several KV heads
 bool has_failed(const Params& params, const Unit& unit, int row);  // by a fixed maximum
 
-// Products, and where an accumulator's numbers are.
+// Products, what becomes of them, and where an accumulator's numbers are.
+float tanh_approx(float x), sqrt_approx(float x);
+void combine_sink(float sink, float& base, float& sum, float& old);
 uint32_t row_offset(int row);
 template <bool accumulate, int n>
 void wgmma_scores(float (&s)[n], Descriptor keys, Descriptor queries);

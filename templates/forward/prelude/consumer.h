@@ -40,7 +40,7 @@ struct Consuming {
 
   // scores: S = QK, and P of a tile's first block and of the next ones, alone or under PV
   void issue_qk(Scores& s), finish_qk(Scores& s, bool final_block), read_scales();
-  struct {} key_scales;  // of a block, where it has some
+  struct {} key_scales; float product_scale;  // of a block and of S before it becomes scores, where there are descales
   int spread_first;      // from this block on to the tile's last, maxima are found before P
   bool spread(const Tile& tile, int block, const Softmax& softmax);
   void first_scores(const Tile& tile, Scores& s, Probabilities& p, Softmax& softmax);
