@@ -545,6 +545,59 @@ def gradients_of_packed(demo):
     refused(lambda: other(q.astype(jnp.bfloat16)[:, :2]), NotImplementedError, said)
 
 
+def masked(q, k, v, sees, cap=None, sinks=None):
+    """out and its log-sum-exp where a row sees a key by places, of capped scores beside sinks."""
+    q, k, v = (exact(x) for x in (q, k, v))
+    k, v = (x.repeat(q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
+    batch, _, rows, keys = scores.shape
+    b, i, j = np.ogrid[:batch, :rows, :keys]
+    p = np.exp(scores) * np.broadcast_to(sees(b, i + keys - rows, j), (batch, rows, keys))[:, None]
+    total = p.sum(-1) + (0 if sinks is None else np.exp(exact(sinks))[:, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out = np.einsum("bhqk,bkhd->bqhd", np.nan_to_num(p / total[..., None]), v)
+        return out, np.log(total)
+
+
+def variants(demo):
+    q, k, v = qkv(head_dim=64, queries=40, keys=60)
+    sinks = normal("bfloat16", 4)
+    lengths = jnp.asarray([5, 30], jnp.int32)
+
+    def window(b, i, j):
+        return (j <= i) & (i - j < 9)
+
+    def prefix(b, i, j):
+        return (j <= i) | (j < np.asarray(lengths)[b])
+
+    both = {"causal": True, "window": 9, "softcap": 1.5, "sinks": sinks}
+    for call, right in (
+        ({"causal": True, "window": 9}, masked(q, k, v, window)),
+        ({"window": (8, 0)}, masked(q, k, v, window)),
+        (both, masked(q, k, v, window, 1.5, sinks)),
+        ({"mask": "prefix", "prefix": lengths}, masked(q, k, v, prefix)),
+    ):
+        static = {name: value for name, value in call.items() if not hasattr(value, "shape")}
+        traced = {name: value for name, value in call.items() if hasattr(value, "shape")}
+        attention = jax.jit(partial(demo.attention, return_lse=True, **static))
+        for found, one in zip(attention(q, k, v, **traced), right, strict=True):
+            compare(found, one, 4e-3)
+    few = q[:, -2:]
+    right, lse = masked(few, k, v, window, 1.5, sinks.astype("float32"))
+    how = {"window": 9, "softcap": 1.5, "sinks": sinks.astype("float32"), "return_lse": True}
+    for found, one in zip(demo.attention_decode(few, k, v, **how), (right, lse), strict=True):
+        compare(found, one, 4e-3)
+    at = jnp.asarray([0, 40], jnp.int32), jnp.asarray([0, 60], jnp.int32)
+    own = demo.attention_varlen(q[0], k[0], v[0], *at, causal=True, window=9)
+    compare(own, masked(q, k, v, window)[0][0], 4e-3)
+    refused(lambda: demo.attention(q, k, v, window=0), ValueError, "window is 0; it must be a numb")
+    said = "no kernel of this package serves dtype float16"
+    refused(lambda: demo.attention(q, k, v, softcap=2.0), ValueError, said)
+    loss = total(lambda q: demo.attention(q, k, v, window=(8, 0)))
+    refused(lambda: jax.grad(loss)(q), NotImplementedError, "leaves it out of a gradient")
+
+
 def gradients_refused(demo):
     q = normal("float16", 1, 8, 2, 128)
     loss = total(lambda q: attention(demo, q, q, q))
@@ -578,6 +631,7 @@ CALLS = (
     combiners,
     decoding,
     packed,
+    variants,
     devices,
     refusals,
 )

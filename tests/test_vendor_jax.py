@@ -40,6 +40,11 @@ KERNELS = (
     "fwd_bf16_d64_full_m64n64_varlen",
     "fwd_e4m3_d64_causal_m64n64_varlen",
     "bwd_fp16_d64_causal_m64n64_varlen",  # of the first of these
+    "fwd_fp16_d64_window_m64n64",
+    "fwd_fp16_d64_prefix_m64n64",
+    "fwd_fp16_d64_window_m64n64_softcap_sinkbf16",
+    "dec_fp16_d64_window_r8n64_softcap_sinkfp32",
+    "fwd_fp16_d64_window_m64n64_varlen",
 )
 CUDA = Path("/usr/local/cuda/include")
 
@@ -177,7 +182,7 @@ def on_a_cpu(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("what", "rights"), [pytest.param("calls", 9, marks=pytest.mark.long), ("gradients", 8)]
+    ("what", "rights"), [pytest.param("calls", 10, marks=pytest.mark.long), ("gradients", 8)]
 )
 def test_calls_and_gradients_are_right_through_the_ffi_on_a_cpu(what, rights, python, on_a_cpu):
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
