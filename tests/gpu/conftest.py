@@ -13,6 +13,7 @@ import torch
 
 from fagen import flow
 from fagen.arch import SM90
+from fagen.expr.words import PLAIN
 from fagen.kinds.forward.operands import has_descales, launch, operands
 from fagen.kinds.forward.verify.dense import Kernel, dense
 from fagen.kinds.forward.verify.fp8 import by_operands
@@ -27,7 +28,9 @@ from fagen.runtime.c_interface import call
 _NONE = SimpleNamespace(params={})  # of a test without parameters
 BUILDERS = os.cpu_count() or 1  # kernels that are compiled at a time
 _ALL = sorted(read_schedule(path).slug for path in (locate("schedules") / "forward").glob("*.toml"))
-COMMITTED = [slug for slug in _ALL if not plan_of(slug).varlen]  # others: test_varlen_gpu.py
+_DENSE = [slug for slug in _ALL if not plan_of(slug).varlen]  # others: test_varlen_gpu.py
+SCORED = [slug for slug in _DENSE if plan_of(slug).sink or plan_of(slug).score.name != PLAIN]
+COMMITTED = [slug for slug in _DENSE if slug not in SCORED]  # others: test_scores_gpu.py
 SLUGS = [slug for slug in COMMITTED if not has_descales(plan_of(slug))]
 E4M3 = [  # one of each kind, for what does not depend on the tile
     "fwd_e4m3_d128_causal_m128n128_vrows",

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import fagen
-from tests.gpu.helpers import poisoned
+from fagen import registry
+from fagen.kind import load_named
+from fagen.kinds.forward.operands import arguments, launch, outputs
+from fagen.measure.inputs import cell_of, inputs
+from fagen.measure.verification import Verification
+from fagen.problem import Sizes
+from fagen.runtime import op
+from tests.gpu.conftest import SCORED
+from tests.gpu.helpers import poisoned, same
 from tests.mask_helpers import call_of, check, check_varlen, varlen_call
 from tests.score_helpers import TEXTS, word_of
 from tests.test_mask_calls import tensors
@@ -14,6 +22,18 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
 ]
+
+
+@pytest.mark.parametrize("slug", SCORED)
+def test_committed_kernels_pass_their_proof_and_their_ops_give_what_c_does(pair_of, slug):
+    plan, binary = pair_of(slug)
+    verification: Verification = load_named(registry.kind(plan.kind).verification)
+    assert all(error.ok for error in verification.errors(plan, binary, print))
+    given = arguments(plan, *inputs(cell_of(plan, Sizes(2, 4, 2, 300, 333))))
+    into = outputs(plan, given[0])
+    launch(plan, binary.library, given, into)()
+    assert same(op.load(binary)(*given), into)
+
 
 # each text in one form, and each form
 SPREAD = [
