@@ -28,7 +28,7 @@ from fagen.render import Source, written
 from fagen.vendor import torch_package
 from fagen.vendor.contents import Folder, Group, Kernel
 from fagen.vendor.table import FIELDS, VARLEN, Table, in_c, table_of
-from fagen.vocab import DECODE, DTYPES, FORWARD, ONE_QUERY, OUT_DTYPES
+from fagen.vocab import DECODE, DTYPES, FORWARD, ONE_QUERY, OUT_DTYPES, PLAIN_MASKS
 from tests.fresh import forget
 
 pytestmark = pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")
@@ -231,7 +231,11 @@ class Attending:
     def schedules() -> list[Any]:
         table = table_at(locate("schedules") / "dispatch.toml")
         schedules = all_of(*dict.fromkeys(row.slug for row in table))
-        schedules = [schedule for schedule in schedules if schedule.kind == FORWARD]
+        schedules = [
+            schedule
+            for schedule in schedules
+            if schedule.kind == FORWARD and schedule.values()["mask"] in PLAIN_MASKS
+        ]
         fp8 = [schedule for schedule in schedules if DTYPES[schedule.values()["dtype"]].fp8]
         return schedules + [schedule.but(out_dtype="fp16") for schedule in fp8]
 
@@ -326,7 +330,11 @@ class Decoding:
 class Packed:
     """All of varlen sequences that are committed, others beside them, and O of e4m3 in fp16."""
 
-    own = tuple(path.stem for path in registry.schedules("forward") if "_varlen" in path.stem)
+    own = tuple(
+        path.stem
+        for path in registry.schedules("forward")
+        if "_varlen" in path.stem and "_sink" not in path.stem
+    )
     others = (
         "fwd_fp16_d64_causal_m128n64_varlen",
         "fwd_e4m3_d64_full_m64n64_varlen",

@@ -142,9 +142,7 @@ class Row:
         values = from_slug(self.slug).values()
         # thread blocks of a cluster have neighbouring tiles, and end together
         rows, at_once = values["block_m"] * values["cluster"], SM90.sm_count // values["cluster"]
-        mask = MASKS[values["mask"]]
-        # tiles of a window are as long as others, but for a head's first ones
-        ways = int(mask.by_row and not mask.first_by_row), int(values["pack_gqa"])
+        ways = int(MASKS[values["mask"]].by_row), int(values["pack_gqa"])
         step = values["block_n"], self.step_clocks, self.tile_clocks
         more = self.combine_clocks
         if values.get("transposes") == "kernel":
