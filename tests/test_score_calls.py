@@ -13,6 +13,7 @@ from fagen import flash_attn_interface as fa3
 from fagen import registry
 from fagen.errors import ExpressionError
 from fagen.problem import Problem
+from tests.cli_helpers import fagen as command
 from tests.tensors import normal
 
 pytestmark = [
@@ -308,6 +309,33 @@ def test_what_calls_are_readied_for_is_told_by_the_same_words():
         fagen.prepare(**like, sinks="int32", device="cpu")
     with pytest.raises(TypeError, match=r"prepare\(\) takes no cap"):
         fagen.prepare(**like, softcap=5.0, cap=3.0)
+
+
+PICKED = ["pick", "--dtype", "bf16", "--head-dim", "64", "--causal"]
+
+
+def test_the_command_line_takes_the_same_words():
+    answer = command(
+        *PICKED, "--window", 128, "--softcap", 50, "--sinks", "bf16", "--lengths", "varlen"
+    )
+    assert answer.exit_code == 0, answer.output
+    assert (
+        "bfloat16, head_dim 64, window, score softcap, sinks in bfloat16, varlen" in answer.output
+    )
+    answer = command(
+        *PICKED, "--score", "cap * tanh(score / cap)", "--given", "cap=3", "--pass", "decode"
+    )
+    assert answer.exit_code == 0 and answer.output.startswith("dec_bf16_d64_causal_r8n128_softcap")
+    for words, said in (
+        (["--given", "width"], "'width' is not NAME=NUMBER"),
+        (["--given", "heads=3"], "heads is an option: --heads"),
+        (["--given", "far=3"], "pick() takes no far"),
+        (["--score", "sofcap"], "did you mean softcap?"),
+        (["--sinks", "int8"], "sinks are int8; they must be one of float32, float16, bfloat16"),
+        (["--softcap", "50", "--pass", "backward"], "no kernel computes bfloat16, head_dim 64"),
+    ):
+        answer = command(*PICKED, *words)
+        assert answer.exit_code and said in answer.output, answer.output
 
 
 def test_a_compiled_score_is_one_graph():
