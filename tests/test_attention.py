@@ -12,6 +12,7 @@ from fagen.kinds.forward.emulate import emulate
 from fagen.kinds.forward.keys import Schedule
 from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
+from fagen.measure.sinks import usual_sinks
 from fagen.paths import locate
 from fagen.problem import Problem, Sizes
 from fagen.registry import read as read_schedule
@@ -39,8 +40,10 @@ def test_attention_is_attention(causal):
 
 
 def mask_of(problem):
-    """A mask as calls say it."""
-    return {"causal": problem.mask != "full"} | ({"window": 9} if problem.mask == "window" else {})
+    """A mask and a score as calls say them."""
+    how = {"causal": problem.mask != "full"}
+    how |= {"window": 9} if problem.mask == "window" else {}
+    return how | ({"softcap": 5.0} if problem.score == "softcap" else {})
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,7 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule):
         head_dim=problem.head_dim,
         head_dim_v=problem.head_dim_v,
         **mask,
+        sinks=problem.sink or None,
         seqlen=200,
         rows=QUERY_ROWS,
         device="cpu",
@@ -67,12 +71,14 @@ def test_every_schedule_of_the_folder_serves_its_problem(schedule):
     slug = serve(problem, Sizes(2, 4, 2, 70, 200), "").schedule.slug  # of several that it has
     assert {Problem.of(Schedule.from_slug(name)) for name in (slug, prepared)} == {problem}
     q, k, v = qkv(dtype_of(problem.dtype), problem.head_dim, problem.head_dim_v)
-    out, lse = fagen.attention(q, k, v, **mask, return_lse=True)
     serving = plan(Schedule.from_slug(slug))
+    sinks = usual_sinks(serving.sink, q.shape[2], "cpu")
+    out, lse = fagen.attention(q, k, v, **mask, **sinks, return_lse=True)
     if problem.mask == "window":
         bound = serving.mask.bound({"window_left": 8, "window_right": 0})
         serving = replace(serving, mask=bound)
-    expected = emulate(serving, q, k, v, problem.head_dim**-0.5)
+    serving = replace(serving, score=serving.score.bound({"softcap": 5.0}))
+    expected = emulate(serving, q, k, v, problem.head_dim**-0.5, **sinks)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
