@@ -143,7 +143,10 @@ def _weighted(
 
 
 class Scores:
-    """What products of a call become, but for a factor of all; see fagen.scores."""
+    """What products of a call become, but for a factor of all; see fagen.scores.
+
+    By torch's functions: a kernel's are faster, and a little off (arch.SCORE_OPERATIONS).
+    """
 
     def __init__(self, plan: Plan, scale: float, seqlen_q: int, seqlen_k: int, heads: int) -> None:
         self.score = plan.score
