@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fagen.render import render
 from tests.mask_helpers import (
     call_of,
     check,
@@ -166,3 +167,29 @@ def test_beside_a_mask_by_sequence_texts_know_its_number() -> None:
     plan, arguments, exact = call(slug, (2, 2, 1, 90, 150), prefix, {}, text.by_hand)
     check(plan, emulated(plan, arguments), exact)
     check(plan, simulated(plan, arguments), exact)
+
+
+# what kernels say of scores, and what would be wrong
+ACT, HIDE = (f"{name}_block(s, tile, tile.blocks.last - 1);\n" for name in ("score", "mask"))
+FAULTS = (
+    ("softcap", "s[i] * params.product_scale", "s[i]"),
+    ("softcap", "params.scale_log2 = a.softcap", "params.scale_log2 = a.scale"),
+    ("softcap", f"{ACT}    {HIDE}", f"{HIDE}    {ACT}"),
+    ("alibi", "float(tile.head + 1)", "float(tile.kv_head + 1)"),
+    ("alibi", "query[row_of(i)]", "query[0]"),
+    ("alibi", "+ column_of(i))", "+ i)"),
+    ("alibi", " + params.seqlen_k - params.seqlen_q", ""),
+)
+
+
+@pytest.mark.parametrize("place", range(len(FAULTS)))
+def test_what_would_be_wrong_shows(place: int) -> None:
+    label, right, wrong = FAULTS[place]
+    own = {"softcap": 5.0} if label == "softcap" else {}
+    word, by_hand = (label, capped) if own else (word_of(label), TEXTS[label].by_hand)
+    slug = f"fwd_fp16_d64_causal_m64n64_{word}"
+    plan, arguments, exact = call(slug, (1, 4, 2, 90, 150), {}, own, by_hand)
+    kernel = render(plan).kernel
+    assert kernel.count(right) == 1
+    with pytest.raises(AssertionError):
+        check(plan, simulated(plan, arguments, kernel.replace(right, wrong)), exact)
