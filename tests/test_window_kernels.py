@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from fagen import registry, simulator
+from fagen.dispatch.select import serve
+from fagen.problem import Problem, Sizes
 from fagen.render import render
 from fagen.runtime.c_interface import library_at
+from fagen.vocab import SIXTEEN_BITS
 from tests.mask_helpers import (
     LENGTHS,
     SEES,
@@ -128,3 +131,15 @@ def test_nor_in_decoding_whose_splits_are_of_what_is_seen(queries: int, left: in
     check(plan, simulated(plan, call, kernel), exact)
     seen = visible(queries, keys, given)
     assert loaded(kernel) == 2 * 2 * touched(seen, queries, plan.block_n, aligned=False)
+
+
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS)
+def test_calls_of_few_rows_have_smaller_tiles(dtype: str) -> None:
+    """Up to a round of tiles of 128 rows; with sinks as without."""
+    for dim, few, many in ((128, "m128n128", "m192n64"), (64, "m128n128", "m256n64")):
+        for sink in ("", "bf16"):
+            problem = Problem(dtype, dim, dim, "window", dtype, "", 0, sink=sink)
+            for length, tile in ((2_112, few), (2_113, many), (16_384, many)):
+                served = serve(problem, Sizes(1, 8, 8, length, length), "NVIDIA H100 80GB HBM3")
+                assert served.schedule.slug.split("_")[4] == tile
+                assert served.schedule.values()["sink"] == sink
