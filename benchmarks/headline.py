@@ -7,6 +7,7 @@ each, and the grid's ratios in both regimes. `make docs` makes both from the new
 
 import csv
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -17,6 +18,7 @@ from fagen.render import environment
 
 OURS, FA3, CUDNN = "fagen", "FlashAttention-3", "cuDNN"
 WHO = {"fagen": OURS, "fa3": FA3, "cudnn": CUDNN, "fa2": "FlashAttention-2"}  # as files name them
+PEERS = tuple(WHO)[1:]
 REGIMES = ("burst", "sustained")
 DTYPE = "fp16"  # of the picture
 PICTURE = "speeds.svg"
@@ -138,14 +140,14 @@ def drawn(bars: Sequence[Speed], title: str, subtitle: str) -> str:
 
 # ---- the table -----------------------------------------------------------------------------------
 
-# works of the file of random calls, as the table names them
+# kinds of benchmarks/peers.py, as the table names them
 WORKS = {
-    "fwd": "forward, fp16 and bf16",
-    "bwd": "gradients, fp16 and bf16",
-    "varlen fwd": "varlen forward",
-    "varlen bwd": "varlen gradients",
-    "decode equal": "decoding, equal lengths",
-    "decode mixed": "decoding, mixed lengths",
+    "forward": "forward, fp16 and bf16",
+    "backward": "gradients, fp16 and bf16",
+    "varlen forward": "varlen forward",
+    "varlen backward": "varlen gradients",
+    "decode, equal lengths": "decoding, equal lengths",
+    "decode, mixed lengths": "decoding, mixed lengths",
     "e4m3": "e4m3 forward",
 }
 
@@ -160,20 +162,18 @@ class Calls:
 
 
 def random_calls(path: Path) -> tuple[Calls, ...]:
-    """From a file of microseconds, a row a call; one that no peer takes is left out."""
+    """From a run of benchmarks/peers.py, medians of its repeats; a call of no peer is left out."""
     quotients: dict[str, list[float]] = {}
     peers: dict[str, dict[str, None]] = {}
-    for row in commented(path):
-        work = row["call"].removesuffix(" fp16").removesuffix(" bf16")
-        times = {name: float(row[f"{name}_us"]) for name in WHO if row[f"{name}_us"]}
-        ours = times.pop("fagen")
-        if times:
-            quotients.setdefault(work, []).append(min(times.values()) / ours)
-            peers.setdefault(work, {}).update(dict.fromkeys(times))
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        if row["values"]:
+            quotients.setdefault(row["kind"], []).append(statistics.median(row["values"]))
+            own = row["us"] | row["csv_us"]
+            peers.setdefault(row["kind"], {}).update(dict.fromkeys(own))
     return tuple(
-        Calls(title, tuple(quotients[work]), tuple(WHO[x] for x in WHO if x in peers[work]))
-        for work, title in WORKS.items()
-        if work in quotients
+        Calls(title, tuple(quotients[kind]), tuple(WHO[x] for x in PEERS if x in peers[kind]))
+        for kind, title in WORKS.items()
+        if kind in quotients
     )
 
 
@@ -239,8 +239,10 @@ def _over_fa3(rows: Sequence[Row], fa3: list[dict[str, str]]) -> dict[str, list[
 
 
 def versions(path: Path) -> str:
-    """What a run was made with, of the file beside its rows: card, driver, versions, day."""
-    run = json.loads(path.with_suffix(".run.json").read_text(encoding="utf-8"))
+    """What a run was made with, of its file or the one beside: card, driver, versions, day."""
+    beside = path.with_suffix(".run.json")
+    run = json.loads((beside if beside.exists() else path).read_text(encoding="utf-8"))
+    run = run.get("about", run)
     return (
         f"{run['card']}, driver {run['driver']}, CUDA {run['cuda']}, torch {run['torch']}, "
         f"cuDNN {run['cudnn']}, {run['date']}"

@@ -262,15 +262,17 @@ def _results() -> Iterator[str]:
     if gradients:
         where += f". Gradients: {headline.versions(gradients)} ({_page(gradients)})"
     yield _wrapped(f"{where}.*")
-    calls = headline.newest(results, "-peers", ".csv")
+    calls = headline.newest(results, "-peers")
     if calls:
         yield ""
         yield from headline.random_table(calls)
         yield ""
         yield _wrapped(
-            "*Calls of random sizes; fagen and all peers ran in one process. Calls that no peer "
-            f"supports are left out. {_made_on(calls)}. e4m3 kernels accumulate in fp32 since "
-            "then, which costs 3 … 13 % ([notes](benchmarks/notes/fp8.md#how-fast-it-is)).*"
+            "*Calls of random sizes, as CUDA graphs. Calls that no peer supports are left out. "
+            f"{headline.versions(calls)} ({_page(calls)}). {FA3}, hopper/ at 0251105a, ran beside "
+            "fagen 886a461 and these peers the day before ([its rows](benchmarks/peers-h100.csv)); "
+            "its times are told by those of fagen 886a461 in both runs, or where it is far behind "
+            "by the peers' ([measuring](benchmarks/notes/measuring.md#benchmarks)).*"
         )
 
 

@@ -75,11 +75,14 @@ def test_texts_can_be_read_400_pixels_wide():
 
 
 def test_random_calls_are_over_the_fastest_peer_of_each(tmp_path):
-    path = tmp_path / "some-card-2026-01-31-peers.csv"
-    path.write_text(
-        "# what\n# where\ncall,fagen_us,fa3_us,cudnn_us,fa2_us\n"
-        "fwd fp16,10,20,15,\nfwd bf16,10,,9,30\nbwd fp16,10,,,\ndecode mixed,2,,,8\n"
-    )
+    path = tmp_path / "some-card-2026-01-31-peers.json"
+    rows = [
+        {"kind": "forward", "us": {"cudnn": [9]}, "csv_us": {"fa3": 8}, "values": [1.4, 1.6, 1.5]},
+        {"kind": "forward", "us": {"fa2": [9]}, "csv_us": {}, "values": [0.9]},
+        {"kind": "backward", "us": {}, "csv_us": {}, "values": []},
+        {"kind": "decode, mixed lengths", "us": {"fa2": [8]}, "csv_us": {}, "values": [4.0]},
+    ]
+    path.write_text(json.dumps({"about": {}, "rows": rows}))
     forward, mixed = headline.random_calls(path)
     assert forward.ratios == (1.5, 0.9)
     assert forward.peers == ("FlashAttention-3", "cuDNN", "FlashAttention-2")
