@@ -154,14 +154,17 @@ def _keys(kind: str) -> Iterator[str]:
             default = f"`{_toml(rule['default'])}`" if "default" in rule else "derived"
             if key in keys.required:
                 default = "required"
-            slug = _code(codes[key]) if key in codes else "always"
+            slug = _code(codes[key], rule) if key in codes else "always"
             meaning = rule["description"].replace("|", "\\|")
             head = f"| `[{table}]` " * several
             yield f"{head}| `{key}` | {_values(rule)} | {default} | {slug} | {meaning} |"
 
 
-def _code(code: Code) -> str:
-    words = code.words.values() if code.words else (f"{code.letters}…",)
+def _code(code: Code, rule: dict[str, Any]) -> str:
+    """Return what stands in a slug, but for what calls of this process have added."""
+    values = rule.get("enum", code.words)
+    words = [word for value, word in code.words.items() if value in values] if code.words else ()
+    words = words or (f"{code.letters}…",)
     return ", ".join(f"`{word}`" for word in words)
 
 

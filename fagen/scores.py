@@ -185,6 +185,7 @@ def _usual(parameter: Name) -> float:
 SCORES: Mapping[str, Score] = {
     word.name: Score.of(word) for word in words.SCORES.values() if not word.expression.tables
 }
+NAMED = tuple(SCORES)  # no text of a call
 WORDS = {name: name for name in SCORES}  # of slugs
 
 

@@ -35,15 +35,20 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Known(OneOf):
-    """Words of a table to which calls add: those that it has when a schedule is read."""
+    """Words of a table to which calls add: those that it has when a schedule is read.
+
+    What is said of the key are the `named` ones, whatever calls have added by then.
+    """
+
+    named: Iterable[str] = ()
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         def found(value: Any, one_of: Callable[[Any], Any]) -> Any:
             is_new = isinstance(value, str) and value in self.words
             return value if is_new else one_of(value)
 
-        words = super().__get_pydantic_core_schema__(source, handler)
-        return core_schema.no_info_wrap_validator_function(found, words)
+        named = core_schema.literal_schema(list(self.named))
+        return core_schema.no_info_wrap_validator_function(found, named)
 
 
 def derived(description: str, **limits: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.expr.words import MASKS as NAMED_MASKS
 from fagen.expr.words import PLAIN
 from fagen.kinds.attention import HEAD_DIM, SCORE_KEY
 from fagen.kinds.decode.rules import DEALT, KEYS
@@ -12,6 +13,7 @@ from fagen.kinds.scores import Build
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
+from fagen.scores import NAMED as NAMED_SCORES
 from fagen.vocab import MASKS, SCORES, SIXTEEN_BITS
 
 
@@ -21,10 +23,10 @@ class Decode(Section):
     head_dim: int = Field(description="columns of Q and K", **HEAD_DIM)
     head_dim_v: int = derived("columns of V and O; head_dim by default", **HEAD_DIM)
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(description="of Q, K, V and O")
-    mask: Annotated[str, Known(MASKS)] = Field(
+    mask: Annotated[str, Known(MASKS, NAMED_MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
-    score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
+    score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
     sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
 
 

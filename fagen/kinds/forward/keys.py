@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.expr.words import MASKS as NAMED_MASKS
 from fagen.expr.words import PLAIN
 from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, registers
 from fagen.kinds.forward.rules import KEYS, consumers
@@ -12,6 +13,7 @@ from fagen.kinds.scores import Build
 from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
+from fagen.scores import NAMED as NAMED_SCORES
 from fagen.vocab import (
     DTYPES,
     KERNEL_SCALES,
@@ -44,10 +46,10 @@ class Attention(Section):
     out_dtype: Annotated[str, OneOf(OUT_DTYPES)] = derived(
         "of O; by default that of Q, and bf16 with e4m3"
     )
-    mask: Annotated[str, Known(MASKS)] = Field(
+    mask: Annotated[str, Known(MASKS, NAMED_MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
-    score: Annotated[str, Known(SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
+    score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
     sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default="equal",
