@@ -145,6 +145,16 @@ def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     assert_dealt_alike(case, "_c4")
 
 
+@pytest.mark.parametrize("by", ["", "_streamk"])
+def test_an_empty_sequence_waits_until_sums_of_the_unit_before_are_read(by):
+    plan = planned(f"dec_fp16_d64_causal_r8n64{by}")
+    library, lengths = built(plan), (200, 163, 0)
+    results = [ran(plan, library, Case(Sizes(3, 4, 2, 5, 200), lengths), seed) for seed in range(4)]
+    alone = ran(plan, library, Case(Sizes(3, 4, 2, 5, 200), (200, 163, 1)))
+    for result in results:
+        assert all(torch.equal(result[name][:2], alone[name][:2]) for name in result)
+
+
 @pytest.mark.long
 def test_so_are_the_tiles_of_chunks_in_several_groups():
     """Of 11 KV heads each is a group: 27 steps of a run, of which the longest chunk has 17."""

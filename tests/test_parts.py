@@ -68,6 +68,7 @@ MORE = (
     "fwd_fp16_d64_document_m128n64_varlen",
     "fwd_fp16_d64_window_m64n64_split3",
     "dec_fp16_d64_prefix_r8n64_streamk",
+    "dec_fp16_d64_window_r8n64",
     "dec_fp16_d64_causal_r8n64_softcap_fixed",
     "fwd_e4m3_d64_causal_m64n64_softcap_split3_vrows_pm1_pc32",
     "fwd_e4m3_d64_full_m64n64_softcap_vrows_sblock_pm1_pc32",

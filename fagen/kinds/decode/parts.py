@@ -158,6 +158,7 @@ def deals(values: Values) -> Iterator[Part]:
         consumer=(f"{texts}/consumer.cuh", run),
         host=(
             f"decode/deals/launch_rows{_of_pairs(values)}.cuh",
+            f"decode/deals/launch_keys{'_of_window' * (values['mask'] == 'window')}.cuh",
             "decode/deals/launch.cuh",
             *launch,
         ),

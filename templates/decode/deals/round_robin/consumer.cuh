@@ -12,6 +12,8 @@
         finish_scores(s);
       }
       last_step(unit, seen, key, s);
+    } else {
+      meet();  // nobody still reads the sums of the unit before
     }
     finish(unit);
   }
