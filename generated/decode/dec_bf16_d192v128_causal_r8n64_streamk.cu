@@ -1684,6 +1684,7 @@ Status launch(const FagenDecodeArgs& a, cudaStream_t stream) {
 
   // How many splits a sequence may have: what there is of keys is known here.
   const int blocks = blocks_of(params.seqlen_k, kBlockN);
+
   const int most_splits = blocks <= kMostBlocks
                               ? std::min(blocks, 1)
                               : std::min(kNumSplits, blocks_of(blocks, params.least_blocks));
@@ -1825,4 +1826,4 @@ extern "C" const FagenKernelInfo* fagen_dec_bf16_d192v128_causal_r8n64_streamk_i
       "fa0e519b69d8610e258beb64d731e933555dcbde8666597a08c52bccbf7cd3de"};
   return &info;
 }
-// sha256 of what is above: 7542fafbe1461194c45d47b16d7825a45fd2a4007b94cbf108945cb46e50c288
+// sha256 of what is above: e690e4e54824ce1e9a2a8516e050899a31d318426fd4fc6e21f0a3a4775b33c3
