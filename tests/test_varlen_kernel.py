@@ -142,7 +142,8 @@ def test_the_counter_of_tiles_is_left_as_it_was_found(slug: str) -> None:
 
 
 def test_the_committed_ones_are_of_three_head_dims_three_dtypes_and_both_masks() -> None:
-    problems = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
+    every = [Problem.of(registry.from_slug(slug)) for slug in COMMITTED]
+    problems = [problem for problem in every if problem.score == "plain" and not problem.sink]
     combinations = {(problem.dtype, problem.head_dim, problem.mask) for problem in problems}
     assert len(combinations) == len(problems) == 18
     assert {problem.head_dim for problem in problems} == {64, 128, 256}
