@@ -194,7 +194,7 @@ def ops_of(graph):
     return [str(node.target) for node in graph.graph.nodes if "fagen" in str(node.target)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.long), True])
 def test_it_compiles_into_one_graph_of_its_ops_alone(any_stub, compiled, graphs, dynamic):
     out_only = any_stub.out_only
 
