@@ -55,6 +55,19 @@ def test_in_c_each_struct_has_what_chooses_among_its_kernels(tmp_path: Path) -> 
     assert own.slug(replace(Problem.of(registry.from_slug(WINDOW)), mask="full"), SIZES) == ""
 
 
+def test_rows_that_count_clocks_may_be_of_several_structs(tmp_path: Path) -> None:
+    tiles = "fwd_bf16_d64_causal_m256n64{}_s4_q2_nointer", "fwd_bf16_d64_causal_m128n128{}_q2"
+    own = dispatcher(
+        all_of(*(tile.format(s) for s in ("", "_sinkbf16") for tile in tiles)), tmp_path
+    )
+    for sink in ("", "_sinkbf16"):
+        many, few = (tile.format(sink) for tile in tiles)
+        problem = Problem.of(registry.from_slug(many))
+        for seqlen, slug in ((16384, many), (128, few)):
+            sizes = Sizes(1, 32, 8, seqlen, seqlen)
+            assert own.slug(problem, sizes, f"forward{'_sink' * bool(sink)}") == slug
+
+
 def test_a_text_that_nothing_tells_is_called_by_its_own_name(tmp_path: Path) -> None:
     from fagen.masking import masked
 
