@@ -93,20 +93,21 @@ STAND_IN = {
 }
 WITHOUT = "about", "head", "methods", "workspace", "host", "launches"
 INTERNAL = {"backward": ("backward/internal",), "decode": ("decode/internal",)}
+DESCRIPTORS = "sm90/descriptor.cuh", "sm90/describe.cuh", "sm90/column_offset.cuh"
 HEAD = {
     "decode": (
-        *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
+        *("decode/head.j2", "sm90/ring.cuh", "sm90/wgmma.cuh", *DESCRIPTORS),
         *("sm90/accumulators.cuh", "sm90/exp2.cuh", "attention/combine/weights.cuh.j2"),
     ),
     "forward": (
         *("forward/head.j2", "sm90/lane.cuh", "sm90/ring.cuh", "sm90/barrier_sync.cuh"),
         *("sm90/barrier_arrive.cuh", "sm90/accumulators.cuh", "sm90/elements.cuh"),
-        *("sm90/exp2.cuh", "sm90/wgmma.cuh", "sm90/descriptor.cuh"),
+        *("sm90/exp2.cuh", "sm90/wgmma.cuh", *DESCRIPTORS),
     ),
     "backward": (
         *("backward/head.j2", "sm90/barrier_arrive.cuh", "sm90/accumulators.cuh"),
         *("sm90/elements.cuh", "sm90/exp2.cuh", "sm90/store_matrices.cuh", "sm90/wgmma.cuh"),
-        "sm90/descriptor.cuh",
+        *DESCRIPTORS,
     ),
     "quantize": ("quantize/head.j2",),
     "combine": ("combine/head.j2", "attention/combine/weights.cuh.j2"),

@@ -142,10 +142,10 @@ class Plan(Budgeted):
         return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
 
     @property
-    def descriptor(self) -> str:
-        """The text of wgmma's descriptors."""
-        of_layer = rules.keeps_descriptors(self.schedule.values())
-        return f"sm90/descriptor{'_of_layer' if of_layer else ''}.cuh"
+    def describing(self) -> str:
+        """The text that makes wgmma's descriptors."""
+        by_layer = rules.keeps_descriptors(self.schedule.values())
+        return f"sm90/describe{'_by_layer' if by_layer else ''}.cuh"
 
     @property
     def passes(self) -> bool:

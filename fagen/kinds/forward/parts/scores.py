@@ -37,7 +37,7 @@ _LARGEST: dict[tuple[str, bool], tuple[str, ...]] = {
     ("by_block", True): (),
 }
 # half as many clocks of tensor cores in e4m3 as in 16 bits: each instruction beside them shows
-_DESCRIPTORS = {False: "descriptor.cuh", True: "descriptor_of_layer.cuh"}
+_DESCRIBING = {False: "describe.cuh", True: "describe_by_layer.cuh"}
 _TOPS = {
     (False, ""): "exponents/far.cuh.j2",
     (False, "column"): "exponents/far.cuh.j2",
@@ -115,11 +115,12 @@ def _device(values: Values) -> tuple[str, ...]:
         # one chain would wait for its own latency, but for several groups of keys
         chains = "one_chain.cuh" if values["parts_sums"] else "two_chains.cuh"
         sums = "sums/quad_sum.cuh", f"sums/{chains}", "sums/exponentiate.cuh"
-    descriptor = _DESCRIPTORS[DTYPES[values["dtype"]].fp8]
+    describing = _DESCRIBING[DTYPES[values["dtype"]].fp8]
     return (
         *("sm90/accumulators.cuh", "sm90/elements.cuh", "sm90/exp2.cuh"),
         *(f"forward/scores/{name}" for name in (*names, *sums, "softmax.cuh.j2")),
-        *("sm90/wgmma.cuh", f"sm90/{descriptor}", "forward/scores/wgmma.cuh.j2"),
+        *("sm90/wgmma.cuh", "sm90/descriptor.cuh", f"sm90/{describing}"),
+        *("sm90/column_offset.cuh", "forward/scores/wgmma.cuh.j2"),
     )
 
 
