@@ -150,6 +150,18 @@ def refused(function: Callable[..., Any], why: str) -> ValueError:
     return ValueError(f"{function.__name__}: {why}")
 
 
+def outcome(
+    kind: str, work: Callable[[], tuple[Any, ...]], nothing: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return "" and what is worked out of a mask or a score; or what refuses it, and `nothing`."""
+    try:
+        return "", *work()
+    except ExpressionError as error:
+        return sentence(kind, error), *nothing
+    except ValueError as error:
+        return str(error), *nothing
+
+
 def sentence(kind: str, error: ExpressionError) -> str:
     """Return in words what is wrong with a text or a function."""
     return f"{kind}: {error}" if error.sentence else str(error)

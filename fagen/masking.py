@@ -21,10 +21,10 @@ from fagen.given import (
     Types,
     arguments,
     declared,
+    outcome,
     read_text,
     refuse_other_types,
     refused,
-    sentence,
     types_of,
     value,
     whole,
@@ -150,15 +150,13 @@ def _known(
     key = parts, mask, types, any_word
     found = _found.get(key)
     if found is None:
-        try:
+
+        def work() -> tuple[Any, ...]:
             own = _read(mask, types, any_word=any_word)
             both = all_of(*(words.MASKS[part].expression for part in parts if part), own)
-            found = "", *_described(own, both)
-        except ExpressionError as error:
-            found = sentence("mask", error), "", (), (), ()
-        except ValueError as error:
-            found = str(error), "", (), (), ()
-        _found[key] = found
+            return _described(own, both)
+
+        found = _found[key] = outcome("mask", work, ("", (), (), ()))
     return found
 
 

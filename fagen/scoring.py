@@ -19,10 +19,10 @@ from fagen.given import (
     Types,
     arguments,
     declared,
+    outcome,
     read_text,
     refuse_other_types,
     refused,
-    sentence,
     types_of,
     value,
 )
@@ -93,13 +93,9 @@ def _known(score: str | Expression, types: Types) -> tuple[Any, ...]:
     key = score, types
     found = _found.get(key)
     if found is None:
-        try:
-            found = "", *_described(_read(score, types))
-        except ExpressionError as error:
-            found = sentence("score", error), "", (), ()
-        except ValueError as error:
-            found = str(error), "", (), ()
-        _found[key] = found
+        found = _found[key] = outcome(
+            "score", lambda: _described(_read(score, types)), ("", (), ())
+        )
     return found
 
 
