@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fagen
 from fagen import registry, simulator
 from fagen.e4m3 import E4M3, by_columns
 from fagen.kind import load_named
@@ -314,3 +315,20 @@ def check_varlen(plan: Any, found: tuple[Tensor, Tensor], exact: tuple[Tensor, T
     """Raise AssertionError where something is wrong, as `check` does."""
     (out, lse), (wanted, log_sum) = found, exact
     check(plan, (out[None], lse[None]), [(wanted, log_sum)])
+
+
+def compiled_windows(k: Tensor, v: Tensor) -> tuple[Any, list[Any]]:
+    """A compiled call of q and a window's width, and the graphs that it has been made into."""
+    graphs: list[Any] = []
+
+    def counted(module: Any, _: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    call = torch.compile(
+        lambda q, width: fagen.attention(q, k, v, causal=True, window=width),
+        fullgraph=True,
+        backend=counted,
+    )
+    return call, graphs

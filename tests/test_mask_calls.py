@@ -10,7 +10,7 @@ import fagen
 from fagen import flash_attn_interface as fa3
 from fagen.runtime import op
 from fagen.variants import described, names_of, said
-from tests.mask_helpers import flex
+from tests.mask_helpers import compiled_windows, flex
 from tests.op_helpers import refused_everywhere
 from tests.tensors import normal
 
@@ -350,18 +350,7 @@ def test_a_compiled_window_is_one_graph():
 
 def test_a_compiled_graph_is_for_all_windows():
     q, k, v = tensors(20, 20)
-    graphs = []
-
-    def counted(module: Any, _: Any) -> Any:
-        graphs.append(module)
-        return module.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, width: fagen.attention(q, k, v, causal=True, window=width),
-        fullgraph=True,
-        backend=counted,
-    )
+    compiled, graphs = compiled_windows(k, v)
     for width in (5, 7, 9, 11):
         assert torch.equal(compiled(q, width), fagen.attention(q, k, v, causal=True, window=width))
     assert len(graphs) == 2  # of the first, and then of any

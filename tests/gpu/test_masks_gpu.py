@@ -26,6 +26,7 @@ from tests.mask_helpers import (
     call_of,
     check,
     check_varlen,
+    compiled_windows,
     dense,
     flex,
     on,
@@ -342,18 +343,7 @@ def test_a_graph_replays_with_other_tables(haunted):
 
 def test_a_compiled_window_is_one_graph_of_any_width(haunted):
     q, k, v = (x.cuda() for x in tensors(200, 200))
-    graphs = []
-
-    def counted(module: Any, _: Any) -> Any:
-        graphs.append(module)
-        return module.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, width: fagen.attention(q, k, v, causal=True, window=width),
-        fullgraph=True,
-        backend=counted,
-    )
+    compiled, graphs = compiled_windows(k, v)
     for width in (5, 7, 64, 100):
         expected = fagen.attention(q, k, v, causal=True, window=width)
         torch.testing.assert_close(compiled(q, width), expected, atol=2e-3, rtol=0)
