@@ -305,6 +305,7 @@ class Part:
     methods: tuple[str, ...] = ()  # functions of Params
     device: tuple[str, ...] = ()  # functions and structs that several roles use
     loader: tuple[str, ...] = ()  # members of Loader, by which one thread issues TMA copies
+    first_loads: tuple[str, ...] = ()  # statements of it: Q of a tile, and K that its S begins with
     finder: tuple[str, ...] = ()  # members of TileFinder, by which a warp makes tiles of numbers
     producer: tuple[str, ...] = ()  # functions of the warps beside the consumers
     rounds: tuple[str, ...] = ()  # how loops over a tile's heads and blocks of rows begin

@@ -51,6 +51,10 @@ STAND_IN = {
     },
     "forward": {
         "loader": (("forward/loader",), "struct Producer : Loader {{ {} }};"),
+        "first_loads": (
+            ("forward/loader",),
+            "struct Producer : Loader {{ void begin(Loader& loader, const Tile& tile) {{ {} }} }};",
+        ),
         "finder": (("forward/finder",), "struct TileFinder : Finder {{ {} }};"),
         "producer": (("forward/loader", "forward/producer"), "{}"),
         "softmax": (
@@ -150,6 +154,7 @@ PLANS = (
     "fwd_bf16_d64_full_m64n48_varlen_packgqa",
     "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
     "fwd_bf16_d64_window_m192n64_s3_nointer",
+    "fwd_bf16_d64_window_m256n64_s8_q2_nointer",
     "fwd_fp16_d256_window_m128n64_softcap_half",
     "fwd_e4m3_d64_causal_m64n64_softcap_split3_vrows_pm1_pc32",
     "dec_fp16_d256_causal_r8n64_softcap",

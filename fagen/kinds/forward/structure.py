@@ -169,14 +169,23 @@ def skips_first_blocks(values: Values) -> bool:
     return bool(max(first + max(0, last - 1) for first, last in ends) < values["stages"])
 
 
+def loads_q_ahead(values: Values) -> bool:
+    """Whether Q comes before a tile's first K: where it has two buffers, one of which is empty.
+
+    K's are not, where warpgroups that begin a tile apart still hold those of the tile before.
+    """
+    return skips_first_blocks(values) and bool(values["q_stages"] > 1)
+
+
 def loads_q_in_steps(values: Values) -> bool:
-    """Whether Q comes a warpgroup at a time, each one's beside the blocks that it sees first.
+    """Whether a single Q comes a warpgroup at a time, each one's beside blocks that it sees first.
 
     Who waits for it holds the last V of the tile before, and as many blocks come before Q. In turns
     who has skipped some would keep the others from theirs.
     """
     by_step = values["block_n"] == SM90.wgmma_m and consumers(values) <= values["stages"]
-    return skips_first_blocks(values) and by_step and not values["inter_warpgroup"]
+    single = values["q_stages"] == 1
+    return skips_first_blocks(values) and by_step and single and not values["inter_warpgroup"]
 
 
 def skips_steps(values: Values) -> bool:
@@ -235,6 +244,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
         scores_by_block,
         numbers_sequences,
         skips_first_blocks,
+        loads_q_ahead,
         loads_q_in_steps,
     ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),

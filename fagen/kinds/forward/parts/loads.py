@@ -32,6 +32,7 @@ def loads(values: Values) -> Iterator[Part]:
     yield Part(
         constants=(Constant("pipeline.unrolled_copies", "that a thread issues without a loop"),),
         loader=_copies(values),
+        first_loads=(_FIRST[values["loads_q_ahead"]],),
         shared=(
             Array("q", ELEMENT, (_Q_STAGES, amount("block_m", "head_dim_padded"))),
             Array("k", ELEMENT, (_STAGES, amount("block_n", "head_dim_padded"))),
@@ -93,6 +94,11 @@ def _copies(values: Values) -> tuple[str, ...]:
     return *copies, q, "forward/loads/k.cuh", v
 
 
+# by whether Q comes ahead of K
+_FIRST = {
+    False: "forward/loads/k_before_q.cuh",
+    True: "forward/loads/q_before_k.cuh",
+}
 _IN_STEPS = "forward/loads/q_in_steps.cuh", "forward/loads/v_and_q.cuh"
 _DESCALES = {"column": "forward/loads/k_descales.cuh", "block": "forward/loads/kv_descales.cuh"}
 # by lengths, and whether a tile's rows are of several heads
