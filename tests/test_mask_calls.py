@@ -1,5 +1,6 @@
 """Masks through public calls on CPU tensors, beside lambdas written by hand; refusals by name."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -97,6 +98,36 @@ def test_one_kernel_serves_all_windows_and_a_call_without_one_has_its_own():
     names = {kernel.slug.split("_")[3] for kernel in door.known.values()}
     assert names == {"window", "causal", "full"}  # (None, 5) under causal is causal
     assert len({kernel.slug for kernel in door.known.values()}) == 3
+
+
+def test_what_a_call_says_is_looked_up_by_few_calls_of_python():
+    """A stand-in for time, of which two µs are allowed; modules of what runs then are others."""
+    q, k, v = tensors(20, 20)
+    own = "k_idx <= q_pos and q_pos - k_idx < row"
+    modules = "fagen.runtime.arguments", "fagen.variants", "fagen.given"
+
+    def calls(**how: Any) -> int:
+        count = 0
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            name = frame.f_globals.get("__name__", "")
+            count += event == "call" and name in modules
+
+        fagen.attention(q, k, v, **how)
+        sys.setprofile(note)
+        try:
+            fagen.attention(q, k, v, **how)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    for how in (
+        dict(causal=True, window=4, softcap=5.0, sinks=torch.zeros(4)),
+        dict(mask="prefix", prefix=ints(3, 4)),
+        dict(mask=own, row=5, score="score * gain", gain=2.0),
+    ):
+        assert calls(**how) <= 3
 
 
 FIRST, EACH = ints(20, 0), ints(1, 0)

@@ -19,7 +19,7 @@ from fagen.runtime.argument_types import flag
 from fagen.runtime.call import MOST_KNOWN, CallKey, Choice
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
-from fagen.variants import Said, Variant, in_words, is_mask, names_of, said
+from fagen.variants import Variant, in_words, is_mask, names_of, said
 from fagen.vocab import (
     DTYPES,
     LENGTHS,
@@ -179,31 +179,36 @@ def told(
 
     `tensors` are q, k and v.  Raises ValueError where they need a gradient that no kernel has.
     """
-    if not isinstance(causal, bool | Tensor):
-        causal = flag("causal", causal)
+    # of every call with a mask or a score: asked are identities, before types are
+    is_flag = causal is True or causal is False
+    if not is_flag and not isinstance(causal, Tensor):
+        causal, is_flag = flag("causal", causal), True
     dtype = None if sinks is None else sinks.dtype
-    how = causal, window, mask, softcap, score, dtype, given
     if is_compiling() or type(window) not in _WINDOWS or type(softcap) not in _NUMBERS:
+        how = causal, window, mask, softcap, score, dtype, given
         variant, values, by_sequence, _ = said(function, *how)
     else:
-        of_causal = causal if causal is True or causal is False else causal.dtype
+        of_causal = causal if is_flag else causal.dtype
         call: tuple[Any, ...] = of_causal, window, mask, softcap, score, dtype
-        if given:  # of tensors their type alone
-            numbers = [x if type(x) in _NUMBERS else None for x in given.values()]
-            call = (*call, *given, *map(type, given.values()), *numbers)
+        for name, x in given.items():  # of tensors their type alone
+            kind = type(x)
+            call += (name, kind, x) if kind is int or kind is float else (name, kind)
         known = _told.get(call)
         if known is None:
-            variant, values, by_sequence, names = known = said(function, *how)
+            how = causal, window, mask, softcap, score, dtype, given
+            variant, values, by_sequence, names = said(function, *how)
             if len(_told) < MOST_KNOWN:
+                at = [place for place, x in enumerate(values) if isinstance(x, Tensor)]
                 kept = tuple([None if isinstance(x, Tensor) else x for x in values])
-                _told[call] = known._replace(values=kept)
+                _told[call] = variant, kept, by_sequence, tuple([(n, names[n]) for n in at])
         else:
-            variant, values, by_sequence, names = known
-            if None in values:
-                there = given if isinstance(causal, bool) else {"causal_of": causal, **given}
-                values = tuple(
-                    [there[name] if x is None else x for name, x in zip(names, values, strict=True)]
-                )
+            variant, values, by_sequence, missing = known
+            if missing:
+                there = given if is_flag else {"causal_of": causal, **given}
+                filled = [*values]
+                for place, name in missing:
+                    filled[place] = there[name]
+                values = (*filled,)
     if isinstance(variant, bool):
         return variant, values, by_sequence
     if sinks is not None:
@@ -221,15 +226,19 @@ def told(
 _MASKED_ELSEWHERE = ", or torch.nn.functional.scaled_dot_product_attention with attn_mask"
 
 
-# Of calls, by what they say, in which tensors are None.
-_told: dict[tuple[Any, ...], Said] = {}
-_WINDOWS = int, tuple, type(None)
-_NUMBERS = float, int, type(None)
+# Of calls, by what they say: as Said, but for tensors, which are None, and the places and names of
+# these for `names`.
+_told: dict[
+    tuple[Any, ...],
+    tuple[Variant, tuple[Any, ...], tuple[str, ...], tuple[tuple[int, str], ...]],
+] = {}
+_WINDOWS = frozenset((int, tuple, type(None)))
+_NUMBERS = frozenset((float, int, type(None)))
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
     """Whether any of them does, wherever torch is asked for gradients."""
-    return any(tensor.requires_grad for tensor in tensors)
+    return True in [tensor.requires_grad for tensor in tensors]
 
 
 # ---- to be refused ------------------------------------------------------------------------------

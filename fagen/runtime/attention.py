@@ -138,7 +138,7 @@ def attention(
         ):
             is_plain = False
             variant, values, _ = told(
-                *(attention, causal, window, mask, softcap, score, sinks, given), q, k, v
+                attention, causal, window, mask, softcap, score, sinks, given, q, k, v
             )
         elif (
             (SOONER.attend and not is_traced and ATTENTION.note is None)
