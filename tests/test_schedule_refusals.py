@@ -246,10 +246,6 @@ REFUSED = {  # what keys are changed to, and what is said of it
             {"v_layout": "rows", "transposes": "kernel", "num_splits": 3},
             r'\.num_splits .*must be 1 with transposes = "kernel"',
         ),
-        (
-            {"v_layout": "rows", "transposes": "kernel", "mask": "causal", "order": "dynamic"},
-            r'\.order .*which has the workspace; use order = "lpt"',
-        ),
         ({"v_layout": "rows", "v_row_stages": 1}, r"\.v_row_stages .*intra_warpgroup = false"),
         ({"v_layout": "rows", "v_row_stages": 3}, r"\.v_row_stages .*neither 1 nor stages, 2"),
         ({"v_scales": "block"}, r'\.v_scales .*"block" needs scales = "block"'),

@@ -17,12 +17,14 @@ from fagen.kinds.backward.verify import Case, case, errors_of, inputs, judged_by
 from fagen.kinds.decode.verify import small_cases
 from fagen.problem import Sizes
 from fagen.render import render
+from fagen.runtime.c_interface import described, workspace_for
 from fagen.simulator.translate import translated
 from fagen.toolchain import find_gxx
 from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, in_parts, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.decode_helpers import SPREAD as DECODE
 from tests.often import some
+from tests.tensors import normal
 from tests.test_mutants import faulted
 from tests.varlen_helpers import VARLEN, VARLEN_GRADIENTS
 
@@ -32,8 +34,8 @@ PERSISTENT = "bwd_fp16_d128_causal_m64n128_persist_post"
 # in e4m3: V as it comes; V transposed in the kernel, a descale for each block; each block's PV
 # added to O in parts, two at a time, or one while the next block's P is worked out; keys in splits;
 # rescaled where parts are added, or seldom; one buffer of rows of V; V transposed by a kernel
-# before; all of PV in one part, under row maxima and alone; descales whose lanes meet before one
-# arrives
+# before tiles that are dealt, and before ones that are drawn; all of PV in one part, under row
+# maxima and alone; descales whose lanes meet before one arrives
 FP8 = (
     "fwd_e4m3_d64_full_m128n128",
     "fwd_e4m3_d128_full_m128n128_vrows_sblock",
@@ -43,6 +45,7 @@ FP8 = (
     "fwd_e4m3_d64_full_m64n64_lazymax_pm1_pc32",
     "fwd_e4m3_d128_full_m64n64_vr1_nointra_vrows_pm1_pc32",
     "fwd_e4m3_d96_full_m64n64_vrows_pretrans_pm1_pc32",
+    "fwd_e4m3_d96_causal_m64n64_vrows_pretrans_pm1_pc32",
     "fwd_e4m3_d128_causal_m128n64_nointer_vrows_pm1_pc128",
     "fwd_e4m3_d64_causal_m192n64_nointer_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d64_full_m192n128_nointer_vrows_sblock_pm1_smemtotals",
@@ -97,6 +100,25 @@ def test_a_kernel_is_right_whatever_happens_when(slug):
     if may_part(plan):
         kernel = with_lanes_together(kernel)
     assert simulator.check(plan, kernel, seeds=1) == runs_of(plan)
+
+
+def test_tiles_are_drawn_behind_v_whatever_their_counter_held():
+    """Where V is transposed before, the workspace may hold anything, also numbers of tiles."""
+    plan = registry.plan_of("fwd_e4m3_d96_causal_m64n64_vrows_pretrans_pm1_pc32")
+    library = simulator.build(render(plan).kernel)
+    x = normal(1, 300, 6, 96).to(torch.float8_e4m3fn)
+    one = torch.ones(1, 6, 96)
+    given = dict.fromkeys("qkv", x) | {"scale": 0.1, "v_descale": one}
+    given |= {"q_descale": one[..., :1], "k_descale": one[..., :1]}
+    outs = []
+    for held in (0, 1, 5):
+        outs.append(torch.full(x.shape, math.nan, dtype=torch.bfloat16))
+        given["out"] = outs[-1]
+        room = workspace_for(plan, library, **given)
+        room.view(torch.int32).fill_(held)
+        described(plan, library, given, workspace=room)(None)
+    assert outs[0].isfinite().all()
+    assert all(torch.equal(out, outs[0]) for out in outs[1:])
 
 
 def runs_of(plan: Any) -> int:

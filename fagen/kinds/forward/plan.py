@@ -150,7 +150,7 @@ class Plan(Budgeted, Combining):
     @property
     def transposition(self) -> Transposition:
         """The kernel that transposes V before all tiles."""
-        return Transposition(self.head_dim_v)
+        return Transposition(self.head_dim_v, self.order.dynamic)
 
     @property
     def filling(self) -> Filling:

@@ -441,10 +441,6 @@ def _rules_of_transpositions(keys: Values) -> Broken:
         ):
             if keys[key] != only:
                 yield key, f'must be {_toml(only)} with transposes = "kernel": {why}; leave it out'
-        if keys["lengths"] == "equal" and ORDERS[keys["order"]].dynamic:
-            static = ORDERS[keys["order"]].static
-            fault = f'"{keys["order"]}" does not go with transposes = "kernel"'
-            yield "order", f'{fault}, which has the workspace; use order = "{static}"'
 
 
 def _rules_of_v_rows(keys: Values) -> Broken:

@@ -20,7 +20,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES
+from fagen.vocab import DTYPES, ORDERS
 
 _STAGES = amount("stages")
 _ROW_STAGES: dict[bool, tuple[Amount, ...]] = {False: (_STAGES,), True: ()}  # by whether it is one
@@ -41,6 +41,7 @@ def v(values: Values) -> Iterator[Part]:
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield from _BEFORE.get(values["transposes"], ())
+        yield from _DRAWN.get((values["transposes"], ORDERS[values["order"]].dynamic), ())
         yield Part(
             constants=constants,
             maps=(
@@ -112,6 +113,7 @@ _BEFORE = {
         ),
     ),
 }
+_DRAWN = {("kernel", True): (Part(host=("forward/launcher/transposed_drawn.cuh",)),)}
 _PLACES = {"kernel": _COLUMNS}
 
 
