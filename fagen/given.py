@@ -24,6 +24,9 @@ Types = tuple[tuple[str, str], ...]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
+# what users have said by texts or functions, by the names that schedules have for it
+SAID: dict[str, Expression] = {}
+
 
 def arguments(expression: Expression) -> tuple[Argument, ...]:
     """Return what a mask or a score is given."""
@@ -89,6 +92,7 @@ def declared(
     what is among `own`; `usual` is told these, and two lengths.
     """
     kind = expression.kind
+    SAID.setdefault(name, expression)
     called = {x.name: x.name if x in own else f"{kind}_{x.name}" for x in expression.given}
     text = _NAME.sub(lambda found: called.get(found[0], found[0]), expression.text)
     given = tuple(replace(x, name=called[x.name]) for x in expression.given)

@@ -3,6 +3,8 @@
 Adding a kind is one line here.
 """
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -12,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from fagen.errors import ScheduleError
 from fagen.paths import locate, path_of
-from fagen.texts import by_names
+from fagen.texts import by_names, refuse_unsaid, with_texts
 from fagen.toml_lines import Origin, one_of, read_text, read_toml, refuse_long, shown
 
 if TYPE_CHECKING:  # pydantic takes a moment
     from fagen.kind import Kind, Plan
-    from fagen.schedule import Schedule
+    from fagen.schedule import Keys, Schedule
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def parse(text: str, where: str = "schedule") -> "Schedule":
 
 def from_slug(slug: str) -> "Schedule":
     """Read a slug back.  Raises ScheduleError where it is not exactly some schedule's slug."""
-    return kind_of_slug(slug).schedule.from_slug(slug)
+    own = kind_of_slug(slug).schedule
+    refuse_unsaid(slug)
+    return own.from_slug(slug)
 
 
 def given(choice: "str | Path | Schedule") -> "Schedule":
@@ -109,6 +113,24 @@ def given(choice: "str | Path | Schedule") -> "Schedule":
 def plan(schedule: "Schedule") -> "Plan":
     """Work a schedule out.  Raises OverBudget, with every sum that does not fit and what would."""
     return kind(schedule.kind).plan(schedule)
+
+
+def written(schedule: "Schedule", why: str) -> str:
+    """Return a schedule's TOML: the keys that say something, below why they do."""
+    tables = in_tables(schedule.settings(), schedule.keys)
+    return "\n".join(["#:schema schedule.schema.json", f"# {why}", *tables]) + "\n"
+
+
+def in_tables(settings: Mapping[str, Any], keys: "Keys", prefix: str = "") -> Iterator[str]:
+    """Yield lines of TOML that say these keys, each table of a schedule below an empty line."""
+    sections = {keys.sections[key]: None for key in keys.sections if key in settings}
+    for section in sections:
+        own = {key: value for key, value in settings.items() if keys.sections[key] == section}
+        own, given = with_texts(own)
+        yield from ("", f"[{prefix}{section}]")
+        yield from (f"{key} = {json.dumps(value)}" for key, value in own.items())
+        for name, lines in given.items():
+            yield from ("", f"[{prefix}{section}.{name}]", *lines)
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 import fagen
 from fagen import registry
 from fagen.errors import ScheduleError
+from tests.cli_helpers import fagen as cli
 from tests.tensors import normal
 
 TEXTS = """\
@@ -32,6 +33,10 @@ block_n = 64
 @fagen.mask
 def near(q_pos: Any, k_idx: Any, *, width: fagen.int32(min=1)) -> Any:  # type: ignore[valid-type]
     return (k_idx <= q_pos) & (q_pos - k_idx < width)
+
+
+Ends = fagen.Table("int32", "batch")
+First = fagen.Table("int32", "batch", "len_q", rising=True)
 
 
 @fagen.score
@@ -90,3 +95,48 @@ def test_what_is_wrong_with_a_text_is_said_with_its_line(old: str, new: str, wor
     with pytest.raises(ScheduleError) as refusal:
         registry.parse(text, "mine.toml")
     assert words in str(refusal.value)
+
+
+@fagen.mask
+def between(q_idx: Any, k_idx: Any, batch: Any, *, ends: Ends, first: First) -> Any:  # type: ignore[valid-type]
+    return (k_idx < ends[batch]) & (k_idx >= first[batch, q_idx])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(mask=between, score=sloped),
+        dict(mask=near, causal=True, window=(3, 4)),  # of which a text has the call's own numbers
+        dict(mask=near, score=sloped, kind="decode"),
+        dict(mask="chunked", softcap=30.0),
+    ],
+)
+def test_a_picked_schedule_is_written_as_a_file_that_reads_back(how: dict[str, Any]) -> None:
+    picked = fagen.pick(dtype="fp16", head_dim=64, **how)
+    assert registry.parse(picked.toml) == picked.schedule
+    assert registry.parse(picked.toml).slug == picked.slug
+
+
+def test_a_number_of_calls_is_declared_as_calls_have_it_or_refused() -> None:
+    own = fagen.pick(dtype="fp16", head_dim=64, mask=near, window=9).toml
+    with pytest.raises(ScheduleError, match="window_left is an argument of fagen's calls"):
+        registry.parse(
+            own.replace(
+                'window_left = { dtype = "int32", min = 0', 'window_left = { dtype = "int32"'
+            )
+        )
+
+
+def test_a_slug_with_the_hash_of_a_text_says_how_its_kernel_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = ["--dtype=fp16", "--head-dim=64", "--mask=3 * k_idx <= q_pos", "--score=score - 0.3"]
+    slug = cli("pick", *how).stdout.split()[0]
+    path = tmp_path / "mine.toml"
+    path.write_text(cli("pick", *how, "--toml").stdout)
+    monkeypatch.setattr("fagen.texts.SAID", {})  # as in another process
+    refusal = cli("check", slug).output
+    assert "is a mask by its text, of which slugs have a hash alone" in refusal
+    assert "`fagen pick --mask TEXT … --toml`" in refusal
+    monkeypatch.undo()
+    assert cli("check", path).stdout.startswith(f"{slug} fits")

@@ -66,8 +66,9 @@ if TYPE_CHECKING:
     "--deterministic", is_flag=True, help="Of gradients, where the call or torch asks for it."
 )
 @click.option("--card", default="", help="A GPU's name; else the one that the tables name first.")
+@click.option("--toml", is_flag=True, help="Print its schedule, for a file to name or to change.")
 @console.JSON
-def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
+def pick(given: tuple[tuple[str, int | float], ...], toml: bool, **call: Any) -> None:
     """Say which kernel serves a call of fagen.attention, why, and how fast it is.
 
     No GPU is asked. The time is predicted; what was measured was so at the sizes that are shown.
@@ -80,6 +81,7 @@ def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
       fagen pick --dtype bf16 --head-dim 128 --causal --seqlen 8192 --pass backward
       fagen pick --dtype bf16 --head-dim 128 --heads 32 --kv-heads 8 --batch 4 --pass decode
       fagen pick --dtype e4m3 --head-dim 128 --v-layout columns --scale-rows 64 --json
+      fagen pick --dtype bf16 --head-dim 128 --mask 'k_idx <= 2 * q_pos' --toml > mine.toml
     """
     from fagen.dispatch.pick import pick as picked
 
@@ -89,7 +91,7 @@ def pick(given: tuple[tuple[str, int | float], ...], **call: Any) -> None:
         if not given:
             raise
         raise click.UsageError(str(error).partition(": it takes")[0]) from None
-    console.answer(choice.record(), [str(choice)])
+    console.answer(choice.record(), [choice.toml.rstrip() if toml else str(choice)])
 
 
 @click.command("list")

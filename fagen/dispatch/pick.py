@@ -130,6 +130,11 @@ class Pick:
         return ""
 
     @property
+    def toml(self) -> str:
+        """A file that says its schedule, texts of masks and scores among it."""
+        return registry.written(self.schedule, f"What `fagen pick` has for {self.problem}.")
+
+    @property
     def search(self) -> str:
         """The command that would search for a better one; "" where there is none."""
         return search_command(self.slug) if registry.kind(self.schedule.kind).space else ""

@@ -3,7 +3,7 @@
 import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fagen.errors import ExpressionError
@@ -117,27 +117,40 @@ _PARAMETER = {"dtype", "min", "max"}
 _TABLE = {"dtype", "over", "rising", "gradient"}
 
 
-def scope_of(parameters: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Given]:
+def scope_of(
+    parameters: Mapping[str, Any], tables: Mapping[str, Any], of_calls: Collection[Given] = ()
+) -> dict[str, Given]:
     """Return what two tables of a schedule declare: numbers, or tables of their keys.
 
-    A parameter that is a number is a constant of the kernel; the others have a dtype.
+    A parameter that is a number is a constant of the kernel; the others have a dtype. What calls
+    have `of_calls` may be declared just so, under a name that is theirs.
     """
     scope: dict[str, Given] = {}
+    own = {given.name: given for given in of_calls if not isinstance(given, Constant)}
+
+    def check(name: str) -> None:
+        if name not in own or scope.get(name, own[name]) != own[name]:
+            check_name(name)
+
     for name, said in parameters.items():
-        check_name(name)
+        check(name)
         if isinstance(said, int | float):
             scope[name] = number(said)
+            check(name)
             continue
         _check_keys(name, said, _PARAMETER)
         scope[name] = parameter(name, said.get("dtype", ""), said.get("min"), said.get("max"))
+        check(name)
     for name, said in tables.items():
-        if check_name(name) in scope:
+        check(name)
+        if name in scope:
             raise ExpressionError(f"{name} is declared twice")
         _check_keys(name, said, _TABLE)
         over = said.get("over")
         over = tuple(over) if isinstance(over, list | tuple) else ()
         flags = (said.get("rising", False) is True, said.get("gradient", False) is True)
         scope[name] = table(name, said.get("dtype", ""), over, scope, *flags)
+        check(name)
     return scope
 
 

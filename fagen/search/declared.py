@@ -4,7 +4,6 @@ A space says for any key of a schedule a value, a list, or a range { from, to, s
 are those of a schedule.  What it leaves out has the values that its kind tries, or its own default.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -129,20 +128,10 @@ def space_like(slug: str) -> Declared:
     tried = {*space_of(schedule.kind).defaults, *without}
     settings = {key: value for key, value in schedule.settings().items() if key not in tried}
     anchor = schedule.but(**dict.fromkeys(without)).slug
-    lines = [*in_tables(settings, schedule.keys), "[search]", f'anchor = "{anchor}"']
+    lines = [*registry.in_tables(settings, schedule.keys), "[search]", f'anchor = "{anchor}"']
     for shape in space_of(schedule.kind).shapes_like(schedule.values()):
         lines += ["[[shapes]]", *(f"{key} = {size}" for key, size in shape.items())]
     return parse_space("\n".join(lines), slug)
-
-
-def in_tables(settings: Mapping[str, Any], keys: Keys, prefix: str = "") -> Iterator[str]:
-    """Yield lines of TOML that say these keys, each table of a schedule below an empty line."""
-    sections = {keys.sections[key]: None for key in keys.sections if key in settings}
-    for section in sections:
-        yield from ("", f"[{prefix}{section}]")
-        for key, value in settings.items():
-            if keys.sections[key] == section:
-                yield f"{key} = {json.dumps(value)}"
 
 
 def parse_space(text: str, where: str = "space") -> Declared:

@@ -18,11 +18,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fagen import outputs
+from fagen import outputs, registry
 from fagen.errors import FagenError, ScheduleError
 from fagen.paths import path_of
 from fagen.problem import Cell, Problem, Sizes, VarlenTotals, in_order
-from fagen.search.declared import Declared, in_tables, keys_of
+from fagen.search.declared import Declared, keys_of
 from fagen.search.files import ARRAY, MAX_BYTES, parse_spaces
 from fagen.search.files import WHAT as SPACE
 from fagen.search.kinds import space_of
@@ -236,7 +236,7 @@ def _space(problem: Problem, weights: Mapping[Sizes, float], prefix: str) -> Ite
         **problem.variant,
     }
     settings = {key: value for key, value in keys.items() if value is not None}
-    yield from in_tables(settings, keys_of(problem.kind), prefix)
+    yield from registry.in_tables(settings, keys_of(problem.kind), prefix)
     always = space_of(problem.kind).shape_keys
     for cell in in_order(Cell(problem, sizes) for sizes in sorted(weights)):
         sizes = cell.sizes

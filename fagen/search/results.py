@@ -14,10 +14,8 @@ from fagen.dispatch.rows import MOST, Row
 from fagen.dispatch.select import sized
 from fagen.paths import make_folder
 from fagen.problem import Problem, Sizes
-from fagen.registry import from_slug
-from fagen.schedule import Schedule
+from fagen.registry import from_slug, written
 from fagen.search.choice import spearman
-from fagen.search.declared import in_tables
 from fagen.search.kinds import space_of
 from fagen.search.marks import BRIEF, LONG, Lead, Marks
 from fagen.search.rows import sizes_from
@@ -326,7 +324,7 @@ def write(targets: Sequence[Result], folder: Path) -> list[Path]:
     for result in targets:
         for slug in dict.fromkeys(row.slug for row in result.rows()):
             schedule = from_slug(slug)
-            texts[f"{schedule.kind}/{slug}.toml"] = toml(schedule, _why(result, slug))
+            texts[f"{schedule.kind}/{slug}.toml"] = written(schedule, _why(result, slug))
     for path in texts:
         outputs.refuse_way(folder, path)
     table = folder / dispatch_table.NAME
@@ -342,12 +340,6 @@ def _why(result: Result, slug: str) -> str:
     over = result.marks.over_peer(slug, result.regime)
     peer = f", {over:.2f} × {result.target.peer.title}" if over else ""
     return f"Found by `fagen search` on {result.card}{peer}."
-
-
-def toml(schedule: Schedule, why: str) -> str:
-    """Return a schedule's TOML: the keys that say something."""
-    tables = in_tables(schedule.settings(), schedule.keys)
-    return "\n".join(["#:schema schedule.schema.json", f"# {why}", *tables]) + "\n"
 
 
 # ---- telling ------------------------------------------------------------------------------------
