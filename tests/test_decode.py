@@ -84,21 +84,34 @@ def test_from_a_thousand_keys_on_there_are_sixteen_splits_of_a_power_of_two():
         assert FIRST.split_keys(length, 4) == length // 16
 
 
+def in_turns(plan, kv_heads, lengths):
+    """The keys of each unit of up to 32 sequences, by number: one split of several blocks first,
+    the last of several splits last where sequences are alike.
+    """
+    first, usual, last = [], [], []
+    alike = len(set(lengths)) == 1
+    for length in lengths:
+        split = plan.split_keys(length, 4) or 1
+        *others, end = [min(split, length - begin) for begin in range(0, max(1, length), split)]
+        usual += [keys for keys in others for _ in range(kv_heads)]
+        place = usual if others or length <= plan.block_n else first
+        place = last if others and alike else place
+        place += [end] * kv_heads
+    return first + usual + last
+
+
 def busiest(plan, kv_heads, lengths, per_sm=2):
     """The keys of the SM that has most, over what each would have at best.
 
-    Blocks take units in turns, and neighbours in number are on different SMs.
+    Blocks take units in turns, back and forth, and neighbours in number are on different SMs.
     """
-    units = [
-        min(plan.split_keys(length, 4), length - first)
-        for length in lengths
-        for first in range(0, length, plan.split_keys(length, 4) or 1)
-        for _ in range(kv_heads)
-    ]
+    windows = (lengths[first : first + 32] for first in range(0, len(lengths), 32))
+    units = [keys for window in windows for keys in in_turns(plan, kv_heads, window)]
     loads = [0] * SM90.sm_count
     slots = min(len(units), per_sm * SM90.sm_count)
     for number, keys in enumerate(units):
-        loads[number % slots % SM90.sm_count] += keys
+        turn, slot = divmod(number, slots)
+        loads[(slots - 1 - slot if turn % 2 else slot) % SM90.sm_count] += keys
     return max(loads) / max(sum(units) / SM90.sm_count, max(units))
 
 
@@ -111,6 +124,7 @@ def busiest(plan, kv_heads, lengths, per_sm=2):
         ([8_192] * 8, 1.04),
         ([4_096] * 32, 1.04),
         ([2_048] * 128, 1.04),
+        ([15_454] * 29, 1.03),  # of 16 splits the last is short
         ([131_072, *[1_024] * 31], 1.07),  # a long one among short ones
         ([131_072, *[1_024] * 31][::-1], 1.07),
         ([1_000 + 517 * i for i in range(64)], 1.05),

@@ -138,6 +138,27 @@ def test_splits_of_several_blocks_come_first_and_turns_go_back_and_forth(lengths
     assert_dealt_alike(Case(Sizes(len(lengths), 3, 1, 1, 640), lengths))
 
 
+def test_last_splits_which_may_be_short_come_behind_all_others():
+    """Four sequences of 6 and 5 blocks: 8 thread blocks have one of 6 each, and then one of 5."""
+    plan = planned("dec_fp16_d64_causal_r8n64_c2")
+    kernel, number = render(plan).kernel, "__stcg(to + column, number);"
+    assert kernel.count(number) == 1
+    counting = number.replace("number", "number * 0 + blockIdx.x")
+    library = simulator.build(kernel.replace(number, counting))
+    named = inputs(plan, Case(Sizes(4, 2, 1, 1, 64 * 11)), 0, "cpu")
+    named["q"].zero_()  # all keys count alike
+
+    def blocks_of_sequences(**lengths):
+        results = outputs(named)
+        simulator.call(plan, library, **{**named, **lengths}, **results)
+        return (results["out"][:, 0, 0, 0].float() * 64 * 11).round().tolist()
+
+    assert blocks_of_sequences() == [0 + 4, 1 + 5, 2 + 6, 3 + 7]
+    # beside a shorter one a last split may be the longest
+    unlike = torch.tensor([64 * 11] * 3 + [64 * 11 - 1], dtype=torch.int32)
+    assert blocks_of_sequences(seqused_k=unlike)[:3] == [0 + 1, 2 + 3, 4 + 5]
+
+
 @pytest.mark.parametrize("lengths", [(1_024, 1_024, 70, 70), (70, 1_024, 0, 1_000)])
 def test_chunks_too_long_for_runs_are_dealt_in_turns(lengths):
     """Of 8 runs: 5 steps of a chunk, 4 … 6 of a run, and more chunks than runs."""
