@@ -34,7 +34,7 @@ def test_a_committed_schedule_is_called_by_its_slug_and_leaves_its_defaults(path
     more = {"by"} if plan.stream_k else set()
     if plan.stream_k and (plan.head_dim, plan.rows) == (256, 32):
         more |= {"max_spill_bytes"}
-    if path.stem.endswith("_s3"):
+    if path.stem.endswith(("_s3", "_s5")):
         more |= {"stages"}
     if "_h2" in path.stem:
         more |= {"kv_heads"}
@@ -149,6 +149,9 @@ def test_many_tiles_are_dealt_in_runs_where_that_was_faster(head_dim, rows, turn
         (256, 1, (1, 15), (16, 17, 32)),
         (256, 8, (), (32,)),
         (96, 4, (12, 24), (25, 103)),
+        # a tile for most SMs, if partial outputs are not few
+        (192, 4, (11, 17), (12, 16)),
+        (192, 2, (12, 16), ()),
         *((dim, 4, (1, 16, 32, 1_000), ()) for dim in (80, 112, 160, 224)),
         (192, 32, (1, 16, 32, 1_000), ()),
     ],
@@ -228,4 +231,25 @@ def test_sixteen_rows_of_few_kv_heads_that_share_lines_have_three_thread_blocks_
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS)
 def test_eight_rows_of_wide_heads_have_a_kernel_in_runs(dtype):
     wide = dict(dtype=dtype, head_dim=256, head_dim_v=256, mask="causal", rows=8, num_splits=16)
-    assert derived(**wide, by=RUNS)[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk"
+    assert derived(**wide, by=RUNS)[0].slug == f"dec_{dtype}_d256_causal_r8n64_streamk_s5"
+
+
+@pytest.mark.parametrize(
+    ("dims", "rows", "num_splits", "by", "ring"),
+    [  # buffers of so many thread blocks
+        ((256, 256), 16, 16, RUNS, (3, 1)),
+        ((256, 256), 16, 16, TURNS, (6, 1)),
+        ((256, 256), 8, 32, RUNS, (5, 1)),
+        ((256, 256), 8, 16, TURNS, (6, 1)),
+        ((192, 128), 8, 32, RUNS, (8, 1)),
+        ((192, 128), 8, 32, TURNS, (4, 2)),
+        ((192, 192), 8, 32, RUNS, (4, 2)),
+        ((128, 128), 8, 64, RUNS, (7, 1)),
+        ((128, 128), 8, 16, RUNS, (5, 2)),
+        ((128, 128), 8, 64, TURNS, (5, 2)),
+    ],
+)
+def test_runs_have_the_buffers_that_were_faster(dims, rows, num_splits, by, ring):
+    keys = dict(zip(("head_dim", "head_dim_v"), dims, strict=True), rows=rows, mask="causal")
+    values = derived(dtype="fp16", num_splits=num_splits, by=by, **keys)[0].values()
+    assert (values["stages"], values["blocks"]) == ring

@@ -144,7 +144,7 @@ def test_so_it_is_on_two_streams_at_a_time(pair_of, head_dim, batch, used):
         (f"{FIRST}_streamk", 128, False),
         (f"{FIRST}_streamk", 128, True),
         ("dec_fp16_d256_causal_r8n64", 6, True),
-        ("dec_fp16_d256_causal_r8n64_streamk", 32, False),
+        ("dec_fp16_d256_causal_r8n64_streamk_s5", 32, False),
     ],
 )
 def test_what_a_call_writes_is_a_key_a_value_and_a_query_of_the_next(pair_of, slug, batch, used):

@@ -30,8 +30,9 @@ _MOST_IN_SHARED = 32  # and where splits are combined in shared memory
 # of four, or at most one for each SM; nearly each thread block.
 _MANY_WHOLE, _ONE = 16, 0.96
 _SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
-# The same where that was measured for fewer rows: of few KV heads, at most one for each SM.
-_TIMED_FOR_FEW_ROWS, _SOME_WHOLE_OF_FEW, _FEW_WHOLE = (128,), 4, 2
+# The same where that was measured for fewer rows: of few KV heads; at most one for each SM.
+_TIMED_FOR_FEW_ROWS, _SOME_WHOLE_OF_FEW = (128,), 4
+_FEW_WHOLE = {128: 2, 192: 4}
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = (128,)  # head dims of which that was measured
@@ -46,6 +47,14 @@ _PAIRED, _MOST_PAIRED = (96,), ROWS[0]
 # Of those head dims an SM has so many thread blocks of so many rows where sequences are cut into so
 # many splits, since two had one or two of these.
 _THREE, _THREE_ROWS, _SHORT_SPLITS = 3, 16, 64
+# Buffers and thread blocks to an SM that were faster than the usual ones (benchmarks/notes/log.md),
+# by head dims, rows, splits and how these are dealt.
+_RINGS: dict[tuple[int, int, int, int, str], dict[str, int]] = {
+    **{(256, 256, 16, num_splits, "stream_k"): {"stages": 3} for _, num_splits in _CUTS},
+    **{(256, 256, 8, num_splits, "stream_k"): {"stages": 5} for _, num_splits in _CUTS},
+    (192, 128, 8, 32, "stream_k"): {"blocks": 1},
+    (128, 128, 8, 64, "stream_k"): {"stages": 7, "blocks": 1},
+}
 # Rows where no sequence has two splits: two thread blocks share an SM, and one begins where the
 # other ends.
 _MOST_ALONE = 32
@@ -144,7 +153,7 @@ def deal_for(
         even = not pairs and straddles("fp16", head_dim)
         whole = whole_tiles(of_sequence, batch, slots, even=even)
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
-        least = _FEW_WHOLE if head_dim in _TIMED_FOR_FEW_ROWS else _SOME_WHOLE
+        least = _FEW_WHOLE.get(head_dim, _SOME_WHOLE)
         few = least <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
         few = few and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
         enough = _whole_from(head_dim, rows, kv_heads, slots, even=even)
@@ -244,6 +253,7 @@ def derived(
                 by=deal,
                 kv_heads=heads,
                 **(shallow if tile == ROWS[0] and (several or deal == "stream_k") else {}),
+                **_RINGS.get((head_dim, head_dim_v, tile, num_splits, deal), {}),
                 **(three if tile == _THREE_ROWS and deal == "round_robin" else {}),
                 **(spills if widest and tile == _SPILLING_ROWS and deal == "stream_k" else {}),
             )
