@@ -21,8 +21,10 @@ from fagen.expr.tree import INT, MOST_GIVEN, Name, Table
 from fagen.given import SAID
 from fagen.schedule.faults import Fault, refusal
 from fagen.toml_lines import Origin, shown
+from fagen.vocab import MASKS, SCORES
 
 _TEXTS = {"mask": masking.named, "score": scoring.named}
+_KNOWN: Mapping[str, Mapping[str, Any]] = {"mask": MASKS, "score": SCORES}
 _GIVEN = "parameters", "tables"
 _HASH = re.compile(r"_((mask|score)[0-9a-f]{10})(?=_|$)")
 # what calls have names for, and files say where a call's window is in a text of its mask
@@ -83,7 +85,7 @@ def _named(section: str, own: dict[str, Any], table: dict[str, Any]) -> Iterator
 def refuse_unsaid(slug: str) -> None:
     """Raise ScheduleError for a slug that names a text by its hash, where nobody has said it."""
     for name, kind in _HASH.findall(slug):
-        if name not in SAID:
+        if name not in _KNOWN[kind]:
             raise ScheduleError(
                 f"{shown(slug)}: {name} is a {kind} by its text, of which slugs have a hash alone; "
                 f"name a file that has the text: `fagen pick --{kind} TEXT … --toml` writes that "
