@@ -311,12 +311,10 @@ class Part:
     rounds: tuple[str, ...] = ()  # how loops over a tile's heads and blocks of rows begin
     softmax: tuple[str, ...] = ()  # members of Softmax, which is in a thread's registers
     consumer: tuple[str, ...] = ()  # members of Consumer
-    # statements of consumers on S, which is complete and not yet masked, or of gradients on
-    # S - LSE / scale
+    # statements of consumers on S, which is complete and not yet masked
     scores: tuple[str, ...] = ()
     # of consumers on a row that has met all its keys: the inverse of its sum, and its LSE
     row_ends: tuple[str, ...] = ()
-    derivatives: tuple[str, ...] = ()  # on dp, the gradient of what those on S left
     kernels: tuple[str, ...] = ()  # that run before the last one, or behind the first
     entry: tuple[str, ...] = ()  # statements of the kernel before it initialises its barriers
     kernel: tuple[str, ...] = ()  # and before its roles part

@@ -14,6 +14,7 @@ from fagen.errors import ExpressionError
 from fagen.expr import make, words
 from fagen.expr.bounds import interval
 from fagen.expr.cpp import HOST, KERNEL, Names, helpers, printed
+from fagen.expr.derivatives import derivative, is_tame, shared
 from fagen.expr.evaluate import evaluate
 from fagen.expr.scores import ONE, ZERO, Folded, folded, replaced
 from fagen.expr.tree import FLOAT, LANGUAGE, SCORE, Name, Node, Operation
@@ -113,6 +114,11 @@ class Score:
         """What products are multiplied by before the core is worked out of them."""
         return self._host(make.multiply(_SCALE, self.parts.inner))
 
+    @property
+    def slope_factor(self) -> str:
+        """What the core's slope is multiplied by to be a product's, as the launcher says it."""
+        return self._host(make.multiply(_SCALE, self.parts.inner, self.parts.outer))
+
     def _host(self, node: Node) -> str:
         names = {name: f"a.{name}" for name in ("scale", *self.given)}
         text = printed(node, Names(names, functions=HOST))
@@ -122,6 +128,16 @@ class Score:
         """Return the core of one element; names of the language go by `names`."""
         own = {one.name: f"params.{one.name}" for one in self.parameters}
         return printed(self.parts.core, Names({**names, **own}))
+
+    def sloped(self, names: Mapping[str, str]) -> "Sloped":
+        """Return the core of one element with its slope; names of the language go by `names`."""
+        own = {one.name: f"params.{one.name}" for one in self.parameters}
+        parts, both = shared(self.parts.core, self.slope)
+        of_parts = {name.name: f"t{number}" for number, (name, _) in enumerate(parts)}
+        printer = Names({**names, **own, **of_parts})
+        texts = [printed(node, printer) for node in (*(part for _, part in parts), *both)]
+        *shares, core, slope = texts
+        return Sloped(tuple(shares), core, slope, is_tame(self.parts.core) and is_tame(self.slope))
 
     @property
     def on_host(self) -> str:
@@ -133,6 +149,14 @@ class Score:
     def helpers(self) -> str:
         """Functions that this C++ calls."""
         return helpers(self.parts.core, self.parts.inner, self.parts.outer)
+
+    @cached_property
+    def slope(self) -> Node:
+        """The derivative of the core by what stands for the product in it.
+
+        Raises ExpressionError where there is none.
+        """
+        return derivative(self.parts.core)
 
     @property
     def functions(self) -> frozenset[str]:
@@ -155,9 +179,27 @@ class Score:
         """Return the core of numbers: tensors that spread to each other."""
         return evaluate(self.parts.core, {**names, **self.numbers, "score": score})
 
+    def core_and_slope(self, score: Any, **names: Any) -> tuple[Any, Any]:
+        """Return the core of numbers, and its slope."""
+        given = {**names, **self.numbers, "score": score}
+        return evaluate(self.parts.core, given), evaluate(self.slope, given)
+
     def whole(self, score: Any, **names: Any) -> Any:
         """Return what a scaled product becomes."""
         return evaluate(self.tree, {**names, **self.numbers, "score": score})
+
+
+@dataclass(frozen=True)
+class Sloped:
+    """A core and its slope as C++: t0 … are `shares`, which both name.
+
+    A `tame` one is a number wherever what it is made of is.
+    """
+
+    shares: tuple[str, ...]
+    core: str
+    slope: str
+    tame: bool
 
 
 _SCALE = Name(FLOAT, "scale", 0.0, MOST_FACTOR)

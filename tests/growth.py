@@ -468,36 +468,6 @@ for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
 """,
 )
 
-SOFTCAP = Sample(
-    name="gradients of a softcap",
-    most=6,
-    aim=5,
-    builds="bwd_bf16_d64_causal_m64n64_softcap50",
-    patch="softcap.patch",
-    shows="""
-def capped(q, k, cap):
-    scores = cap * torch.tanh(torch.einsum("bqhd,bkhd->bhqk", q, k) * (0.125 / cap))
-    return scores.masked_fill(torch.arange(90) > torch.arange(70)[:, None] + 20, -math.inf)
-
-q, k, v = tensors(torch.float16, 64)
-dout = q.flip(1)
-exact = [x.double().requires_grad_() for x in (q, k, v)]
-scores = capped(*exact[:2], 2)
-out = (scores.softmax(-1) @ exact[2].transpose(1, 2)).transpose(1, 2)
-lse = scores.logsumexp(-1)
-gradients = torch.autograd.grad(out, exact, dout.double())
-out, lse = out.detach(), lse.detach()
-
-named = {"q": q, "k": k, "v": v, "scale": 0.125}
-backward, _ = made("bwd_fp16_d64_causal_m64n64_softcap2")
-own = {"dout": dout, "out": out.to(q.dtype), "lse": lse.float()}
-for compute in ways:
-    for got, wanted in zip(compute(backward, **named, **own), gradients):
-        assert (got.double() - wanted).norm() < 1e-3 * wanted.norm()
-refused("bwd_fp16_d192_full_m64n64_softcap30", "needs P in fp32")
-""",
-)
-
 PAGED = Sample(
     name="a paged loader for decoding and varlen",
     most=14,
@@ -549,7 +519,7 @@ refused("fwd_fp16_d64_full_m64n64_pagesize64", 'needs lengths = "varlen"')
 """,
 )
 
-SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, SOFTCAP, PAGED)
+SAMPLES = (TILE, KNOB, MASK, OUTPUT, ARGUMENT, KIND, LIMIT, PAGED)
 
 
 def grown(sample: Sample, folder: Path) -> Path:

@@ -1,104 +1,113 @@
-"""Room for a score in the backward kernels: what one more part says is computed."""
+"""Scores in the backward kernels: P of them, and dS by their slope."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 import torch
-from jinja2 import ChoiceLoader, DictLoader
 from torch import Tensor
 
-from fagen import ledger, render, simulator
-from fagen.kinds.backward import formulae
-from fagen.kinds.backward.formulae import BUDGET
+from fagen import render, simulator
+from fagen.errors import ScheduleError
+from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.keys import Schedule
-from fagen.kinds.backward.plan import Plan
+from fagen.kinds.backward.oracle import gradients
+from fagen.kinds.backward.plan import Plan, plan
 from fagen.kinds.backward.verify import inputs
-from fagen.part import Part, Parts
 from fagen.problem import Sizes
-from tests.backward_helpers import planned
+from fagen.scoring import scored
+from fagen.vocab import SCORES
 
-# A bias of an eighth for each key of four, of which the gradient is to be half: S + b, and dS by
-# keys of two halved. No score that anybody wants, but one that tells values, places and derivative.
-AFTER_S = """
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; ++i) {
-      s[i] += (tile.first_key + first_row() + thread_row() + row_of(i) * 8) % 4 * 0.125f / 0.25f;
-    }
-"""
-AFTER_DS = """
-#pragma unroll
-    for (int i = 0; i < kBlockM / 2; ++i) {
-      dp[i] *= (thread_row() + row_of(i) * 8) % 2 ? 0.5f : 1.f;
-    }
-"""
-SCALE = 0.25
+SCALE = 0.5
 SIZES = Sizes(1, 2, 1, 70, 150)
+KEY, ROW = torch.arange(150), torch.arange(70)[:, None]
+
+# of a text, what it is given, and the same by hand: a cap, which P and its slope share; a choice
+# whose other branch is no number; keys and rows, in which a slope has neither; powers
+WRITTEN: dict[str, tuple[dict[str, float], Callable[[Tensor], Tensor]]] = {
+    "softcap": ({"softcap": 1.5}, lambda s: 1.5 * torch.tanh(s / 1.5)),
+    "where(0.25 < score, 1.0 + log(score), score)": (
+        {},
+        lambda s: torch.where(s > 0.25, 1 + s.clamp(min=0.25).log(), s),
+    ),
+    "score + 0.125 * (k_idx % 4) - 0.25 * (q_idx % 3)": (
+        {},
+        lambda s: s + 0.125 * (KEY % 4) - 0.25 * (ROW % 3),
+    ),
+    "0.5 * abs(score) + 0.01 * score * score": ({}, lambda s: 0.5 * s.abs() + 0.01 * s.square()),
+    "sqrt(abs(score))": ({}, lambda s: s.abs().sqrt()),
+}
 
 
-def with_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Render with one more part, whose texts are of the seats for a score."""
-    usual, own_parts = render.environment(), Plan.parts.func
-    assert usual.loader and own_parts
-    texts = {"own/after_s.cuh": AFTER_S, "own/after_ds.cuh": AFTER_DS}
-    score = Part(scores=("own/after_s.cuh",), derivatives=("own/after_ds.cuh",))
-
-    def parts(plan: Plan) -> Parts:
-        own = own_parts(plan)
-        return replace(own, parts=(*own.parts, score))
-
-    changed = usual.overlay(loader=ChoiceLoader([DictLoader(texts), usual.loader]))
-    monkeypatch.setattr(render, "environment", lambda: changed)
-    monkeypatch.setattr(Plan, "parts", property(parts))
+def named(text: str) -> str:
+    """What schedules call a score."""
+    if text in SCORES:
+        return text
+    name: str = scored(named, None, text, {})[0]
+    return name
 
 
-def reference(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
-    """(out, lse, dq, dk, dv) in fp64; one KV head."""
-    dout, q, k, v = (x.double() for x in (dout, q, k, v))
-    keys = torch.arange(k.shape[1])
-    score = SCALE * torch.einsum("bshd,btd->bhst", q, k[:, :, 0]) + keys % 4 * 0.125
+def planned(text: str, **keys: object) -> Plan:
+    usual: dict[str, object] = dict(dtype="bf16", head_dim=64, mask="causal")
+    usual |= dict(block_m=64, block_n=64, score=named(text))
+    return plan(Schedule.make(**usual | keys))
+
+
+def by_hand(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, f: Callable[[Tensor], Tensor], causal: bool
+) -> list[Tensor]:
+    """(out, lse, dq, dk, dv) in fp64, by autograd; one KV head."""
+    q, k, v = (x.double().requires_grad_() for x in (q, k, v))
+    score = f(SCALE * torch.einsum("bshd,btd->bhst", q, k[:, :, 0]))
     if causal:
-        rows = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
-        score = score.masked_fill(keys > rows, -math.inf)
-    lse = score.logsumexp(-1)
-    p = (score - lse[..., None]).exp()
-    out = torch.einsum("bhst,btd->bshd", p, v[:, :, 0])
-    delta = torch.einsum("bshd,bshd->bhs", out, dout)
-    dp = torch.einsum("bshd,btd->bhst", dout, v[:, :, 0])
-    ds = p * (dp - delta[..., None]) * torch.where(keys % 2 == 1, 0.5, 1.0)
-    return [
-        out,
-        lse,
-        SCALE * torch.einsum("bhst,btd->bshd", ds, k[:, :, 0]),
-        SCALE * torch.einsum("bhst,bshd->btd", ds, q)[:, :, None],
-        torch.einsum("bhst,bshd->btd", p, dout)[:, :, None],
-    ]
+        score = score.masked_fill(KEY > ROW + 80, -math.inf)
+    out = torch.einsum("bhst,btd->bshd", score.softmax(-1), v[:, :, 0])
+    own = torch.autograd.grad(out, (q, k, v), dout.double())
+    return [x.detach() for x in (out, score.logsumexp(-1), *own)]
 
 
-@pytest.mark.parametrize("slug", ["bwd_bf16_d64_causal_m64n64", "bwd_bf16_d192_full_m64n64_intra"])
-def test_a_score_and_its_derivative_have_a_place_after_s_and_after_ds(slug, monkeypatch):
-    plan = planned(slug)
-    with_score(monkeypatch)
-    library = simulator.build(render.kernel_text(plan))
-    dout, q, k, v = inputs(plan, SIZES, device="cpu")
-    out, lse, *exact = reference(dout, q, k, v, plan.mask.last_by_row)
-    named = dict(dout=dout, q=q, k=k, v=v, out=out.to(q.dtype), lse=lse.float(), scale=SCALE)
-    results = {f"d{name}": torch.full_like(named[name], math.nan) for name in "qkv"}
-    simulator.call(plan, library, **named, **results)
-    for name, expected in zip(("dq", "dk", "dv"), exact, strict=True):
-        error = (results[name].double() - expected).norm() / expected.norm()
-        assert error < 0.01, (name, error)
+# how ones and LSEs lie, who makes dS, whether tiles follow each other
+SIMULATED = [
+    ("softcap", {"head_dim": 128, "block_n": 128, "persistent": True, "dtype": "fp16"}),
+    ("softcap", {"block_m": 80}),
+    ("where(0.25 < score, 1.0 + log(score), score)", {}),
+    ("sqrt(abs(score))", {"head_dim": 192, "mask": "full", "ds_stages": 1}),
+]
 
 
-def test_what_a_score_keeps_is_a_row_of_the_registers_ledger(monkeypatch):
-    schedule = Schedule.from_slug("bwd_bf16_d192_full_m64n64_intra")
-    sums = [ledger.total for ledger in BUDGET.of(schedule).by_role]
-    assert len(sums) == 2  # of dV's consumer, and of dK's
-    for forget in (formulae.register_formulae, ledger._evaluator):
-        forget.cache_clear()
-    monkeypatch.setattr(formulae, "SCORE_REGISTERS", 8)
-    ledgers = BUDGET.of(schedule).by_role
-    monkeypatch.undo()
-    for forget in (formulae.register_formulae, ledger._evaluator):
-        forget.cache_clear()
-    assert [ledger.total for ledger in ledgers] == [before + 8 for before in sums]
+@pytest.mark.parametrize(("text", "way"), [*((text, {}) for text in WRITTEN), *SIMULATED])
+def test_kernels_differentiate_what_a_score_says(text, way):
+    built, (given, f) = planned(text, **way), WRITTEN[text]
+    dout, q, k, v = inputs(built, SIZES, device="cpu")
+    out, lse, *exact = by_hand(dout, q, k, v, f, built.mask.last_by_row)
+    call = dict(dout=dout, q=q, k=k, v=v, out=out.to(q.dtype), lse=lse.float(), scale=SCALE)
+    found = [compute(built, **call, **given)]
+    if (text, way) in SIMULATED:
+        results = {f"d{name}": torch.full_like(call[name], math.nan) for name in "qkv"}
+        library = simulator.build(render.kernel_text(built))
+        simulator.call(built, library, **call, **given, **results)
+        found.append(tuple(results.values()))
+    for gradients_of_inputs in found:
+        for got, wanted in zip(gradients_of_inputs, exact, strict=True):
+            error = (got.double() - wanted).norm() / wanted.norm()
+            assert error < (0.002 if built.dtype.name == "fp16" else 0.01), error
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_the_reference_is_what_autograd_makes_of_the_same_by_hand(text):
+    given, f = WRITTEN[text]
+    dout, q, k, v = (torch.randn(1, n, h, 8) for n, h in ((70, 2), (70, 2), (150, 1), (150, 1)))
+    score = SCORES[named(text)].bound(given)
+    found = gradients(dout, q, k, v, mask=planned(text).mask, score=score, scale=SCALE)
+    for got, wanted in zip(found, by_hand(dout, q, k, v, f, causal=True), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-12, rtol=1e-10)
+
+
+def test_what_a_step_does_not_know_is_refused_by_name():
+    with pytest.raises(ScheduleError, match="reads head, of which so far there are no gradients"):
+        planned("score - 0.5 * head")
+    planned("score + q_idx % 2 * 0.5")
+    with pytest.raises(ScheduleError, match="reads q_idx, of which so far there are no gradients"):
+        planned("score + q_idx % 2 * 0.5", head_dim=192)
+    with pytest.raises(ScheduleError, match='kept = "k" does not go with a score'):
+        planned("softcap", kept="k")

@@ -118,6 +118,8 @@ HEAD = {
 }
 # so many that each text of a part is in one of them
 PLANS = (
+    "bwd_fp16_d128_causal_m64n128_softcap_persist_post",
+    "bwd_bf16_d256_causal_m64n64_softcap_dss1_intra_c2",
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d96_causal_r8n64_h2",

@@ -1,5 +1,6 @@
 """Scores through public calls on CPU tensors, beside lambdas written by hand; refusals by name."""
 
+import math
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
@@ -279,13 +280,54 @@ def test_an_argument_that_is_named_like_one_of_calls_is_refused_when_it_is_decla
             fagen.score(of_name)
 
 
-def test_gradients_of_scores_are_refused_before_all_else():
+def by_hand_capped(x: Tensor) -> Tensor:
+    return 1.5 * torch.tanh(x / 1.5)
+
+
+def leaking(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 0.25 * x)
+
+
+@pytest.mark.parametrize(
+    ("how", "by_hand"),
+    [
+        ({"softcap": 1.5}, by_hand_capped),
+        ({"score": "cap * tanh(score / cap)", "cap": 1.5}, by_hand_capped),
+        ({"score": "where(0.0 < score, score, 0.25 * score)"}, leaking),
+        ({"score": "0.5 * score"}, lambda x: 0.5 * x),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_go_through_a_score(how, by_hand, packed):
+    q, k, v = (x.requires_grad_() for x in tensors(20, 30))
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    group = q.shape[2] // k.shape[2]
+    keys, values = (x.repeat_interleave(group, 2) for x in exact[1:])
+    score = by_hand(torch.einsum("bshd,bthd->bhst", exact[0], keys) * q.shape[3] ** -0.5)
+    hidden = torch.arange(30) > torch.arange(20)[:, None] + 10
+    score = score.masked_fill(hidden, -math.inf)
+    wanted = torch.einsum("bhst,bthd->bshd", score.softmax(-1), values)
+    (wanted.square().sum() + score.logsumexp(-1).sum()).backward()
+    if packed:
+        batch = range(q.shape[0] + 1)
+        at = [torch.tensor([n * one for one in batch], dtype=torch.int32) for n in (20, 30)]
+        flat = [x.flatten(0, 1) for x in (q, k, v)]
+        out, lse = fagen.attention_varlen(*flat, *at, causal=True, return_lse=True, **how)
+    else:
+        out, lse = fagen.attention(q, k, v, causal=True, return_lse=True, **how)
+    (out.float().square().sum() + lse.sum()).backward()
+    for found, own in zip((q, k, v), exact, strict=True):
+        assert found.grad is not None and own.grad is not None
+        assert (found.grad.double() - own.grad).norm() < 2e-3 * own.grad.norm()
+
+
+def test_gradients_of_a_score_that_has_none_are_refused_before_all_else():
     q, k, v = tensors(20, 20)
     q.requires_grad_()
-    with pytest.raises(ValueError, match='there is no backward with the score "softcap" yet'):
-        fagen.attention(q, k, v, softcap=5.0)
+    with pytest.raises(ValueError, match="reads head, of which so far there are no gradients"):
+        fagen.attention(q, k, v, score="score - 0.5 * head")
     with torch.no_grad():
-        fagen.attention(q, k, v, softcap=5.0)
+        fagen.attention(q, k, v, score="score - 0.5 * head")
 
 
 def test_what_calls_are_readied_for_is_told_by_the_same_words():
@@ -332,7 +374,7 @@ def test_the_command_line_takes_the_same_words():
         (["--given", "far=3"], "pick() takes no far"),
         (["--score", "sofcap"], "did you mean softcap?"),
         (["--sinks", "int8"], "sinks are int8; they must be one of float32, float16, bfloat16"),
-        (["--softcap", "50", "--pass", "backward"], "no kernel computes bfloat16, head_dim 64"),
+        (["--window", "9", "--pass", "backward"], "no kernel computes bfloat16, head_dim 64"),
     ):
         answer = command(*PICKED, *words)
         assert answer.exit_code and said in answer.output, answer.output

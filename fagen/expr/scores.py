@@ -4,13 +4,13 @@ score' = outer · core(inner · s) + row + added, with s the product of q and k,
 log2 e are one factor, and inner and the scale another.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fagen.arch import SCORE_OPERATIONS
 from fagen.expr import logic, make
 from fagen.expr.canonical import Expression
-from fagen.expr.tree import K_IDX, SCORE, Constant, Node, Operation, Sum
+from fagen.expr.tree import BOOL, K_IDX, SCORE, Constant, Node, Operation, Sum
 
 _ELEMENT = {"score", "k_idx"}  # what is another number for each element of a row
 
@@ -114,10 +114,11 @@ def _uses(node: Node) -> Iterator[Node]:
     """Yield the largest parts that multiply s by what is the same in a row, and nothing else."""
     if SCORE.name not in node.names:
         return
-    factor, rest = _factored(node)
-    if rest == SCORE and not factor.names & _ELEMENT:
-        yield node
-        return
+    if node.type != BOOL:
+        factor, rest = _factored(node)
+        if rest == SCORE and not factor.names & _ELEMENT:
+            yield node
+            return
     for arg in node.args:
         yield from _uses(arg)
 
@@ -141,7 +142,11 @@ def replaced(node: Node, old: Node, new: Node) -> Node:
         return new
     if not node.args or SCORE.name not in node.names:
         return node
-    args = [replaced(arg, old, new) for arg in node.args]
+    return rebuilt(node, [replaced(arg, old, new) for arg in node.args])
+
+
+def rebuilt(node: Node, args: Sequence[Node]) -> Node:
+    """Return a sum or an operation of other parts."""
     if isinstance(node, Sum):
         terms = zip(node.terms, args, strict=True)
         products = [make.multiply(make.number(f), arg) for (f, _), arg in terms]

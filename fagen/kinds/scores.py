@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fagen.combining import fp32
+from fagen.errors import ExpressionError
 from fagen.expr.tree import INT as WHOLE
 from fagen.part import FLOAT, INT, Argument, Computed, Field, Part, Times
 from fagen.schedule import Broken, Section, Values, derived
@@ -40,6 +41,27 @@ def rules_of_scores(keys: Values) -> Broken:
         yield "v_scales", f"{fault}; leave it out"
 
 
+# what elements of a kernel of gradients do not know: a step is of no head; nor of which rows, by
+# gradients, where no mask asks
+_UNKNOWN = ("head", "batch")
+_UNKNOWN_BY_GRADIENTS = ("q_idx",)
+
+
+def rules_of_slopes(keys: Values) -> Broken:
+    """Yield (key, sentence) for each rule of the score of a kernel of gradients that is broken."""
+    score = SCORES[keys["score"]]
+    if not score.acts:
+        return
+    by_gradients = keys["partition"] == "gradients"
+    unknown = _UNKNOWN + _UNKNOWN_BY_GRADIENTS * by_gradients
+    if found := next((name for name in unknown if name in score.reads), ""):
+        yield "score", f'= "{score.name}" reads {found}, of which so far there are no gradients'
+    try:
+        _ = score.slope
+    except ExpressionError as error:
+        yield "score", f'= "{score.name}": {error}'
+
+
 def factor(values: Values) -> Argument | Computed:
     """What lies in S, once it is complete, is multiplied by to be scores."""
     score = SCORES[values["score"]]
@@ -70,6 +92,26 @@ def elements(values: Values, consumer: str) -> Iterator[Part]:
             *(_HEADS,) * ("heads" in score.reads),
         ),
     )
+
+
+def slope_factor(values: Values) -> Argument | Computed:
+    """What gradients of elements are multiplied by to be those of products."""
+    score = SCORES[values["score"]]
+    return Argument("scale") if score.is_plain else Computed(score.slope_factor)
+
+
+def names_of_rows() -> dict[str, str]:
+    """What elements of a kernel of gradients, whose rows are the columns of S, call them."""
+    lengths = "lengths_of(params, shared)"
+    return {
+        "score": "score",
+        "q_idx": "(first_row_of_block + column_of(i + j))",
+        "k_idx": "(first_key + row_of(i) * 8)",
+        "len_q": f"{lengths}.seqlen_q",
+        "len_k": f"{lengths}.seqlen_k",
+        "kv_head": "tile.kv_head",
+        "heads": "params.all_heads",
+    }
 
 
 def names(packed: bool, own_lengths: bool) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fagen.measure.sequences import Case
 from fagen.measure.timing import BURST, SUSTAINED, Call, Regime, captured, time_calls
 from fagen.problem import Sizes
 from fagen.records import Errors, Speed
+from fagen.scores import Score
 
 LSE_TOLERANCE = 1e-3
 
@@ -25,6 +26,30 @@ Rows = Mapping[int, tuple[slice, slice]]  # of a sequence by number: its queries
 
 # Two sustained rounds, one in each order: with hundreds of kernels seconds of each count.
 _REGIMES = (replace(SUSTAINED, rounds=2), BURST)
+
+
+def scored(score: Score, scores: Tensor, rows: Tensor, seqlen_q: int, group: int) -> Tensor:
+    """What scaled products (B, Hk, G rows, Sk) become, of these query rows of G heads each."""
+    if score.is_plain:
+        return scores
+    batch, kv_heads, count, seqlen_k = scores.shape
+    batches, kv_head, key = (
+        torch.arange(n, device=rows.device) for n in (batch, kv_heads, seqlen_k)
+    )
+    of_group = torch.arange(group, device=rows.device).repeat_interleave(count // group)
+    kv_head = kv_head[:, None, None]
+    found: Tensor = score.whole(
+        scores,
+        q_idx=rows[:, None],
+        k_idx=key,
+        len_q=seqlen_q,
+        len_k=seqlen_k,
+        kv_head=kv_head,
+        head=kv_head * group + of_group[:, None],
+        heads=kv_heads * group,
+        batch=batches[:, None, None, None],
+    )
+    return found
 
 
 # ---- errors -------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from torch.compiler import is_compiling
 
 from fagen.arch import SM90
 from fagen.errors import ScheduleError
+from fagen.kinds.scores import rules_of_slopes
 from fagen.problem import Problem
 from fagen.runtime import autocast
 from fagen.runtime.argument_types import flag
-from fagen.runtime.call import MOST_KNOWN, CallKey, Choice
+from fagen.runtime.call import MOST_KNOWN, CallKey, Choice, untraced
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
 from fagen.variants import Variant, in_words, is_mask, names_of, said
@@ -24,6 +25,7 @@ from fagen.vocab import (
     DTYPES,
     LENGTHS,
     OUT_DTYPES,
+    PLAIN_MASKS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
     SCALES,
@@ -214,13 +216,32 @@ def told(
     if sinks is not None:
         tensors, values, by_sequence = (*tensors, sinks), (*values, sinks), (*by_sequence, "")
     if torch.is_grad_enabled() and needs_gradient(*tensors):
-        which = "q, k or v" if sinks is None else "q, k, v or sinks"
+        refuse_no_gradient(function.__name__, variant, tensors)
+    return variant, values, by_sequence
+
+
+def refuse_no_gradient(called: str, variant: Variant, tensors: tuple[Tensor, ...] = ()) -> None:
+    """Refuse a gradient of what has none, by its name."""
+    fault = f"there is no backward {in_words(variant)} yet"
+    mask, score, sink = names_of(variant)
+    if called in _WITH_SLOPES and mask in PLAIN_MASKS and not sink:
+        fault = _no_slope(score)
+    if fault:
+        which = "q, k or v" if len(tensors) < 4 else "q, k, v or sinks"
         raise ValueError(
-            f"{function.__name__}: {which} requires a gradient, and there is no backward "
-            f"{in_words(variant)} yet; call it under torch.no_grad()"
+            f"{called}: {which} requires a gradient, and {fault}; call it under torch.no_grad()"
             + (_MASKED_ELSEWHERE if is_mask(variant) else "")
         )
-    return variant, values, by_sequence
+
+
+@untraced
+def _no_slope(score: str) -> str:
+    """Why there are no gradients through a score, "" where there are."""
+    faults = rules_of_slopes({"score": score, "partition": "keys"})
+    return next((f"score {sentence}" for _, sentence in faults), "")
+
+
+_WITH_SLOPES = "attention", "attention_varlen"  # whose calls have gradients through scores
 
 
 _MASKED_ELSEWHERE = ", or torch.nn.functional.scaled_dot_product_attention with attn_mask"

@@ -2,8 +2,9 @@
 
 A call that torch does not trace goes by a node of autograd's graph in C++. What is traced, and all
 where that cannot be built, goes by `torch.ops.fagen.<slug>_with_grad`, which is registered with
-Autograd: torch.compile traces both passes as one op each. Either keeps q, k, v, out and the
-log-sum-exp, of varlen sequences also their offsets, and nothing else.
+Autograd: torch.compile traces both passes as one op each; so do calls that give more than the
+scale, to a mask or a score. Either keeps q, k, v, out and the log-sum-exp, of varlen sequences also
+their offsets, and what is given, and nothing else.
 
 Which kernel computes the gradients, dispatch tables say as they do for attention itself: by the
 sizes of q and k, of varlen sequences by what one has of them in the mean, and by whether the call
@@ -30,7 +31,7 @@ from fagen.arch import SM90
 from fagen.build.autograd import build_autograd
 from fagen.errors import FagenError, ScheduleError
 from fagen.kind import Plan
-from fagen.kinds.backward.signature import ORDER
+from fagen.kinds.backward.signature import order_of
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -315,10 +316,21 @@ def _in_cpp(library: Path | None, name: str, of: Any) -> Any:
 
 def _number(forward: str, gradients: str, device: torch.device) -> None:
     """Tell the node of a kernel and that of its gradients."""
-    if device.type == "cuda" and _node and _node[0] and (forward, gradients) not in _numbers:
+    if not _node or not _node[0] or (forward, gradients) in _numbers or _is_given_more(forward):
+        return
+    if device.type == "cuda":
         names = f"fagen::{forward}_no_grad", f"fagen::{gradients}_no_grad", f"fagen::{gradients}"
         viewed = op.viewed(forward), op.viewed(gradients)
         _numbers[forward, gradients] = torch.ops.fagen.number_kernels(*names, forward, *viewed)
+
+
+def _is_given_more(slug: str) -> bool:
+    """Whether a forward kernel takes more than the node knows of: what it gives a mask, a score."""
+    given = {argument.name for argument in plan_of(slug).signature.positional}
+    return not given <= _KNOWN
+
+
+_KNOWN = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "scale", "seqused_k"}
 
 
 def _numbered_anew(slug: str, deterministic: bool, q: Tensor, k: Tensor) -> int:
@@ -393,10 +405,10 @@ def _keep(
     keyword_only_inputs: dict[str, bool],
     output: tuple[Tensor, Tensor],
 ) -> None:
-    """Keep all tensors, of the numbers the scale, and whether dq is to be deterministic."""
+    """Keep all tensors and numbers, and whether dq is to be deterministic."""
     ctx.deterministic = keyword_only_inputs["deterministic"]
     tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-    (ctx.scale,) = (x for x in inputs if not (x is None or isinstance(x, Tensor)))
+    ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
@@ -404,17 +416,23 @@ def _keep(
 def _backward(plan: Plan) -> op.Op:
     """What takes back a forward kernel's op."""
     slug, names = plan.slug, tuple(argument.name for argument in plan.signature.positional)
+    forward: Any = plan
+    order = order_of((forward.mask, forward.score))
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        *inputs, out, lse = ctx.saved_tensors
-        arguments = dict(zip(names, inputs, strict=True)) | {"scale": ctx.scale}
+        *tensors, out, lse = ctx.saved_tensors
+        pairs = zip(tensors, ctx.numbers, strict=True)
+        inputs = (number if tensor is None else tensor for tensor, number in pairs)
+        arguments = dict(zip(names, inputs, strict=True))
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        deltas = gradients(slug, arguments, dout, out, lse, dlse, deterministic=ctx.deterministic)
-        pairs = zip(ctx.needs_input_grad[: len(deltas)], deltas, strict=True)
-        needed = [gradient if is_needed else None for is_needed, gradient in pairs]
-        return *needed, *[None] * (len(names) - len(needed))
+        how: dict[str, Any] = dict(deterministic=ctx.deterministic, order=order)
+        found = gradients(slug, arguments, dout, out, lse, dlse, **how)
+        deltas = dict(zip("qkv", found, strict=True))
+        # of what a call leaves out nothing is said
+        needed = dict(zip(names, ctx.needs_input_grad, strict=False))
+        return tuple(deltas[name] if name in deltas and needed[name] else None for name in names)
 
     return backward
 
@@ -428,10 +446,12 @@ def gradients(
     dlse: Tensor | None = None,
     *,
     deterministic: bool = False,
+    order: tuple[str, ...] = order_of(()),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv of what a forward kernel of this slug computes.
 
-    `arguments` are its own by name, out and lse what it gave. Raises as kernel_of_gradients does,
+    `arguments` are its own by name, out and lse what it gave, `order` that of the arguments of
+    gradients. Raises as kernel_of_gradients does,
     and where one of them requires a gradient while torch is asked for some.
     """
     q, k, offsets = arguments["q"], arguments["k"], arguments.get("cu_seqlens_k")
@@ -443,5 +463,5 @@ def gradients(
         kernel = kernel_of_gradients(slug, out.device, q, k, offsets, deterministic)
         dout = _laid_out(dout)
     operands = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    dq, dk, dv = kernel.op(*(operands[name] for name in ORDER if name in operands))
+    dq, dk, dv = kernel.op(*(operands[name] for name in order if name in operands))
     return dq, dk, dv

@@ -25,6 +25,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 mask=problem.mask,
                 deterministic=problem.deterministic,
                 lengths=problem.lengths,
+                score=problem.score,
                 block_m=block_m,
                 block_n=block_n,
                 intra_warpgroup=ahead,

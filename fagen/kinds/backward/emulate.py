@@ -14,6 +14,7 @@ from torch import Tensor
 from fagen.combining import LOG2_E
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.backward.plan import Plan
+from fagen.kinds.scores import factors
 from fagen.problem import sequences
 
 
@@ -27,15 +28,18 @@ def compute(
     lse: Tensor,
     scale: float,
     dlse: Tensor | None = None,
-    **offsets: Any,
+    **more: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv as the Plan's kernels compute them; arguments as of their op.
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's
-    dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`.
+    dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`. What a score
+    is given goes by name.
     """
     if plan.varlen:
-        return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **offsets)
+        return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **more)
+    score = plan.score.bound(more)
+    before, after = factors(score, scale)
     seqlen_q, seqlen_k, kv_heads = q.shape[1], k.shape[1], k.shape[2]
     group = q.shape[2] // max(1, kv_heads)
     queries, grad, output = (x.transpose(1, 2).float() for x in (q, dout, out))
@@ -47,6 +51,7 @@ def compute(
     reference = torch.where(lse == -math.inf, math.inf, lse * LOG2_E)
     delta = delta.masked_fill(lse == -math.inf, 0)
 
+    factor = before * after if score.acts else after
     dq = torch.zeros_like(queries)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
     row = torch.arange(seqlen_q, device=q.device)[:, None]
@@ -54,22 +59,37 @@ def compute(
         block = slice(left, min(left + plan.block_n, seqlen_k))
         key = torch.arange(block.start, block.stop, device=q.device)
         scores = queries @ keys[:, :, block].mT
-        p = torch.exp2(scores * scale_log2(scale) - reference[..., None])
-        p = p.masked_fill(~plan.mask.sees(row, key, seqlen_q, seqlen_k), 0)
-        if plan.partition == "gradients":  # P reaches who makes dS in 16 bits
-            p = p.to(q.dtype).float()
-        ds = p * (grad @ values[:, :, block].mT - delta[..., None])
+        seen = plan.mask.sees(row, key, seqlen_q, seqlen_k)
+        if score.acts:
+            names = _names(row, key, seqlen_q, seqlen_k, q.shape[2], group)
+            scores, slope = score.core_and_slope(scores * before, **names)
+            p = torch.exp2(scores * scale_log2(after) - reference[..., None]).masked_fill(~seen, 0)
+            change = torch.where(p == 0, 0, p * slope).to(q.dtype).float()
+        else:
+            p = torch.exp2(scores * scale_log2(after) - reference[..., None]).masked_fill(~seen, 0)
+            # P reaches who makes dS in 16 bits
+            change = p.to(q.dtype).float() if plan.partition == "gradients" else p
+        ds = change * (grad @ values[:, :, block].mT - delta[..., None])
         # what the tensor cores read next is rounded
         p, ds = (x.to(q.dtype).float() for x in (p, ds))
         dv[:, :, block] = p.mT @ grad
-        dk[:, :, block] = ds.mT @ queries * scale
+        dk[:, :, block] = ds.mT @ queries * factor
         dq += ds @ keys[:, :, block]
 
     def grouped(x: Tensor) -> Tensor:
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2).to(q.dtype).contiguous()
 
-    dq = (dq * scale).transpose(1, 2).to(q.dtype).contiguous()
+    dq = (dq * factor).transpose(1, 2).to(q.dtype).contiguous()
     return dq, grouped(dk), grouped(dv)
+
+
+def _names(
+    row: Tensor, key: Tensor, seqlen_q: int, seqlen_k: int, heads: int, group: int
+) -> dict[str, Any]:
+    """What scores call a block's keys, and who has them."""
+    kv_head = (torch.arange(heads, device=key.device) // group)[:, None, None]
+    lengths = {"len_q": seqlen_q, "len_k": seqlen_k}
+    return {"q_idx": row, "k_idx": key, "kv_head": kv_head, "heads": heads, **lengths}
 
 
 def compute_varlen(
@@ -86,6 +106,7 @@ def compute_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     seqused_k: Tensor | None = None,
+    **given: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv of varlen sequences, each computed by itself; zeros in rows of none.
 
@@ -98,6 +119,6 @@ def compute_varlen(
     for of_q, of_k in sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k)):
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
-        gradients = compute(dense, *rows, lse[None, :, of_q], scale, own)
+        gradients = compute(dense, *rows, lse[None, :, of_q], scale, own, **given)
         dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients)
     return dq, dk, dv

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
-from fagen.kinds.attention import HEAD_DIM, Build, registers
+from fagen.expr.words import PLAIN
+from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, registers
 from fagen.kinds.backward.rules import (
     BYTES,
     DQ_BY,
@@ -14,9 +15,11 @@ from fagen.kinds.backward.rules import (
     PARTITIONS,
     consumers,
 )
-from fagen.schedule import Keys, OneOf, Section, derived
+from fagen.kinds.scores import Build
+from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
-from fagen.vocab import LENGTHS, PLAIN_MASKS, SIXTEEN_BITS
+from fagen.scores import NAMED as NAMED_SCORES
+from fagen.vocab import LENGTHS, PLAIN_MASKS, SCORES, SIXTEEN_BITS
 
 
 class Backward(Section):
@@ -30,6 +33,7 @@ class Backward(Section):
     mask: Annotated[str, OneOf(PLAIN_MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
+    score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default=LENGTHS[0],
         description='"equal": all sequences have one length; "varlen": each has its own, as in '

@@ -29,18 +29,19 @@ def arguments(
     equal ones.
     """
     dout, scale = output_gradient(q, v), softmax_scale(plan.head_dim)
+    given = plan.score.usual.values()
     if sizes and sizes.varlen:
         out, lse = _varlen_results(plan, q[0], k[0], v[0], sizes)
         at = offsets(sizes, q.device)
-        return dout[0], q[0], k[0], v[0], *at, out, lse, scale
+        return dout[0], q[0], k[0], v[0], *at, out, lse, scale, *given
     out, lse = _results(plan, q, k, v)
     if plan.varlen:
         (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
         equal = Sizes(batch, heads, kv_heads, queries, keys)
         dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
         lse = lse.transpose(0, 1).flatten(1).contiguous()
-        return dout, *qkv, *offsets(equal, q.device), out, lse, scale
-    return dout, q, k, v, out, lse, scale
+        return dout, *qkv, *offsets(equal, q.device), out, lse, scale, *given
+    return dout, q, k, v, out, lse, scale, *given
 
 
 def _varlen_results(
@@ -72,13 +73,15 @@ def _results(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 
 def _has_peer(plan: Plan) -> bool:
-    return plan.head_dim == plan.head_dim_v and (plan.mask.causal or not plan.mask.by_row)
+    alike = plan.head_dim == plan.head_dim_v and plan.score.is_plain
+    return alike and (plan.mask.causal or not plan.mask.by_row)
 
 
 def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     dout = torch.zeros_like(output_gradient(q, v))
     scale = softmax_scale(plan.head_dim)
-    out, lse, *_ = gradients(dout, q, k, v, mask=plan.mask, scale=scale, dtype=torch.float32)
+    how: dict[str, Any] = dict(mask=plan.mask, score=plan.score.as_usual, scale=scale)
+    out, lse, *_ = gradients(dout, q, k, v, **how, dtype=torch.float32)
     return out.to(q.dtype).contiguous(), lse
 
 

@@ -5,6 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from fagen.expr.words import PLAIN
+from fagen.kinds.verification import scored
+from fagen.scores import SCORES, Score
 from fagen.vocab import Mask
 
 _REFERENCE_SCORES = 1 << 23  # fp64 scores held at a time: 64 MiB each of five
@@ -19,6 +22,7 @@ def gradients(
     mask: Mask,
     scale: float,
     dlse: Tensor | None = None,
+    score: Score = SCORES[PLAIN],
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, lse, and the gradients dq, dk and dv of sum(out · dout) + sum(lse · dlse).
@@ -28,7 +32,8 @@ def gradients(
     an out of zeros and an lse of minus infinity, and gives no gradient.
 
     With P = exp(scale · q kᵀ - lse): dv = Pᵀ dout, dS = P (dout vᵀ - sum(dout · out) + dlse),
-    dq = scale · dS k, dk = scale · dSᵀ q (FlashAttention-2, Dao 2023, algorithm 2).
+    dq = scale · dS k, dk = scale · dSᵀ q (FlashAttention-2, Dao 2023, algorithm 2). What a score
+    makes of scale · q kᵀ torch differentiates, and dS takes that as a factor.
     """
     batch, seqlen_q, heads, _ = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
@@ -43,8 +48,11 @@ def gradients(
     for top in range(0, seqlen_q if seqlen_k else 0, height):
         part = slice(top, min(top + height, seqlen_q))
         queries, grad = (x[:, part].transpose(1, 2).to(dtype) for x in (q, dout))
-        scores = queries @ keys.mT * scale
         row = torch.arange(part.start, part.stop, device=q.device)[:, None]
+        scores = queries @ keys.mT * scale
+        slope = None
+        if not score.is_plain:
+            scores, slope = slopes(score, scores, row, seqlen_q, kv_heads)
         scores = scores.masked_fill(~mask.sees(row, key, seqlen_q, seqlen_k), -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
@@ -53,6 +61,7 @@ def gradients(
         if dlse is not None:
             delta = delta - dlse[:, :, part, None].to(dtype)
         ds = p * (grad @ values.mT - delta)
+        ds = ds if slope is None else torch.where(p == 0, 0, ds * slope)
         out[:, :, part], lse[:, :, part] = output, log_sum.squeeze(-1)
         dq[:, :, part] = scale * ds @ keys
         dk += scale * ds.mT @ queries
@@ -62,3 +71,17 @@ def gradients(
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
 
     return out.transpose(1, 2), lse, dq.transpose(1, 2), grouped(dk), grouped(dv)
+
+
+def slopes(
+    score: Score, scores: Tensor, row: Tensor, seqlen_q: int, kv_heads: int
+) -> tuple[Tensor, Tensor]:
+    """What scaled products (B, H, rows, Sk) become, and its derivative by autograd."""
+    batch, heads, rows, seqlen_k = scores.shape
+    by_group = scores.reshape(batch, kv_heads, heads // kv_heads * rows, seqlen_k)
+    with torch.enable_grad():
+        inside = by_group.detach().requires_grad_()
+        own = row[:, 0].repeat(heads // kv_heads)
+        outside = scored(score, inside, own, seqlen_q, heads // kv_heads)
+        (slope,) = torch.autograd.grad(outside.sum(), inside)
+    return outside.detach().view_as(scores), slope.view_as(scores)

@@ -28,8 +28,10 @@ from fagen.kinds.backward.rules import (
 )
 from fagen.kinds.backward.signature import key_blocks_of, row_blocks_of, signature
 from fagen.kinds.budget import Budget, Ledgers
+from fagen.kinds.scores import names_of_rows
 from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Array, Parts
+from fagen.scores import Score, Sloped
 from fagen.signature import Extent, Signature
 from fagen.vocab import DTYPES, Dtype, Mask, Swizzle, swizzle_of
 
@@ -60,6 +62,7 @@ class Plan(Budgeted):
     slug: str
     dtype: Dtype
     mask: Mask
+    score: Score
     varlen: bool  # the GPU reads where sequences lie, and how long they are
     deterministic: bool
 
@@ -140,6 +143,11 @@ class Plan(Budgeted):
         """Of a step, roughly: its products at three quarters of what tensor cores can do."""
         columns = 3 * self.head_dim_padded + 2 * self.head_dim_v_padded
         return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
+
+    @property
+    def sloped(self) -> Sloped:
+        """What an element of S becomes, and the slope of that, as C++."""
+        return self.score.sloped(names_of_rows())
 
     @property
     def describing(self) -> str:

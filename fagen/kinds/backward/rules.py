@@ -6,7 +6,10 @@ from typing import Any
 from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.budget import FP32_BYTES
+from fagen.kinds.scores import rules_of_slopes, spilled
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
+from fagen.scores import SCORES
+from fagen.scores import WORDS as SCORE_WORDS
 from fagen.vocab import DTYPES, MASKS, SWIZZLES, swizzle_of
 
 BYTES = 2  # of an element of the dtypes that there are
@@ -32,6 +35,7 @@ _FORMER: Former = {
 _SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=(
+        Code("score", words=SCORE_WORDS),
         Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
         Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),
@@ -121,6 +125,8 @@ _DERIVED: Derived = {
     "dq_registers": lambda keys: (
         _registers(2)(keys) if keys["dq_by"] == "one" else keys["consumer_registers"]
     ),
+    # none, but of whatever a call says becomes of scores (score)
+    "max_spill_bytes": spilled,
 }
 
 
@@ -336,6 +342,9 @@ def rules(keys: Values) -> Broken:
         yield "postprocess", "= true: only with persistent = true; leave it out"
     if keys["postprocess"] and dq_transposed(keys):
         yield "postprocess", f"= true: only with whole {SM90.wgmma_m} rows a step; leave it out"
+    yield from rules_of_slopes(keys)
+    if keys["kept"] != "none" and SCORES[keys["score"]].acts:
+        yield "kept", f'= "{keys["kept"]}" does not go with a score; leave it out'
     if keys["kept"] != "none" and keys["partition"] == "gradients":
         yield "kept", f'= "{keys["kept"]}": only with partition = "keys"; leave it out'
     if keys["intra_warpgroup"] and keys["partition"] == "keys":

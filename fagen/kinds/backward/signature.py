@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from fagen.kinds.calls import GROUPED, SCALE, SIZES, Layout
+from fagen.kinds.calls import GROUPED, SIZES, Layout, form, scalars
+from fagen.scores import Score
 from fagen.signature import Extent, Limit, Signature, Size
+from fagen.vocab import Mask
 
 if TYPE_CHECKING:
     from fagen.kinds.backward.plan import Plan
@@ -16,10 +18,8 @@ INSTEAD = (
     "torch.no_grad()"
 )
 # of the op's arguments, offsets and seqused_k of varlen sequences
-ORDER = (
-    *("dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "scale"),
-    *("dlse", "seqused_k"),
-)
+_FIRST = "dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "scale"
+_LAST = "dlse", "seqused_k"
 _VARLEN_SIZES = tuple(map(Size, ("total_q", "total_k", "heads", "kv_heads", "offsets")))
 
 
@@ -34,11 +34,12 @@ def signature(plan: "Plan") -> Signature:
     (B + 1) and seqused_k (B) in int32, lse and dlse (H, total_q).
     """
     d, d_v, varlen = plan.head_dim, plan.head_dim_v, plan.varlen
+    given = plan.mask, plan.score
     layout = Layout(plan.dtype, varlen)
     note = f"the gradient of {{}}{'; zeros in a row of no sequence' * varlen}"
     return Signature(
         kind=plan.kind,
-        form="varlen" if varlen else "",
+        form=form("varlen" * varlen, of=given),
         version=1,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -58,13 +59,21 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("dk", d, note.format("k"), access="out"),
             layout.keys("dv", d_v, note.format("v"), access="out"),
         ),
-        scalars=(SCALE,),
-        order=ORDER,
+        scalars=scalars(plan.mask, plan.score),
+        order=order_of(given),
         rules=GROUPED,
         limits=(Limit("tiles", key_blocks_of(plan)), Limit("blocks of rows", row_blocks_of(plan))),
         no_gradient=NO_GRADIENT,
         instead=INSTEAD,
     )
+
+
+def order_of(given: tuple[Mask | Score, ...]) -> tuple[str, ...]:
+    """Return the names of the op's arguments in order, with what a mask or a score is given.
+
+    Some are of varlen sequences alone.
+    """
+    return *_FIRST, *(name for one in given for name in one.given), *_LAST
 
 
 def row_blocks_of(plan: "Plan") -> tuple[Extent, ...]:

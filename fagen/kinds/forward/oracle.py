@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fagen.expr.words import PLAIN
+from fagen.kinds.verification import scored
 from fagen.scores import SCORES, Score
 from fagen.vocab import MASKS, Mask
 
@@ -54,30 +55,6 @@ def reference(
         out[:, top:bottom] = tile.permute(0, 2, 1, 3)
         lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
     return out, lse
-
-
-def scored(score: Score, scores: Tensor, rows: Tensor, seqlen_q: int, group: int) -> Tensor:
-    """What scaled products (B, Hk, G rows, Sk) become, of these query rows of G heads each."""
-    if score.is_plain:
-        return scores
-    batch, kv_heads, count, seqlen_k = scores.shape
-    batches, kv_head, key = (
-        torch.arange(n, device=rows.device) for n in (batch, kv_heads, seqlen_k)
-    )
-    of_group = torch.arange(group, device=rows.device).repeat_interleave(count // group)
-    kv_head = kv_head[:, None, None]
-    found: Tensor = score.whole(
-        scores,
-        q_idx=rows[:, None],
-        k_idx=key,
-        len_q=seqlen_q,
-        len_k=seqlen_k,
-        kv_head=kv_head,
-        head=kv_head * group + of_group[:, None],
-        heads=kv_heads * group,
-        batch=batches[:, None, None, None],
-    )
-    return found
 
 
 def visible(mask: str | Mask, rows: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor | None:

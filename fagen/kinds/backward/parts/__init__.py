@@ -27,6 +27,7 @@ from fagen.kinds.backward.rules import (
     shares_rows,
     slices_dq,
 )
+from fagen.kinds.scores import factor_log2, slope_factor
 from fagen.part import (
     DESCRIPTOR,
     FLOAT,
@@ -34,7 +35,6 @@ from fagen.part import (
     INT,
     REGISTERS_HEADER,
     TMA_HEADERS,
-    Argument,
     Constant,
     Field,
     Part,
@@ -43,7 +43,7 @@ from fagen.part import (
     choices,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS
+from fagen.vocab import DTYPES, MASKS, SCORES
 
 # the keys that choose no parts, but by RULES
 SIZES = frozenset(
@@ -109,7 +109,8 @@ def _parts(chosen: tuple[tuple[str, Any], ...]) -> Parts:
     values = dict(chosen)
     first = about, sizes, keys, tiles, loads, consumers
     slots = *first, scores, steps, outputs, sums, runs, launcher
-    shared = _SHARED_WITH_ONES if values["ones_in_shared_memory"] else _SHARED
+    twice = values["ones_in_shared_memory"] or SCORES[values["score"]].acts
+    shared = _SHARED_WITH_ONES if twice else _SHARED
     every = tuple(part for slot in slots for part in slot(values))
     return Parts(
         every,
@@ -164,6 +165,8 @@ def sizes(values: Values) -> Iterator[Part]:
             Constant("row_lanes", "of those, that share a row"),
         )
     )
+    # of plain scores, and what is alike, a text of the launcher fills it in
+    factor = factor_log2(values) if SCORES[values["score"]].acts else None
     swizzles = [(f"{tile}_slab", f"{tile}_swizzle") for tile in ("qk", "v", "ds")]
     yield Part(
         constants=(
@@ -177,7 +180,7 @@ def sizes(values: Values) -> Iterator[Part]:
         ),
         params=(
             Field("group", INT, Ratio("heads", "kv_heads"), "query heads of a KV head"),
-            Field("scale", FLOAT, Argument("scale"), "of dQ and dK"),
-            Field("scale_log2", FLOAT, note="of S, times log2(e)"),
+            Field("scale", FLOAT, slope_factor(values), "of dQ and dK"),
+            Field("scale_log2", FLOAT, factor, "of S, times log2(e)"),
         ),
     )

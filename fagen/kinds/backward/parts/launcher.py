@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fagen.part import Part
 from fagen.schedule import Values
+from fagen.vocab import SCORES
 
 
 def launcher(values: Values) -> Iterator[Part]:
@@ -12,7 +13,7 @@ def launcher(values: Values) -> Iterator[Part]:
         launched = "launch_prepare_varlen", "launch_varlen", "launch_round_varlen"
         yield Part(
             workspace=("backward/launcher/list.cuh.j2",),
-            host=_texts("scale", "varlen"),
+            host=(*_scale(values), *_texts("varlen")),
             launches=_texts(*launched),
         )
         return
@@ -23,7 +24,7 @@ def launcher(values: Values) -> Iterator[Part]:
             f"backward/outputs/{text}.cuh.j2"
             for text in ("deal", f"deals_{'rising' if rising else 'same'}", "shares")
         ),
-        host=_texts(*_order(values)),
+        host=(*_scale(values), *_texts(*_order(values))),
         launches=(
             *_texts("launch_prepare", "launch", "launch_sum_shares"),
             *((round_dq,) if meanwhile else _texts("launch_round")),
@@ -31,8 +32,13 @@ def launcher(values: Values) -> Iterator[Part]:
     )
 
 
+def _scale(values: Values) -> tuple[str, ...]:
+    acts = SCORES[values["score"]].acts  # nothing is divided by it
+    return () if acts else ("backward/launcher/scale.cuh.j2",)
+
+
 def _order(values: Values) -> Iterator[str]:
-    yield from ("scale", "pair" if values["cluster"] > 1 else "block", "equal", "l2_share")
+    yield from ("pair" if values["cluster"] > 1 else "block", "equal", "l2_share")
     yield "share_in_order" if values["deterministic"] else "share"
     yield "last_section" if values["mask"].last_by_row else "last_head"
     yield from ("sections", "cut")

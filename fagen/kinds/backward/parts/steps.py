@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fagen.kinds.backward.parts.tiles import rounds, works_out_anew
+from fagen.kinds.scores import elements
 from fagen.part import (
     ELEMENT,
     UINT32,
@@ -13,6 +14,7 @@ from fagen.part import (
     amount,
 )
 from fagen.schedule import Values
+from fagen.vocab import SCORES
 
 _STAGES, _DS_STAGES = amount("stages"), amount("ds_stages")
 _DS = amount("block_n", "block_m")
@@ -22,28 +24,35 @@ _ONE, _PER_WARP = amount(1), amount("warpgroup", per=32)
 def scores(values: Values) -> Iterator[Part]:
     """Yield how scores become P, and P and dP become dS."""
     yield _multiplied(values)
+    yield from elements(values, "backward/scores/exponentiate_scored.cuh.j2")
     numbers = Array("statistics", statistics(values), (_STAGES,))
+    layout = _layout(values)
+    parts = ("in_parts.cuh",) * (layout != "side_by_side")
+    yield Part(
+        head=texts("scores", f"{layout}.cuh", *parts),
+        shared=(numbers,),
+    )
     if not values["ones_in_shared_memory"]:
-        yield Part(head=("backward/scores/statistics.cuh",), shared=(numbers,))
         return
     note = (
         "core matrices that serve for all rows: what -delta is multiplied by, and -LSE / scale, "
         "and zeros"
     )
     yield Part(
-        head=("backward/scores/side_by_side.cuh",),
         entry=("backward/scores/ones.cuh",),
-        shared=(
-            numbers,
-            Array("ones", Type("uint4", 16), (amount(24),), note=note, aligned=False),
-        ),
+        shared=(Array("ones", Type("uint4", 16), (amount(24),), note=note, aligned=False),),
     )
 
 
 def _multiplied(values: Values) -> Part:
     """How S, P, dP and dS are computed."""
     ones, by_keys = values["ones_in_shared_memory"], values["partition"] == "keys"
-    in_registers = values["kept"] == "k"
+    products = "issue_scores_of_kept_k.cuh" if values["kept"] == "k" else "issue_scores.cuh.j2"
+    ones_lie = f"ones_in_{'shared_memory' if ones else 'registers'}.cuh"
+    exponentiates: tuple[str, ...] = ("exponentiate.cuh.j2",)
+    if acts := SCORES[values["score"]].acts:
+        products, exponentiates = "issue_products.cuh", ()
+        ones_lie = ones_lie if ones else "ones_of_delta.cuh"
     return Part(
         device=(
             *(f"sm90/{name}.cuh" for name in ("accumulators", "elements", "exp2")),
@@ -52,11 +61,8 @@ def _multiplied(values: Values) -> Part:
         ),
         consumer=texts(
             "scores",
-            f"ones_in_{'shared_memory' if ones else 'registers'}.cuh",
-            "issue_scores_of_kept_k.cuh" if in_registers else "issue_scores.cuh.j2",
-            "issue_dp.cuh.j2",
-            "exponentiate.cuh.j2",
-            f"differentiate{'' if by_keys else '_packed'}.cuh",
+            *(ones_lie, products, "issue_dp.cuh.j2", *exponentiates, "pack_scores.cuh"),
+            f"differentiate{'' if by_keys and not acts else '_packed'}.cuh",
         ),
     )
 
@@ -69,9 +75,20 @@ def texts(folder: str, *names: str) -> tuple[str, ...]:
 def statistics(values: Values) -> Type:
     """Of each row two numbers, as tensor cores multiply them: 16 of 16 bits, one step of K.
 
-    Where the ones that they are multiplied by lie in shared memory, half as many, side by side.
+    Where the ones that they are multiplied by lie in shared memory, half as many, side by side;
+    with scores as many of one, and the other as it is.
     """
-    return Type("Statistics", amount(16 if values["ones_in_shared_memory"] else 32, "block_m"))
+    return Type("Statistics", amount(_STATISTICS[_layout(values)], "block_m"))
+
+
+# bytes of a row, by how they lie
+_STATISTICS = {"statistics": 32, "side_by_side": 16, "statistics_of_delta": 20}
+
+
+def _layout(values: Values) -> str:
+    if SCORES[values["score"]].acts:
+        return "statistics_of_delta"
+    return "side_by_side" if values["ones_in_shared_memory"] else "statistics"
 
 
 def steps(values: Values) -> Iterator[Part]:
@@ -165,7 +182,7 @@ def _by_keys(values: Values) -> Iterator[str]:
     by = "dq_by_all_last_more.cuh" if values["last_makes_more"] else by
     yield "scores_and_dp.cuh" if ones else "statistics_scores_and_dp.cuh"
     yield by
-    yield "step.cuh.j2"
+    yield f"step{'_scored' * SCORES[values['score']].acts}.cuh.j2"
     if values["passes"]:
         yield f"pass_{by}"
         yield "pass.cuh.j2"
@@ -181,7 +198,7 @@ def _by_gradients(values: Values) -> Iterator[str]:
     yield f"release{'_pair' if pair else ''}.cuh"
     yield "dq_of_pair.cuh" if pair else "dq.cuh"
     yield "p.cuh"
-    yield "make_p.cuh.j2"
+    yield f"make_p{'_scored' * SCORES[values['score']].acts}.cuh.j2"
     yield "step_dv_ahead.cuh" if ahead else "step_dv.cuh"
     yield "dk_and_dq.cuh.j2" if values["both_make_dq"] else "dk_alone.cuh"
     yield "step_dk.cuh.j2"

@@ -99,10 +99,12 @@ def judged_by(
 ) -> Case:
     """The `case` of these tensors."""
     scale = softmax_scale(plan.head_dim)
-    formula = partial(gradients, dout, q, k, v, mask=plan.mask, scale=scale, dlse=dlse)
+    how: dict[str, Any] = dict(mask=plan.mask, score=plan.score.as_usual, scale=scale, dlse=dlse)
+    formula = partial(gradients, dout, q, k, v, **how)
     out, lse, *exact = formula()
     *_, dq, dk, dv = formula(dtype=q.dtype)
-    tensors = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, dlse)
+    given = plan.score.usual.values()
+    tensors = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, *given, dlse)
     return tensors, tuple(exact), (dq, dk, dv)
 
 
@@ -169,9 +171,11 @@ class Hard:
         if self.gap:
             q = (q.float() / 4 + self._towards(sizes, k.float())).to(q.dtype)
         scale = softmax_scale(plan.head_dim)
-        out, *rough = attention_and_gradients(dout, q, k, v, plan.mask, scale)
-        _, lse, *exact = gradients(dout, q, k, v, mask=plan.mask, scale=scale)
-        return (dout, q, k, v, out, lse.float(), scale, None), tuple(exact), tuple(rough)
+        score = plan.score.as_usual
+        out, *rough = attention_and_gradients(dout, q, k, v, plan.mask, scale, score)
+        _, lse, *exact = gradients(dout, q, k, v, mask=plan.mask, score=score, scale=scale)
+        tensors = dout, q, k, v, out, lse.float(), scale, *score.usual.values(), None
+        return tensors, tuple(exact), tuple(rough)
 
     def _towards(self, sizes: Sizes, k: Tensor) -> Tensor:
         """Rows that have a score of `gap` for a key that a causal mask leaves, too."""
@@ -210,7 +214,10 @@ def _hard_errors(
     if not plan.varlen:
         yield str(sizes), hard_error(plan, dense(plan, run), sizes, device)
     elif not small:
-        yield "sizes of dO and V, rows of one key", hard_error(plan, varlen.as_dense(run), sizes)
+        yield (
+            "sizes of dO and V, rows of one key",
+            hard_error(plan, varlen.as_dense(run, plan.score), sizes),
+        )
 
 
 def small_sizes(plan: Plan) -> tuple[Sizes, ...]:

@@ -5,11 +5,20 @@ import math
 import torch
 from torch import Tensor
 
+from fagen.expr.words import PLAIN
+from fagen.kinds.backward.oracle import slopes
+from fagen.scores import SCORES, Score
 from fagen.vocab import Mask
 
 
 def attention_and_gradients(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    score: Score = SCORES[PLAIN],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return out, dq, dk and dv in the dtype of q, whose dtype P and dS have in products.
 
@@ -20,13 +29,16 @@ def attention_and_gradients(
     keys, values = (x.transpose(1, 2).float().repeat_interleave(group, 1) for x in (k, v))
     row, key = (torch.arange(x.shape[1], device=q.device) for x in (q, k))
     unseen = ~mask.sees(row[:, None], key, q.shape[1], k.shape[1])
-    scores = (queries @ keys.mT * scale).masked_fill(unseen, -math.inf)
+    scores, slope = queries @ keys.mT * scale, torch.ones(())
+    if not score.is_plain:
+        scores, slope = slopes(score, scores, row[:, None], q.shape[1], k.shape[2])
+    scores = scores.masked_fill(unseen, -math.inf)
     p = torch.exp(scores - scores.amax(-1, keepdim=True))
     total = p.sum(-1, keepdim=True)
     out = (p.to(dtype).float() @ values / total).to(dtype)
     p = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
     delta = (grad * out.float()).sum(-1, keepdim=True)
-    ds = (p * (grad @ values.mT - delta)).to(dtype).float()
+    ds = (p * (grad @ values.mT - delta) * slope).to(dtype).float()
     p = p.to(dtype).float()
 
     def grouped(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from fagen.measure.sequences import UNTOUCHED, Case, empty_around, inputs, noise
 from fagen.measure.verification import Run
 from fagen.problem import Sizes
 from fagen.records import GradientError
+from fagen.scores import Score
 
 Beside = Callable[[Sizes, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], GradientError]
 
@@ -48,13 +49,15 @@ def case_error(
         dout, q = call["dout"][None, of_q], call["q"][None, of_q]
         k, v = call["k"][None, of_k], call["v"][None, of_k]
         dlse = None if call["dlse"] is None else of_rows[None, :, of_q]
-        how: dict[str, Any] = dict(mask=plan.mask, scale=call["scale"], dlse=dlse)
+        score = plan.score.as_usual
+        how: dict[str, Any] = dict(mask=plan.mask, score=score, scale=call["scale"], dlse=dlse)
         out, lse, *exact = gradients(dout, q, k, v, **how)
         call["out"][of_q], call["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
         blind.append((lse[0] == -math.inf).all(0))
         exacts.append([x[0] for x in exact])
         rough.append([x[0] for x in gradients(dout, q, k, v, **how, dtype=q.dtype)[2:]])
         places.append((of_q, of_k, of_k))
+    call |= plan.score.usual
     into = {f"d{name}": torch.full_like(call[name], UNTOUCHED) for name in ("q", "k", "v")}
     run(**call, **into)
     results = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
@@ -80,15 +83,16 @@ def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bo
     return True
 
 
-def as_dense(run: Run) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
+def as_dense(run: Run, score: Score) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
     """Kernels of one sequence, (1, S, H, D), which they get packed."""
 
     def dense(tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        dout, q, k, v, out, lse, scale, dlse = (
+        dout, q, k, v, out, lse, scale, *given, dlse = (
             tensor[0] if isinstance(tensor, Tensor) else tensor for tensor in tensors
         )
         into = {name: torch.full_like(x, math.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
         named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)
+        named |= zip(score.given, given, strict=True)
         run(**named, **one_sequence(q=q, k=k), seqused_k=None, **into)
         return tuple(x[None] for x in into.values())
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fagen.e4m3 import to_e4m3
 from fagen.kinds.forward.operands import Operands, of_v, real
-from fagen.kinds.forward.oracle import scored, visible
+from fagen.kinds.forward.oracle import visible
 from fagen.kinds.forward.plan import Plan
+from fagen.kinds.verification import scored
 
 _OFFSET = 2.0**8
 _SCORES = 1 << 24  # held at a time
