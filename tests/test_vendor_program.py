@@ -93,6 +93,7 @@ SCORES = {
     "plain": "s * a->scale",
     "softcap": "a->softcap * std::tanh(s * a->scale / a->softcap)",
 }
+SLOPES = {"softcap": "(1 - std::pow(SCORE / a->softcap, 2.f))"}
 ATTENTION = """
 static int computed(const %(struct)s* a) {%(numbers)s
   [[maybe_unused]] static const int order[16] = {%(order)s};
@@ -243,7 +244,7 @@ static int computed(const %(struct)s* a) {
         float s = 0, dp = 0;
         for (int d = 0; d < %(d)d; d++) s += float(qs[d]) * float(ks[d]);
         for (int d = 0; d < %(dv)d; d++) dp += float(gs[d]) * float(vs[d]);
-        const float p = std::exp(s * a->scale - lse), ds = a->scale * p * (dp - delta);
+        const float p = std::exp(SCORE - lse), ds = a->scale * p * (dp - delta) * SLOPE;
         for (int d = 0; d < %(dv)d; d++) sum_v[j * %(dv)d + d] += p * float(gs[d]);
         for (int d = 0; d < %(d)d; d++) sum_k[j * %(d)d + d] += ds * float(qs[d]);
         for (int d = 0; d < %(d)d; d++) sum_q[d] += ds * float(ks[d]);
@@ -320,6 +321,7 @@ def kernel(slug: str) -> str:
         head += f"using Sink = {plan.sink.cpp};\n"
     head += f"#define HIDDEN {HIDDEN.get(values.get('mask', ''), '')}\n"
     head += f"#define SCORE {SCORES.get(values.get('score', ''), '')}\n"
+    head += f"#define SLOPE {SLOPES.get(values.get('score', ''), '1')}\n"
     head += f"#define SINK {'std::exp(float(((const Sink*)a->sinks)[h]))' if sink else '0'}\n"
     flags = {
         "COLUMNS": "columns" in (values.get("v_layout"), values.get("layout")),
@@ -365,6 +367,7 @@ def kernel(slug: str) -> str:
         "bwd_fp16_d64_full_m128n128",
         "bwd_bf16_d64_causal_m128n128",
         "bwd_bf16_d64_causal_m128n128_varlen_underdp",
+        "bwd_fp16_d64_causal_m64n64_softcap",
         "dec_fp16_d64_causal_r8n128",
         "dec_bf16_d128v64_full_r16n64",
         "fwd_fp16_d64_window_m64n64_softcap_varlen",
