@@ -74,6 +74,7 @@ MORE = (
     "fwd_e4m3_d64_full_m64n64_softcap_vrows_sblock_pm1_pc32",
     "fwd_fp16_d64_window_m128n64_sinkfp16",
     "fwd_bf16_d64_causal_m64n64_sinkfp32_packgqa",
+    "fwd_fp16_d64_causal_m64n64_sinkfp32_packgqa_tensorsum_onlinemax",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_vrows",
     "fwd_bf16_d64_causal_m64n64_sinkbf16_split3",
     "fwd_e4m3_d64_causal_m64n64_sinkfp32_split3_vrows_pm1_pc32",

@@ -28,6 +28,7 @@ DENSE = (
     "fwd_fp16_d64_full_m64n64_sinkfp32_tensorsum_onlinemax",
     "fwd_bf16_d64_causal_m64n64_sinkbf16_split3",
     "fwd_fp16_d64_window_m64n64_sinkfp32_nointra_pm2",
+    "fwd_fp16_d64_causal_m64n64_sinkfp32_packgqa_tensorsum_onlinemax",
 )
 FP8 = (
     "fwd_e4m3_d64_causal_m64n64_sinkfp32",
@@ -44,7 +45,19 @@ DECODE = (
     "dec_bf16_d96_causal_r8n64_sinkbf16_h2",
     "dec_fp16_d64_window_r8n64_sinkfp16",
 )
+# rows that begin with their sinks: one step after the other; where nobody loads beside, with a
+# maximum that is raised by much alone; where first blocks are skipped
+BEGUN = (
+    *DENSE[:3],
+    "fwd_fp16_d16_window_m64n64_sinkfp32_nointra_pm2",
+    "fwd_bf16_d16_causal_m128n64_sinkfp32_noprod_onlinemax_t8",
+    "fwd_fp16_d16_window_m256n64_sinkfp32_s8_q2_nointer",
+)
 SIZES = ((70, 70), (100, 40), (5, 130), (66, 0))  # queries and keys: some rows see nothing
+
+
+def simulated(plan: Any) -> Any:
+    return simulator.build(with_lanes_together(render(plan).kernel))
 
 
 def tensors(plan: Any, queries: int, keys: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +151,7 @@ def test_what_keys_weigh_beside_a_sink_is_found_with_lse_and_without(
 ) -> None:
     """Of which what was taken off K is a part."""
     plan = registry.plan_of(slug)
-    library, sinks = simulator.build(with_lanes_together(render(plan).kernel)), sinks_of(plan)
+    library, sinks = simulated(plan), sinks_of(plan)
     q, k, v = tensors(plan, *SIZES[1], batch=1)
     given = operands(plan, q, k + 2, v, centered="kv")
     call = {"scale": 0.2, "sinks": sinks, **numbers_of(plan), **given._asdict()}
@@ -198,18 +211,58 @@ def test_a_sink_follows_the_last_split_of_a_sequence(slug: str) -> None:
         check(plan, (emulated[0][rows], emulated[1][rows]), exact, seen)
 
 
-@pytest.mark.parametrize("slug", (*DENSE[:3], *DENSE[4:5]))
+@pytest.mark.parametrize("slug", (*BEGUN, *DENSE[4:5]))
 def test_sinks_of_any_size_are_right_in_the_kernels_own_text(slug: str) -> None:
+    """And in the emulation; 30 and 60 above scores, and where rows begin far from these."""
     plan = registry.plan_of(slug)
-    library = simulator.build(render(plan).kernel)
-    sinks = torch.tensor((math.inf, 7.0, -math.inf, 3e38, -1e30, -3e38)).to(sinks_of(plan))
-    for queries, keys in SIZES[1:3]:
-        q, k, v = tensors(plan, queries, keys, batch=1)
-        out, lse = outputs(plan, q)
-        call = {"sinks": sinks, "scale": 0.2, **numbers_of(plan)}
-        simulator.call(plan, library, q=q, k=k, v=v, out=out, lse=lse, **call)
-        seen = seen_by(plan, queries, keys, 20)
-        check(plan, (out, lse), expected(q, k, v, seen, sinks), seen)
+    library = simulated(plan)
+    sizes = (math.inf, 7.0, -math.inf, 3e38, -1e30, -3e38), (30.0, 60.0, 2e7, -2e7, -1e9, 3e9)
+    for values in sizes:
+        sinks = torch.tensor(values).to(sinks_of(plan))
+        for queries, keys in (*SIZES[1:3], (3, 500)):
+            q, k, v = tensors(plan, queries, keys, batch=1)
+            out, lse = outputs(plan, q)
+            call = {"q": q, "k": k, "v": v, "sinks": sinks, "scale": 0.2, **numbers_of(plan)}
+            simulator.call(plan, library, **call, out=out, lse=lse)
+            seen = seen_by(plan, queries, keys, 20)
+            exact = expected(q, k, v, seen, sinks)
+            check(plan, (out, lse), exact, seen)
+            check(plan, compute(plan, **call), exact, seen)
+
+
+@pytest.mark.parametrize("slug", BEGUN)
+def test_a_sink_leaves_small_weights_their_bits(slug: str) -> None:
+    """Of keys 15 below it: P of fp16 would have three bits beside a maximum that is the sink."""
+    plan = registry.plan_of(slug)
+    library = simulated(plan)
+    q, k, v = tensors(plan, 66, 90, batch=1)
+    sinks = torch.full((HEADS,), 15.0).to(sinks_of(plan))
+    out, lse = outputs(plan, q)
+    call = {"q": q, "k": k, "v": v * 2000, "sinks": sinks, "scale": 0.02, **numbers_of(plan)}
+    simulator.call(plan, library, **call, out=out, lse=lse)
+    exact, _ = by_hand(q, k, v * 2000, seen_by(plan, 66, 90, 20), sinks, 0.02)
+    for found in (out, compute(plan, **call)[0]):
+        off = 2e-3 if plan.dtype.name == "fp16" else 1.2e-2
+        torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=off)
+
+
+@pytest.mark.parametrize("slug", BEGUN[:3])
+def test_a_sink_that_is_no_number_is_one_of_its_heads_rows_alone(slug: str) -> None:
+    """And what V is where nobody looks: rows without keys are zeros beside it."""
+    plan = registry.plan_of(slug)
+    library, sinks = simulated(plan), sinks_of(plan)
+    sinks[1] = math.nan
+    q, k, v = tensors(plan, *SIZES[1], batch=1)
+    out, lse = outputs(plan, q)
+    call = {"q": q, "k": k, "v": v, "sinks": sinks, "scale": 0.2, **numbers_of(plan)}
+    call["v"][:, 0] = math.inf
+    simulator.call(plan, library, **call, out=out, lse=lse)
+    seen = seen_by(plan, *SIZES[1], 20)
+    of_some = seen.any(-1)
+    assert out[:, of_some, 1].isnan().all() and lse[:, 1].isnan().all()
+    others = [head for head in range(HEADS) if head != 1]
+    assert (out[:, ~of_some][:, :, others] == 0).all()
+    torch.testing.assert_close(lse[:, others], expected(q, k, v, seen, sinks)[1][:, others].float())
 
 
 def expected(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

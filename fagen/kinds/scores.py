@@ -74,6 +74,12 @@ def factor_log2(values: Values) -> Times:
     return Times(own.name if isinstance(own, Argument) else own, 1.44269504089)
 
 
+def inverse_factor(values: Values) -> Computed:
+    """What scores are multiplied by to be such elements."""
+    own = factor(values)
+    return Computed(f"1.0f / ({own.text if isinstance(own, Computed) else f'a.{own.name}'})")
+
+
 def elements(values: Values, consumer: str) -> Iterator[Part]:
     """Yield what makes scores of products, by a text, where that is more than a factor."""
     score = SCORES[values["score"]]

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fagen.arch import SM90
-from fagen.kinds.forward.structure import finds_spread, fuses_rescaling, scores_by_block
+from fagen.kinds.forward.structure import (
+    begins_with_sink,
+    finds_spread,
+    fuses_rescaling,
+    scores_by_block,
+)
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, OUT_DTYPES, SCORES
 
@@ -35,6 +40,13 @@ class Softmax:
     # the bits of an fp32 factor that are left where its products with such sums are exact
     factor_mask: ClassVar[str] = f"0x{2**32 - 2**score_bits:x}"
 
+    # With what a row begins that has a sink: a thread's share of a sum that no P of a row's keys
+    # changes where they do not count, and how much lower, in nats, its reference is for that. A
+    # sink above the largest is that one, lest any scale make it infinite.
+    sink_share: ClassVar[float] = 2.0**62
+    sink_lead: ClassVar[float] = 64 * math.log(2)
+    largest_sink: ClassVar[float] = 1e30
+
     any_score: bool  # products of Q and K may be as large as fp32 holds, before they are scaled
     # From which exponents of 2 on fp32 is too coarse to round a row's reference to: to whole
     # numbers, or worse. P of the largest score is 2 to the rounding's power, of which e4m3 keeps so
@@ -43,6 +55,8 @@ class Softmax:
     # a power of 2 below which no scale makes products exponents that are far; 0: any may
     far_scale: float
 
+    begins_with_sink: bool  # a row's maximum and sum do
+    of_tile: bool  # what rows begin with is of their tile: they have scales, or sinks
     sum_by_tensor: bool
     lazy_max: bool  # the row max is raised only where sums get too large without
     # how large that is: what a lane's share of a row's P may add up to; 0 where what is too large
@@ -87,6 +101,8 @@ def softmax(values: Values) -> Softmax:
         any_score=not dtype.fp8 and not dtype.narrow,
         far=far,
         far_scale=far_scale,
+        begins_with_sink=begins_with_sink(values),
+        of_tile=dtype.fp8 or begins_with_sink(values),
         sum_by_tensor=values["sum"] == "tensor",
         lazy_max=values["maximum"] == "lazy",
         max_partial_sum=dtype.max_partial_sum,

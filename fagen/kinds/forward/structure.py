@@ -47,6 +47,16 @@ def scores_by_block(values: Values) -> bool:
     return bool(values["scales"] == "block" and not SCORES[values["score"]].acts)
 
 
+def begins_with_sink(values: Values) -> bool:
+    """Whether a row's maximum and sum begin with its sink, which costs nothing where the row ends.
+
+    Elsewhere it joins a row's sum at its end: in e4m3, whose means count as much as keys without
+    sinks do, and beside sums of tensor cores. Or a kernel that combines splits adds it.
+    """
+    plain = values["num_splits"] == 1 and values["sum"] == "threads"
+    return bool(values["sink"]) and plain and not DTYPES[values["dtype"]].fp8
+
+
 def parts_sums(values: Values) -> bool:
     """Whether a block's row sums of P are added up by several groups of its keys, each by itself.
 
@@ -246,6 +256,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
         skips_first_blocks,
         loads_q_ahead,
         loads_q_in_steps,
+        begins_with_sink,
     ),
     *(skips_steps, unrolls_copies, parts_sums, finds_spread, scales_before_qk, lays_q_anew),
 )

@@ -18,7 +18,7 @@ struct Consuming {
   RingPosition<kStages> k, v;
   void wait_q(), wait_k(), wait_v(), release(Barrier& empty), release_q(bool final_block), release_k(), release_v();
   void begin_turn(const Tile& tile), end_turn(const Tile& tile), pass_on_turn(), reset(Output& o, Softmax& softmax);
-  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, query_of(int row) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles), left_over;
+  int first_row(const Tile& tile) const, has_rows(const Tile& tile) const, query_of(int row) const, head_of(const Tile& tile, int row) const, blocks_in(const Tile& tile) const, next_with_rows(Tiles& tiles), left_over;
   Blocks own_blocks(const Tile& tile) const;
   Tile warpgroup_tile(Tile tile);
   void skip_k(const Tile& tile), skip_v(int blocks), skip_step(const Tile& tile, bool final_block);

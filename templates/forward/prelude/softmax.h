@@ -18,6 +18,7 @@ struct Softmax {
   bool is_far(int r) const;
   void move_far(Scores& s, const OfRows& before, const OfRows& old);
   float unrounded(int r) const;
+  void begin_with(float sink, int r, float factor);  // from sinks to scores
 
   // maxima: with a block of scores; one that is near the one before stays
   void find_top(const Scores& s, OfRows& top) const;

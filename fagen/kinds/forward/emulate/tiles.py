@@ -75,6 +75,8 @@ def emulate(
                 (block, hidden(plan, row, block, seqlen_q, seqlen_k)) for block in blocks
             )
             softmax = _OnlineSoftmax(queries, factor, plan, count)
+            if sink is not None and plan.softmax.begins_with_sink:
+                softmax.begin_with(sink[..., None])
             total = _weighted(softmax, queries, keys, values, hidden_keys, scores, hopper_sums)
             splits.append((total, softmax))
         if plan.num_splits > 1:
@@ -82,17 +84,18 @@ def emulate(
             output, log_sum = combined_partials(shares, total, factor, sink)
             empty = torch.stack([softmax.sum.squeeze(-1) == 0 for _, softmax in splits]).all(0)
         else:
-            inverse, log_sum = softmax.finish()
-            log_sum = log_sum.squeeze(-1)
-            empty = log_sum == -math.inf
-            log_sum, of_keys = with_sink(log_sum, sink)
-            inverse = inverse if of_keys is None else inverse * of_keys[..., None]
-            output = total * inverse
+            inverse, log_sum, empty = (x.squeeze(-1) for x in softmax.finish())
+            if plan.softmax.begins_with_sink:
+                log_sum, of_keys = torch.where(empty, sink, log_sum), None
+            else:
+                log_sum, of_keys = with_sink(log_sum, sink)
+            inverse = inverse if of_keys is None else inverse * of_keys
+            output = total * inverse[..., None]
         if plan.softmax.largest_output:  # P was rounded, its sum was not
             limited = output.clamp(-plan.softmax.largest_output, plan.softmax.largest_output)
             output = torch.where(output.isfinite(), limited, output)
         # a row that sees no key, even beside a V that is not finite
-        output = output.masked_fill(empty[..., None], 0.0)
+        output = output.masked_fill(empty[..., None] & ~output.isfinite(), 0.0)
         of_heads = group // together, count
         rows.put(out_by, output.to(q.dtype).unflatten(2, of_heads))
         log_sums = log_sum.unflatten(2, of_heads)[..., rows.real]
@@ -214,16 +217,20 @@ def outgrown(p: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
     return _shared(large.unsqueeze(-1), rows_of_a_head, _any_row)
 
 
-def spread(p: Tensor, key_counts: Tensor, plan: Plan, rows_of_a_head: int) -> Tensor:
+def spread(
+    p: Tensor, key_counts: Tensor, plan: Plan, rows_of_a_head: int, begun: Tensor | None = None
+) -> Tensor:
     """Tell of which rows the scores of their first block are widely spread: (…, rows, 1).
 
     p (…, rows, columns) is relative to that block's maximum, of whose keys a row sees `key_counts`
     (…, rows, 1). A warpgroup's rows are, if in enough of its warps, in enough threads, the shares
     of both rows add up to little, and not because most warps' first rows see few keys. Rows past
     the end of the sequence have scores of 0, and thus a lot; they see what the last row sees.
+    Each thread's sums may have `begun` (…, rows, 1) with a share of the row's sink.
     """
     missing = -rows_of_a_head % _WARPGROUP_ROWS
-    lanes = _by_lanes(p, plan).unflatten(-2, (-1, rows_of_a_head))
+    lanes = _by_lanes(p, plan) if begun is None else _by_lanes(p, plan) + begun
+    lanes = lanes.unflatten(-2, (-1, rows_of_a_head))
     lanes = torch.nn.functional.pad(lanes, (0, 0, 0, missing), value=math.inf)
     warps = lanes.unflatten(-2, (-1, 4, 2, _WARP_ROWS // 2)).sum(-3)  # (…, warpgroups, 4, 8, 4)
     light = (warps < plan.softmax.spread_sum).sum((-1, -2)) > plan.softmax.spread_threads
@@ -270,6 +277,7 @@ class _OnlineSoftmax:
     """
 
     def __init__(self, rows: Tensor, scale: float, plan: Plan, rows_of_a_head: int) -> None:
+        self.scale = scale
         self.scale_log2 = scale_log2(scale)  # exp2 is the instruction that there is
         self.plan = plan
         self.rows_of_a_head = rows_of_a_head
@@ -278,6 +286,17 @@ class _OnlineSoftmax:
         self.blocks = torch.zeros_like(self.maximum, dtype=torch.int32)  # visited
         self.spread = torch.zeros_like(self.far)
         self.sum = torch.zeros_like(self.maximum)
+        self.begun = False  # with sinks
+
+    def begin_with(self, sink: Tensor) -> None:
+        """Take the sinks of rows (Hk, rows, 1), scores without a value, before their keys."""
+        softmax = self.plan.softmax
+        factor = 1 / torch.tensor(self.scale, dtype=torch.float32)
+        elements = (sink - softmax.sink_lead) * factor
+        elements = elements.clamp(softmax.no_score, softmax.largest_sink)
+        self.maximum = torch.where(sink.isnan(), softmax.largest_sink, elements).expand_as(self.sum)
+        self.sum = torch.where(sink.isnan(), sink, 4 * softmax.sink_share).expand_as(self.sum)
+        self.begun = True
 
     def step(self, scores: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor]:
         """Take one block: its probabilities, and the factor for all that was added up before."""
@@ -296,14 +315,14 @@ class _OnlineSoftmax:
         self.far = was_far | self._of_threads(large)
         rescale = torch.exp2(self._rise(before, was_far))
         p = torch.exp2(self._exponents(scores, self.maximum, self.far))
-        self._visit(p, unseen)
+        self._visit(p, unseen, self.sum * rescale / 4)
         return p, rescale
 
     def _finds_first(self) -> Tensor:
         """Tell which rows find this block's maximum before P, whatever its scores are."""
         return self.spread & (self.blocks <= self.plan.softmax.spread_blocks)
 
-    def _visit(self, p: Tensor, unseen: Tensor) -> None:
+    def _visit(self, p: Tensor, unseen: Tensor, begun: Tensor) -> None:
         """Count the blocks that warpgroups visit, and tell how the scores of their first spread."""
         if not self.plan.softmax.spread_blocks:
             return
@@ -316,7 +335,7 @@ class _OnlineSoftmax:
         visited = _shared(key_counts > 0, self.rows_of_a_head, _any_row, together)
         first = visited & (self.blocks == 0)
         self.spread = torch.where(
-            first, spread(p, key_counts, self.plan, self.rows_of_a_head), self.spread
+            first, spread(p, key_counts, self.plan, self.rows_of_a_head, begun), self.spread
         )
         self.blocks += visited
 
@@ -340,12 +359,15 @@ class _OnlineSoftmax:
         """Return the exponent of what has been added up relative to `before`, now."""
         old = self._reference(before)
         product = self.maximum.double() * self.scale_log2
+        if self.begun:  # a row may begin far, with its sink
+            was_far = was_far | (old.abs() >= self.plan.softmax.far)
         moved = torch.where(
             was_far,
             (before - self.maximum) * self.scale_log2,
             (old.double() - product).float(),
         )
-        moved = moved.masked_fill(before == self.plan.softmax.no_score, -math.inf)
+        if not self.begun:
+            moved = moved.masked_fill(before == self.plan.softmax.no_score, -math.inf)
         return torch.where(self.far, moved, old - self._reference(self.maximum))
 
     def add(self, p: Tensor, rescale: Tensor) -> None:
@@ -363,7 +385,8 @@ class _OnlineSoftmax:
         """Return the row max, and the sum of P relative to it: (…, rows)."""
         return self.maximum.squeeze(-1), (self.sum * self.unrounded()).squeeze(-1)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """Return what to multiply the rows of the output by, and their log-sum-exp."""
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what to multiply output rows by, their log-sum-exp, and whether no key counts."""
         log_sum = (self._reference(self.maximum) + torch.log2(self.sum)) * LN2
-        return 1 / self.sum, log_sum.masked_fill(self.sum == 0, -math.inf)
+        empty = self.sum > 2 * self.plan.softmax.sink_share if self.begun else self.sum == 0
+        return 1 / self.sum, log_sum.masked_fill(empty, -math.inf), empty

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fagen.kinds.scores import elements, factor_log2
+from fagen.kinds.scores import elements, factor_log2, inverse_factor
 from fagen.part import (
     ELEMENT,
     FLOAT,
@@ -104,6 +104,8 @@ def scores(values: Values) -> Iterator[Part]:
         consumer=_consumer(values),
         scores=("forward/scores/scale/read.cuh",) if reads else (),
     )
+    if values["begins_with_sink"]:
+        yield _begun_with_sink(values)
     yield from _promotion(values)
 
 
@@ -238,6 +240,29 @@ def _spread() -> Part:
                 note="of warps",
                 aligned=False,
             ),
+        ),
+    )
+
+
+# by whether a tile's rows are of several heads
+_OF_TILE = {
+    False: "forward/scores/sink/of_tile.cuh",
+    True: "forward/scores/sink/of_packed_tile.cuh",
+}
+
+
+def _begun_with_sink(values: Values) -> Part:
+    """A row's maximum and sum begin with its sink."""
+    return Part(
+        softmax=("forward/scores/sink/begin.cuh",),
+        consumer=(_OF_TILE[values["pack_gqa"]],),
+        constants=(
+            Constant("softmax.sink_share", "of a row's sum that begins with its sink, a thread's"),
+            Constant("softmax.sink_lead", "nats that its reference is lower for that"),
+            Constant("softmax.largest_sink", "of elements of S"),
+        ),
+        params=(
+            Field("sink_factor", FLOAT, inverse_factor(values), "from sinks to elements of S"),
         ),
     )
 

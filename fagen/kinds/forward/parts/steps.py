@@ -188,14 +188,17 @@ _PLACES = {
 }
 
 
-# what becomes of a row's sum, by whether a tile's rows are of several heads, and have sinks
+# what becomes of a row's sum, by whether a tile's rows are of several heads, and have sinks, with
+# which sums have begun
 _ROW_ENDS = {
-    (False, False): "forward/output/row_end.cuh.j2",
-    (True, False): "forward/output/packed_row_end.cuh",
-    (False, True): "forward/output/row_end_with_sink.cuh.j2",
-    (True, True): "forward/output/packed_row_end_with_sink.cuh",
+    (False, False, False): "forward/output/row_end.cuh.j2",
+    (True, False, False): "forward/output/packed_row_end.cuh",
+    (False, True, False): "forward/output/row_end_with_sink.cuh.j2",
+    (True, True, False): "forward/output/packed_row_end_with_sink.cuh",
+    (False, True, True): "forward/output/row_end_begun_with_sink.cuh",
+    (True, True, True): "forward/output/packed_row_end_begun_with_sink.cuh",
 }
-_SINK: dict[bool, tuple[str, ...]] = {
+_ADDED_SINK: dict[bool, tuple[str, ...]] = {
     False: (),
     True: ("sm90/exp2.cuh", "forward/output/sink.cuh"),
 }
@@ -216,6 +219,7 @@ def output(values: Values) -> Iterator[Part]:
     """How O leaves."""
     way = "split" if values["num_splits"] > 1 else values["output"]
     varlen, dtype = values["lengths"] == "varlen", DTYPES[values["dtype"]]
+    begun = values["begins_with_sink"]
     limited = values["out_dtype"] == values["dtype"] and bool(dtype.largest)
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if limited:
@@ -248,7 +252,7 @@ def output(values: Values) -> Iterator[Part]:
         device=(
             "sm90/accumulators.cuh",
             "forward/output/log2_reciprocal.cuh",
-            *_SINK[bool(values["sink"])],
+            *_ADDED_SINK[bool(values["sink"]) and not begun],
             f"forward/output/store_{OUT_DTYPES[values['out_dtype']].bytes}_bytes.cuh.j2",
         ),
         consumer=(
@@ -258,7 +262,7 @@ def output(values: Values) -> Iterator[Part]:
             *_OUTPUTS[way],
             "forward/output/store.cuh.j2",
         ),
-        row_ends=(_ROW_ENDS[values["pack_gqa"], bool(values["sink"])],),
+        row_ends=(_ROW_ENDS[values["pack_gqa"], bool(values["sink"]), begun],),
     )
     if way == "reuse_v":
         yield Part(device=("forward/output/barrier.cuh",))

@@ -1,0 +1,8 @@
+      inverse[r] = reciprocal_approx(sum);
+      const int row = thread_row() + r * 8, query = query_of(row);
+      const bool exists = query < params.queries && first_row(tile) + query < seqlen_q(tile);
+      if (params.lse && lane() % 4 == 0 && exists) {
+        const int64_t head = lse_begin(tile, row - query * params.pack.value);
+        params.lse[head + first_row(tile) + query] =
+            empty[r] ? params.sink(head_of(tile, row)) : (softmax.reference(r) + log2_approx(sum)) * 0.69314718056f;
+      }
