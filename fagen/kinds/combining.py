@@ -31,6 +31,10 @@ _SUMS: dict[tuple[bool, bool], tuple[str, ...]] = {
     (False, True): ("attention/combine/sink.cuh",),
     (True, True): ("attention/combine/sink_of_row.cuh",),
 }
+_AHEAD: dict[bool, tuple[str, ...]] = {
+    False: (),
+    True: ("attention/combine/sink_ahead.cuh",),
+}
 _COMBINED = {
     (False, False): ("write.cuh", "log_sum.cuh"),
     (True, False): ("columns.cuh", "write_descaled.cuh", "log_sum_of_row.cuh"),
@@ -66,7 +70,7 @@ def combining(
             f"attention/combine/{output}.cuh",
             "attention/combine/kernel.cuh.j2",
         ),
-        combine=(start, *((f"attention/combine/{descales}",) if descaled else ())),
+        combine=(*_AHEAD[sink], start, *((f"attention/combine/{descales}",) if descaled else ())),
         sums=_SUMS[descaled, sink],
         combined=tuple(f"attention/combine/{text}" for text in _COMBINED[descaled, sink]),
         host=("attention/combine/launch.cuh",),

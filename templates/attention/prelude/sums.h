@@ -4,6 +4,6 @@ float times(float a, float b), plus(float a, float b);
 void combine_sink(float sink, float& base, float& sum, float& old);
 
 extern const Params params;
-extern const int head;
+extern const float sink;
 extern float reference, sum, total[2];
 extern const float scale, of_mean;
