@@ -109,11 +109,6 @@ def names_of(variant: Variant) -> tuple[str, str, str]:
     return "causal" if variant else "full", PLAIN, ""
 
 
-def is_mask(variant: Variant) -> bool:
-    """Whether a variant is of plain scores without sinks, whatever its mask."""
-    return names_of(variant)[1:] == (PLAIN, "")
-
-
 def in_words(variant: Variant) -> str:
     """Return what is said of a variant behind what is not computed yet: "the mask …"."""
     mask, score, sink = names_of(variant)

@@ -44,6 +44,24 @@ SPREAD = (
     "bwd_bf16_d192v128_causal_m64n64_intra_c2",
 )
 
+# Masks that calls give: windows, of which tiles begin one after another, head by head; what begins
+# anew, block by block; numbers and tables of a sequence; tables by row; in order, varlen, in pairs,
+# drawn
+MASKED = (
+    "bwd_fp16_d64_window_m64n128",
+    "bwd_bf16_d64_window_m64n64_det",
+    "bwd_fp16_d64_window_m64n64_varlen",
+    "bwd_bf16_d64_window_m64n64_persist_post",
+    "bwd_fp16_d256_window_m64n64_dss1_intra_c2",
+    "bwd_fp16_d64_chunked_m64n128",
+    "bwd_fp16_d64_chunked_m64n64_varlen_det",
+    "bwd_fp16_d64_prefix_m64n64",
+    "bwd_bf16_d64_causal_by_sequence_m64n64_varlen",
+    "bwd_fp16_d64_document_m64n64_det",
+    "bwd_bf16_d64_document_m64n64_varlen",
+    "bwd_fp16_d192v128_window_m48n128_underdp",
+)
+
 # head dims that are not whole slabs, beside those of V's own and all forms above
 NARROW = ("bwd_fp16_d72_causal_m64n128", "bwd_bf16_d80_full_m64n128", "bwd_bf16_d80_causal_m64n64")
 

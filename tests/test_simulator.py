@@ -20,7 +20,7 @@ from fagen.render import render
 from fagen.runtime.c_interface import described, workspace_for
 from fagen.simulator.translate import translated
 from fagen.toolchain import find_gxx
-from tests.backward_helpers import NARROW, SPREAD, extreme_sizes, in_parts, planned
+from tests.backward_helpers import MASKED, NARROW, SPREAD, extreme_sizes, in_parts, planned
 from tests.cli_helpers import QUANTIZER, fagen
 from tests.decode_helpers import SPREAD as DECODE
 from tests.often import some
@@ -62,7 +62,7 @@ FORWARD = [path.stem for path in registry.schedules("forward") if "e4m3" not in 
 EVERY = (
     *(*FORWARD, *FP8, *ORDERED, *SPREAD, *DETERMINISTIC, *PAIRS),
     *(path.stem for kind in ("backward", "decode") for path in registry.schedules(kind)),
-    *(*DECODE, *VARLEN, *VARLEN_GRADIENTS),
+    *(*DECODE, *VARLEN, *VARLEN_GRADIENTS, *MASKED),
 )
 # beside those whose faults are tried: chunks; a cluster, V's space for O, promoted sums
 OFTEN = (
@@ -70,6 +70,7 @@ OFTEN = (
     "fwd_fp16_d256_full_m64n64_reusev_pm64_smemtotals_c2",
     *(*FP8[::2], *FP8[7::2], SPREAD[0], SPREAD[2], SPREAD[8], SPREAD[10], *PAIRS),
     *(DECODE[0], *DECODE[2:4], DECODE[-5], DECODE[-2]),
+    *(MASKED[0], MASKED[6]),
     *(VARLEN[0], *VARLEN[1:4:2], VARLEN[5], VARLEN_GRADIENTS[0], *VARLEN_GRADIENTS[1:4:2]),
 )
 

@@ -20,12 +20,11 @@ from fagen.runtime.argument_types import flag
 from fagen.runtime.call import MOST_KNOWN, CallKey, Choice, untraced
 from fagen.schedule import Schedule
 from fagen.toml_lines import near_word, shown
-from fagen.variants import Variant, in_words, is_mask, names_of, said
+from fagen.variants import Variant, in_words, names_of, said
 from fagen.vocab import (
     DTYPES,
     LENGTHS,
     OUT_DTYPES,
-    PLAIN_MASKS,
     SCALE_ROWS,
     SCALE_ROWS_DEFAULT,
     SCALES,
@@ -223,14 +222,13 @@ def told(
 def refuse_no_gradient(called: str, variant: Variant, tensors: tuple[Tensor, ...] = ()) -> None:
     """Refuse a gradient of what has none, by its name."""
     fault = f"there is no backward {in_words(variant)} yet"
-    mask, score, sink = names_of(variant)
-    if called in _WITH_SLOPES and mask in PLAIN_MASKS and not sink:
+    _, score, sink = names_of(variant)
+    if called in _WITH_SLOPES and not sink:
         fault = _no_slope(score)
     if fault:
         which = "q, k or v" if len(tensors) < 4 else "q, k, v or sinks"
         raise ValueError(
             f"{called}: {which} requires a gradient, and {fault}; call it under torch.no_grad()"
-            + (_MASKED_ELSEWHERE if is_mask(variant) else "")
         )
 
 
@@ -242,9 +240,6 @@ def _no_slope(score: str) -> str:
 
 
 _WITH_SLOPES = "attention", "attention_varlen"  # whose calls have gradients through scores
-
-
-_MASKED_ELSEWHERE = ", or torch.nn.functional.scaled_dot_product_attention with attn_mask"
 
 
 # Of calls, by what they say: as Said, but for tensors, which are None, and the places and names of

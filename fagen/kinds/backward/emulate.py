@@ -5,7 +5,9 @@ is that of the keys.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,12 +35,39 @@ def compute(
     """Return dq, dk and dv as the Plan's kernels compute them; arguments as of their op.
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's
-    dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`. What a score
-    is given goes by name.
+    dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`. What a mask or
+    a score is given goes by name.
     """
+    plan = replace(plan, score=plan.score.bound(plan.score.taken(more)))
+    given, tensors = plan.mask.taken(more), (dout, q, k, v, out, lse)
     if plan.varlen:
-        return compute_varlen(plan, dout, q, k, v, out, lse, scale, dlse, **more)
-    score = plan.score.bound(more)
+        return compute_varlen(plan, *tensors, scale, dlse, given=given, **more)
+    if not plan.mask.tables:
+        return _dense(replace(plan, mask=plan.mask.bound(given)), *tensors, scale, dlse)
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    for number in range(len(q)):
+        one, score = slice(number, number + 1), plan.score.of_sequence(number)
+        own = replace(plan, mask=plan.mask.bound(given, number), score=score)
+        parts = _dense(own, *(x[one] for x in tensors), scale, None if dlse is None else dlse[one])
+        for whole, part in zip(found, parts, strict=True):
+            whole[one] = part
+    dq, dk, dv = found
+    return dq, dk, dv
+
+
+def _dense(
+    plan: Plan,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    dlse: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of sequences of one length, whose mask and score know what they are given."""
+    score = plan.score
     before, after = factors(score, scale)
     seqlen_q, seqlen_k, kv_heads = q.shape[1], k.shape[1], k.shape[2]
     group = q.shape[2] // max(1, kv_heads)
@@ -106,7 +135,7 @@ def compute_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     seqused_k: Tensor | None = None,
-    **given: Any,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk and dv of varlen sequences, each computed by itself; zeros in rows of none.
 
@@ -114,11 +143,15 @@ def compute_varlen(
     and dlse (H, total_q); where sequences begin, and the last one ends, (B + 1), and how many keys
     of each count, (B), in int32. Lengths that lead out of the tensors are cut off.
     """
-    dense = replace(plan, varlen=False)
+    mask = plan.mask
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    for of_q, of_k in sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k)):
+    slices = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
+    for number, (of_q, of_k) in enumerate(slices):
+        by_row = {name: {number: given[name][of_q]} for name in mask.row_tables}
+        own_mask, score = mask.bound({**given, **by_row}, number), plan.score.of_sequence(number)
+        dense = replace(plan, varlen=False, mask=own_mask, score=score)
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
-        gradients = compute(dense, *rows, lse[None, :, of_q], scale, own, **given)
+        gradients = _dense(dense, *rows, lse[None, :, of_q], scale, own)
         dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients)
     return dq, dk, dv

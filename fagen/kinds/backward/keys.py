@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from fagen.arch import SM90
+from fagen.expr.words import MASKS as NAMED_MASKS
 from fagen.expr.words import PLAIN
 from fagen.kinds.attention import HEAD_DIM, SCORE_KEY, registers
 from fagen.kinds.backward.rules import (
@@ -19,7 +20,7 @@ from fagen.kinds.scores import Build
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.scores import NAMED as NAMED_SCORES
-from fagen.vocab import LENGTHS, PLAIN_MASKS, SCORES, SIXTEEN_BITS
+from fagen.vocab import LENGTHS, MASKS, SCORES, SIXTEEN_BITS
 
 
 class Backward(Section):
@@ -30,7 +31,7 @@ class Backward(Section):
     dtype: Annotated[str, OneOf(SIXTEEN_BITS)] = Field(
         description="of Q, K, V, O and all gradients"
     )
-    mask: Annotated[str, OneOf(PLAIN_MASKS)] = Field(
+    mask: Annotated[str, Known(MASKS, NAMED_MASKS)] = Field(
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)

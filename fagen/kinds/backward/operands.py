@@ -1,8 +1,9 @@
 """16-bit tensors of a cell in, what the kernels of the backward pass take out, and their launch."""
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
 from fagen.measure.gradients import attended, attended_varlen, output_gradient, varlen_lengths
-from fagen.measure.inputs import offsets, softmax_scale
+from fagen.measure.inputs import mask_of, offsets, softmax_scale, usual, usual_packed
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
@@ -29,23 +30,36 @@ def arguments(
     equal ones.
     """
     dout, scale = output_gradient(q, v), softmax_scale(plan.head_dim)
-    given = plan.score.usual.values()
     if sizes and sizes.varlen:
-        out, lse = _varlen_results(plan, q[0], k[0], v[0], sizes)
+        own = usual_packed(plan.mask, sizes.sequences, q.device)
+        out, lse = _varlen_results(plan, q[0], k[0], v[0], sizes, own)
         at = offsets(sizes, q.device)
-        return dout[0], q[0], k[0], v[0], *at, out, lse, scale, *given
+        return dout[0], q[0], k[0], v[0], *at, out, lse, scale, *_values(plan, own)
     out, lse = _results(plan, q, k, v)
+    (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
     if plan.varlen:
-        (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
         equal = Sizes(batch, heads, kv_heads, queries, keys)
+        own = usual_packed(plan.mask, equal.sequences, q.device)
         dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
         lse = lse.transpose(0, 1).flatten(1).contiguous()
-        return dout, *qkv, *offsets(equal, q.device), out, lse, scale, *given
-    return dout, q, k, v, out, lse, scale, *given
+        return dout, *qkv, *offsets(equal, q.device), out, lse, scale, *_values(plan, own)
+    return dout, q, k, v, out, lse, scale, *given(plan, q, k)
+
+
+def given(plan: Plan, q: Tensor, k: Tensor) -> tuple[Any, ...]:
+    """Return what mask and score usually are given for q and k, in the order of the op."""
+    of_call = usual(plan.mask, q.shape[0], q.shape[1], k.shape[1], q.device)
+    return tuple(_values(plan, of_call))
+
+
+def _values(plan: Plan, of_mask: Mapping[str, Any]) -> Iterator[Any]:
+    """What the Plan's mask is given, and what its score usually is, in the order of the op."""
+    yield from (of_mask[name] for name in plan.mask.given)
+    yield from plan.score.usual.values()
 
 
 def _varlen_results(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, given: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """out (total_q, H, Dv) and lse (H, total_q) of varlen sequences."""
     if q.is_cuda and _has_peer(plan):
@@ -55,9 +69,10 @@ def _varlen_results(
             if attention.lse.shape == (sizes.heads, sizes.total_q):
                 return attention.out, attention.lse
     outs, sums, top, first = [], [], 0, 0
-    for queries, keys in sizes.sequences:
+    for number, (queries, keys) in enumerate(sizes.sequences):
         own = q[None, top : top + queries], *(x[None, first : first + keys] for x in (k, v))
-        out, lse = _by_formula(plan, *own)
+        mask = mask_of(plan.mask, given, number, slice(top, top + queries))
+        out, lse = _by_formula(replace(plan, mask=mask), *own)
         outs.append(out[0])
         sums.append(lse[0])
         top, first = top + queries, first + keys

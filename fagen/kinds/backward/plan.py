@@ -145,6 +145,11 @@ class Plan(Budgeted):
         return 2 * self.block_m * self.block_n * columns * 4 // (3 * SM90.tensor_flops)
 
     @property
+    def tile_clocks(self) -> float:
+        """Of a tile beside its steps, roughly."""
+        return 12e3 if self.mask.last_by_row else 8e3
+
+    @property
     def sloped(self) -> Sloped:
         """What an element of S becomes, and the slope of that, as C++."""
         return self.score.sloped(names_of_rows())

@@ -228,7 +228,8 @@ def both_make_dq(keys: Values) -> bool:
 def passes(keys: Values) -> bool:
     """Whether there are blocks of rows that see keys of some consumers alone."""
     narrow = keys["partition"] == "keys" and keys["block_m"] < keys["block_n"]
-    return narrow and MASKS[keys["mask"]].last_by_row
+    mask = MASKS[keys["mask"]]
+    return narrow and mask.last_by_row and not mask.row_tables  # which to ask takes as long
 
 
 def rounds_fit(keys: Values) -> bool:

@@ -48,6 +48,7 @@ def signature(plan: "Plan") -> Signature:
             layout.keys("k", d),
             layout.keys("v", d_v),
             *layout.offsets("; offsets = batch + 1", ". Gradients of the others are 0"),
+            *layout.tables(plan.mask),
             layout.queries("out", d_v, "the forward pass's"),
             layout.numbers(
                 "lse",

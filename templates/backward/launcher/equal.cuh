@@ -1,8 +1,3 @@
-  const Deal deal = deal_of(a);
-  const int shares = shares_of(a, deal.heads);
-  const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)), n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  params.cut = deal.cut;
-  const int cut_blocks = deal.cut > 0 ? std::clamp(int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)), 0, n_blocks) : 0;
   const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;

@@ -18,6 +18,3 @@ struct Numbers {
     return data + batch * stride_batch + head * stride_head;
   }
 };
-
-struct Params;
-using Lengths = Params;  // the same for all sequences

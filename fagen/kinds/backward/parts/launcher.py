@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fagen.part import Part
 from fagen.schedule import Values
-from fagen.vocab import SCORES
+from fagen.vocab import SCORES, Mask
 
 
 def launcher(values: Values) -> Iterator[Part]:
@@ -17,13 +17,13 @@ def launcher(values: Values) -> Iterator[Part]:
             launches=_texts(*launched),
         )
         return
-    meanwhile, rising = values["postprocess"], values["mask"].last_by_row
+    meanwhile = values["postprocess"]
+    deals = "deals_whole"
+    if cuts_rows(values["mask"]):
+        deals = f"deals_{'rising' if values['mask'].last_by_row else 'same'}"
     round_dq = "backward/launcher/launch_round_rest.cuh.j2"
     yield Part(
-        workspace=tuple(
-            f"backward/outputs/{text}.cuh.j2"
-            for text in ("deal", f"deals_{'rising' if rising else 'same'}", "shares")
-        ),
+        workspace=tuple(f"backward/outputs/{text}.cuh.j2" for text in ("deal", deals, "shares")),
         host=(*_scale(values), *_texts(*_order(values))),
         launches=(
             *_texts("launch_prepare", "launch", "launch_sum_shares"),
@@ -37,10 +37,17 @@ def _scale(values: Values) -> tuple[str, ...]:
     return () if acts else ("backward/launcher/scale.cuh.j2",)
 
 
+def cuts_rows(mask: Mask) -> bool:
+    """Whether rows may be cut in two: where their number alone tells who sees a tile's keys."""
+    return not (mask.given or mask.first_by_row)
+
+
 def _order(values: Values) -> Iterator[str]:
-    yield from ("pair" if values["cluster"] > 1 else "block", "equal", "l2_share")
+    yield from ("pair" if values["cluster"] > 1 else "block", "deal")
+    yield from ("cut_blocks" if cuts_rows(values["mask"]) else "no_cut_blocks", "equal", "l2_share")
     yield "share_in_order" if values["deterministic"] else "share"
-    yield "last_section" if values["mask"].last_by_row else "last_head"
+    rising = cuts_rows(values["mask"]) and values["mask"].last_by_row
+    yield "last_section" if rising else "last_head"
     yield from ("sections", "cut")
     yield "persistent" if values["persistent"] else "grid"
     if values["postprocess"]:

@@ -163,8 +163,11 @@ def runs(values: Values) -> Iterator[Part]:
 
 
 def _steps(values: Values) -> str:
-    together = values["lengths"] == "varlen" and rounds(values) == "block_by_block"
-    return "block_by_block_varlen" if together else rounds(values)
+    way = rounds(values)
+    if values["mask"].first_by_row:
+        return f"{way}_between"
+    varlen = way == "block_by_block" and values["lengths"] == "varlen"
+    return f"{way}{'_varlen' * varlen}"
 
 
 def _role(values: Values) -> str:

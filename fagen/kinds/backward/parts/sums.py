@@ -82,7 +82,7 @@ def _added_up(values: Values) -> Part:
     passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
     return Part(
         device=(
-            *texts("rows", "varlen.cuh" if varlen else "dense.cuh"),
+            *texts("rows", "varlen.cuh" if varlen else "dense.cuh.j2"),
             *texts("sums", "clear_pair.cuh" if pair else "clear.cuh.j2"),
             *texts("rows", "prepare.cuh.j2"),
         ),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fagen.kinds.params import CU_SEQLENS_Q, VARLEN_KEYS
+from fagen.kinds.params import CU_SEQLENS_Q, TO_INT32, VARLEN_KEYS, given
 from fagen.part import (
     DIVISOR,
     INT,
@@ -21,10 +21,11 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
+from fagen.vocab import Mask
 
 _ROWS_TO_WRITE = Type("Rows<Element>")
 _TILE_STAGES, _ONE = amount("tile_stages"), amount(1)
-_VARLEN_TEXTS = "slots.cuh", "list_tiles.cuh", "varlen.cuh.j2"
+_VARLEN_TEXTS = "slots.cuh.j2", "list_tiles.cuh.j2", "varlen.cuh.j2"
 _L2_SHARE = Constant(
     "l2_share_bytes",
     "bytes of the L2 cache for Q, dO and dQ",
@@ -39,10 +40,12 @@ def rounds(values: Values) -> str:
 
     Where tiles of a head begin with the same block and have more or fewer, each block for all
     heads: so tiles keep step. Head by head those with fewer would wait for the one that adds to
-    dQ first.
+    dQ first. Of a window each tile begins further on than the one before, and waits for none; head
+    by head tiles beside each other then have the same rows, which stay in the L2 cache.
     """
     mask = values["mask"]
-    together = mask.last_by_row and not mask.first_by_row and values["rounds_fit"]
+    alike = mask.last_by_row and not (mask.first_by_row and mask.first_steady)
+    together = alike and values["rounds_fit"]
     # beside 48 rows loops over heads take registers that there are not
     return "block_by_block" if together or values["last_makes_more"] else "head_by_head"
 
@@ -63,7 +66,16 @@ def keys(values: Values) -> Iterator[Part]:
     )
     search = ("backward/keys/search.cuh",) if mask.by_row else ()
     seen = "attention/keys/by_row.cuh.j2" if mask.by_row else "attention/keys/every.cuh"
-    yield Part(device=(seen, *search, last, first, "backward/keys/blocks.cuh"))
+    find = f"backward/keys/{'find_by_block' if mask.row_tables else 'find_blocks'}.cuh"
+    yield Part(
+        params=tuple(given(mask, _by_sequence(values))),
+        device=(seen, *search, last, first, "backward/keys/blocks.cuh", find),
+    )
+
+
+def _by_sequence(values: Values) -> bool:
+    """Whether sequences of one length differ in which keys their rows see."""
+    return bool(values["mask"].tables) and values["lengths"] == "equal"
 
 
 def tiles(values: Values) -> Iterator[Part]:
@@ -77,7 +89,7 @@ def tiles(values: Values) -> Iterator[Part]:
     else:
         yield Part(kernel=("sm90/sync.cuh",))
     varlen = values["lengths"] == "varlen"
-    yield _varlen() if varlen else _dense(values["persistent"])
+    yield _varlen(values["mask"]) if varlen else _dense(values)
     tile = _tile(values)
     yield Part(structs=(tile,))
     if varlen and values["partition"] == "gradients":
@@ -122,26 +134,49 @@ def _ints(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, INT) for name in names)
 
 
-_SEQUENCE = Struct(
-    "Sequence",
-    _ints("seqlen_q", "seqlen_k", "end_q", "end_k", "held_k", "first_slot", "kept"),
+_OF_SEQUENCES = (
     "One of the sequences that lie one after another: how many rows it has and keys it sees, "
     "behind which of all these it ends, how many keys it holds, seen or not, the first slot of "
-    "its blocks of rows, and where a tile's part of dK and dV is kept if others have parts too.",
+    "its blocks of rows, and where a tile's part of dK and dV is kept if others have parts too"
 )
 
 
-def _dense(persistent: bool) -> Part:
+_OF_SEQUENCE = _ints("seqlen_q", "seqlen_k", "end_q", "end_k", "held_k", "first_slot", "kept")
+
+
+def _sequence(mask: Mask) -> Struct:
+    """One of varlen sequences, with what its mask is given."""
+    rows = tuple(Field(name, TO_INT32, note="of its first row") for name in mask.row_tables)
+    note = f"{_OF_SEQUENCES}{', and what its mask is given' * bool(mask.given)}."
+    return Struct("Sequence", (*_OF_SEQUENCE, *_ints(*mask.numbers), *rows), note)
+
+
+def _bytes_of(ints: tuple[Field, ...], mask: Mask) -> int:
+    """How many bytes a struct of ints takes that has what a mask is given: pointers come last."""
+    pointers = len(mask.row_tables)
+    numbers = len(ints) + len(mask.numbers)
+    return 4 * (numbers + numbers % 2 * (pointers > 0)) + 8 * pointers
+
+
+def _dense(values: Values) -> Part:
     """Sequences of one length; tiles in an order that the host works out."""
     to_key_blocks = pointer_to(Type("KeyBlock"))
+    own_tile = () if values["persistent"] else ("backward/tiles/own_tile.cuh",)
+    lengths, entry, shared = ("backward/tiles/one_length.cuh",), (), ()
+    sequences: tuple[str, ...] = ()
+    if _by_sequence(values):
+        lengths = "attention/keys/sequence.cuh.j2", "backward/tiles/lengths_by_sequence.cuh"
+        sequences = ("attention/keys/sequences.cuh.j2",)
+        entry, own_tile = (*own_tile, "backward/tiles/share_sequence.cuh"), ()
+        own = Type("Sequence", _bytes_of(_ints("seqlen_q", "seqlen_k"), values["mask"]))
+        shared = (Array("sequence", own, aligned=False),)
     return Part(
-        head=(
-            "sm90/fast_divisor.cuh",
-            "backward/tiles/tensors.cuh",
-        ),
+        head=("sm90/fast_divisor.cuh", "backward/tiles/tensors.cuh", *lengths),
         methods=("backward/tiles/records.cuh",),
-        device=("backward/tiles/dense.cuh.j2",),
-        kernel=() if persistent else ("backward/tiles/own_tile.cuh",),
+        device=(*sequences, "backward/tiles/dense.cuh.j2"),
+        entry=entry,
+        kernel=own_tile,
+        shared=shared,
         constants=(_L2_SHARE,),
         params=(
             Field("dk_rows", _ROWS_TO_WRITE, Strided("dk", "Element")),
@@ -170,15 +205,17 @@ def _dense(persistent: bool) -> Part:
     )
 
 
-def _varlen() -> Part:
+def _varlen(mask: Mask) -> Part:
     """Varlen sequences: the GPU reads where they lie."""
+    sequence = _sequence(mask)
+    sequence_type = Type("Sequence", _bytes_of(_OF_SEQUENCE, mask))
     return Part(
-        structs=(_SEQUENCE,),
+        structs=(sequence,),
         head=("backward/tiles/varlen_tensors.cuh", "backward/tiles/varlen_list.cuh"),
         methods=("backward/tiles/varlen_records.cuh",),
         device=("sm90/dependent_launch.cuh", *(f"backward/tiles/{text}" for text in _VARLEN_TEXTS)),
         entry=("backward/tiles/varlen_entry.cuh",),
-        shared=(Array("sequence", _SEQUENCE.type, aligned=False),),
+        shared=(Array("sequence", sequence_type, aligned=False),),
         constants=(
             _L2_SHARE,
             Constant("sms", "of the largest Hopper GPU", name="multiprocessors"),

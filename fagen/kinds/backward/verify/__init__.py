@@ -30,6 +30,7 @@ from fagen.measure.verification import Contender, Rule, Run, Verification
 from fagen.problem import Cell, Sizes, standard_sizes
 from fagen.records import GradientError, Speed
 from fagen.runtime.c_interface import call
+from fagen.vocab import PLAIN_MASKS, Mask
 
 Case = tuple[tuple[Any, ...], tuple[Tensor, ...], tuple[Tensor, ...]]
 Kernel = Callable[[tuple[Any, ...]], tuple[Tensor, ...]]  # what the op is given, and dq, dk, dv
@@ -103,7 +104,7 @@ def judged_by(
     formula = partial(gradients, dout, q, k, v, **how)
     out, lse, *exact = formula()
     *_, dq, dk, dv = formula(dtype=q.dtype)
-    given = plan.score.usual.values()
+    given = operands.given(plan, q, k)
     tensors = (dout, q, k, v, out.to(q.dtype).contiguous(), lse.float(), scale, *given, dlse)
     return tensors, tuple(exact), (dq, dk, dv)
 
@@ -169,18 +170,23 @@ class Hard:
         dout, q, k, v = inputs(plan, sizes, device=device)
         dout, v = dout * self.dout, v * self.v
         if self.gap:
-            q = (q.float() / 4 + self._towards(sizes, k.float())).to(q.dtype)
+            q = (q.float() / 4 + self._towards(plan.mask, sizes, k.float())).to(q.dtype)
         scale = softmax_scale(plan.head_dim)
-        score = plan.score.as_usual
+        score, given = plan.score.as_usual, operands.given(plan, q, k)
         out, *rough = attention_and_gradients(dout, q, k, v, plan.mask, scale, score)
         _, lse, *exact = gradients(dout, q, k, v, mask=plan.mask, score=score, scale=scale)
-        tensors = dout, q, k, v, out, lse.float(), scale, *score.usual.values(), None
-        return tensors, tuple(exact), tuple(rough)
+        return (dout, q, k, v, out, lse.float(), scale, *given, None), tuple(exact), tuple(rough)
 
-    def _towards(self, sizes: Sizes, k: Tensor) -> Tensor:
-        """Rows that have a score of `gap` for a key that a causal mask leaves, too."""
+    def _towards(self, mask: Mask, sizes: Sizes, k: Tensor) -> Tensor:
+        """Rows that have a score of `gap` for a key that they see; of plain masks an early one."""
         row = torch.arange(sizes.seqlen_q, device=k.device)
-        own = k[:, row * 7 % (sizes.seqlen_k - sizes.seqlen_q + 1)]
+        towards = row * 7 % (sizes.seqlen_k - sizes.seqlen_q + 1)
+        if mask.name not in PLAIN_MASKS:
+            first, last = mask.keys(row, sizes.seqlen_q, sizes.seqlen_k)
+            first = torch.zeros_like(row) + torch.as_tensor(first).clamp(min=0)
+            seen = torch.as_tensor(last).clamp(max=sizes.seqlen_k) - first
+            towards = first + row * 7 % seen
+        own = k[:, towards]
         own = own.repeat_interleave(sizes.heads // sizes.kv_heads, 2)
         length = own.square().sum(-1, keepdim=True)
         return own * (self.gap * math.sqrt(k.shape[-1])) / length
@@ -214,10 +220,8 @@ def _hard_errors(
     if not plan.varlen:
         yield str(sizes), hard_error(plan, dense(plan, run), sizes, device)
     elif not small:
-        yield (
-            "sizes of dO and V, rows of one key",
-            hard_error(plan, varlen.as_dense(run, plan.score), sizes),
-        )
+        kernel = varlen.as_dense(plan, run)
+        yield "sizes of dO and V, rows of one key", hard_error(plan, kernel, sizes)
 
 
 def small_sizes(plan: Plan) -> tuple[Sizes, ...]:

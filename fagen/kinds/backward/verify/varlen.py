@@ -16,11 +16,11 @@ from torch import Tensor
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.verification import judged_rows, one_sequence
+from fagen.measure.inputs import mask_of, usual_packed
 from fagen.measure.sequences import UNTOUCHED, Case, empty_around, inputs, noise
 from fagen.measure.verification import Run
 from fagen.problem import Sizes
 from fagen.records import GradientError
-from fagen.scores import Score
 
 Beside = Callable[[Sizes, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], GradientError]
 
@@ -35,6 +35,7 @@ def case_error(
     was not exactly 0.
     """
     call = inputs(plan, case, seed, device)
+    given = usual_packed(plan.mask, case.lengths, device, case.gap)
     at_q, at_k = call["cu_seqlens_q"].tolist(), call["cu_seqlens_k"].tolist()
     queries = [rows for rows, _ in case.lengths]
     dice = torch.Generator(device=device).manual_seed(~seed & 0xFFFF)
@@ -45,12 +46,12 @@ def case_error(
     call["out"] = torch.full_like(call["dout"], math.nan)
     call["lse"] = torch.full_like(of_rows, math.nan)
     exacts, rough, places, blind = [], [], [], []
-    for of_q, of_k in judged_rows(case, call).values():
+    for sequence, (of_q, of_k) in judged_rows(case, call).items():
         dout, q = call["dout"][None, of_q], call["q"][None, of_q]
         k, v = call["k"][None, of_k], call["v"][None, of_k]
         dlse = None if call["dlse"] is None else of_rows[None, :, of_q]
-        score = plan.score.as_usual
-        how: dict[str, Any] = dict(mask=plan.mask, score=score, scale=call["scale"], dlse=dlse)
+        mask, score = mask_of(plan.mask, given, sequence, of_q), plan.score.as_usual
+        how: dict[str, Any] = dict(mask=mask, score=score, scale=call["scale"], dlse=dlse)
         out, lse, *exact = gradients(dout, q, k, v, **how)
         call["out"][of_q], call["lse"][:, of_q] = out[0].to(q.dtype), lse[0].float()
         blind.append((lse[0] == -math.inf).all(0))
@@ -59,7 +60,7 @@ def case_error(
         places.append((of_q, of_k, of_k))
     call |= plan.score.usual
     into = {f"d{name}": torch.full_like(call[name], UNTOUCHED) for name in ("q", "k", "v")}
-    run(**call, **into)
+    run(**call, **given, **into)
     results = [[x[place] for x, place in zip(into.values(), own, strict=True)] for own in places]
     ends = (at_q, at_k, at_k)
     intact = all(empty_around(x, at) for x, at in zip(into.values(), ends, strict=True))
@@ -83,17 +84,19 @@ def _unused_are_zeros(case: Case, at_k: list[int], dk: Tensor, dv: Tensor) -> bo
     return True
 
 
-def as_dense(run: Run, score: Score) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
+def as_dense(plan: Plan, run: Run) -> Callable[[tuple[Any, ...]], tuple[Tensor, ...]]:
     """Kernels of one sequence, (1, S, H, D), which they get packed."""
 
     def dense(tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        dout, q, k, v, out, lse, scale, *given, dlse = (
-            tensor[0] if isinstance(tensor, Tensor) else tensor for tensor in tensors
-        )
+        *first, scale, dlse = (*tensors[:7], tensors[-1])
+        dout, q, k, v, out, lse = (tensor[0] for tensor in first)
+        names = *plan.mask.given, *plan.score.given
+        given = dict(zip(names, tensors[7:-1], strict=True))
+        given |= {name: given[name][0] for name in plan.mask.row_tables}
+        dlse = None if dlse is None else dlse[0]
         into = {name: torch.full_like(x, math.nan) for name, x in (("dq", q), ("dk", k), ("dv", v))}
         named = dict(dout=dout, q=q, k=k, v=v, out=out, lse=lse, scale=scale, dlse=dlse)
-        named |= zip(score.given, given, strict=True)
-        run(**named, **one_sequence(q=q, k=k), seqused_k=None, **into)
+        run(**named, **given, **one_sequence(q=q, k=k), seqused_k=None, **into)
         return tuple(x[None] for x in into.values())
 
     return dense

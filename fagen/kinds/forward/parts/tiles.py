@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fagen.kinds.params import CU_SEQLENS_Q, TO_INT32, VARLEN_KEYS
+from fagen.kinds.params import CU_SEQLENS_Q, VARLEN_KEYS, given
 from fagen.kinds.scores import factor
 from fagen.part import (
     BOOL,
@@ -25,7 +25,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, ORDERS, Mask
+from fagen.vocab import DTYPES, MASKS, ORDERS
 
 _COUNTED = Type("Counted", 16)
 _PREFIX = {"equal": "", "varlen": "varlen_"}
@@ -329,16 +329,6 @@ def _of_tiles(values: Values) -> tuple[str, ...]:
     return ("forward/keys/of_packed_tile.cuh.j2",) if values["lengths"] == "equal" else ()
 
 
-def _given(mask: Mask, by_sequence: bool) -> Iterator[Field]:
-    """What a call gives to a mask, of rows of each sequence if it is `by_sequence`."""
-    for one in mask.parameters:
-        yield Field(one.name, INT, Argument(one.name))
-    for name in (*mask.batch_tables, *mask.row_tables):
-        yield Field(name, TO_INT32, Argument(name))
-    for stride in (f"{name}_stride_batch" for name in mask.row_tables * by_sequence):
-        yield Field(stride, INT64, Argument(stride))
-
-
 def keys(values: Values) -> Iterator[Part]:
     """Which keys a tile sees."""
     mask = MASKS[values["mask"]]
@@ -347,13 +337,13 @@ def keys(values: Values) -> Iterator[Part]:
     packed = "packed_" * (by_row and values["pack_gqa"])
     by_sequence = bool(mask.tables) and values["lengths"] == "equal"
     yield Part(
-        params=tuple(_given(mask, by_sequence)),
-        head=("forward/keys/blocks.cuh.j2", *("forward/tiles/sequence.cuh.j2",) * by_sequence),
+        params=tuple(given(mask, by_sequence)),
+        head=("forward/keys/blocks.cuh.j2", *("attention/keys/sequence.cuh.j2",) * by_sequence),
         device=(
             f"forward/keys/{which}lengths.cuh",
             *_BLOCKS[by_row],
             *_of_tiles(values),
-            *("forward/tiles/sequences.cuh.j2",) * by_sequence,
+            *("attention/keys/sequences.cuh.j2",) * by_sequence,
         ),
         consumer=(
             f"forward/keys/{which}{packed}{_LENGTHS[by_row]}",

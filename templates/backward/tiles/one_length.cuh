@@ -1,0 +1,2 @@
+struct Params;
+using Lengths = Params;  // the same for all sequences
