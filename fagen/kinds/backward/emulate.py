@@ -48,7 +48,8 @@ def compute(
     for number in range(len(q)):
         one, score = slice(number, number + 1), plan.score.of_sequence(number)
         own = replace(plan, mask=plan.mask.bound(given, number), score=score)
-        parts = _dense(own, *(x[one] for x in tensors), scale, None if dlse is None else dlse[one])
+        more = dict(scale=scale, dlse=None if dlse is None else dlse[one])
+        parts = _dense(own, *(x[one] for x in tensors), **more)
         for whole, part in zip(found, parts, strict=True):
             whole[one] = part
     dq, dk, dv = found

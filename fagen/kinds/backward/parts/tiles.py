@@ -162,7 +162,9 @@ def _dense(values: Values) -> Part:
     """Sequences of one length; tiles in an order that the host works out."""
     to_key_blocks = pointer_to(Type("KeyBlock"))
     own_tile = () if values["persistent"] else ("backward/tiles/own_tile.cuh",)
-    lengths, entry, shared = ("backward/tiles/one_length.cuh",), (), ()
+    lengths: tuple[str, ...] = ("backward/tiles/one_length.cuh",)
+    entry: tuple[str, ...] = ()
+    shared: tuple[Array, ...] = ()
     sequences: tuple[str, ...] = ()
     if _by_sequence(values):
         lengths = "attention/keys/sequence.cuh.j2", "backward/tiles/lengths_by_sequence.cuh"
