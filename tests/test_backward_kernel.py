@@ -16,6 +16,7 @@ from fagen import flow, registry, simulator
 from fagen.build import build
 from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.formulae import statistics_bytes
+from fagen.kinds.backward.parts.launcher import cuts_rows
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import case
 from fagen.problem import Problem, Sizes
@@ -79,7 +80,8 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
     )
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
     for (seqlen_q, seqlen_k), (group, share, cut_rows) in zip(sizes, grouped, strict=False):
-        cut_rows = max(0, min(cut_rows, -(-seqlen_q // plan.block_m) - 1))
+        most = -(-seqlen_q // plan.block_m) - 1
+        cut_rows = max(0, min(cut_rows, most)) if cuts_rows(mask) else 0
         arguments = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4 {cut_rows}\n"
         output = run([program], input=arguments).stdout
         tiles = [tuple(map(int, line.split())) for line in output.splitlines()]

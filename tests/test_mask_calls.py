@@ -343,14 +343,64 @@ def test_a_wrong_argument_of_a_mask_is_named(call, error, words):
         fagen.attention(Q, Q, Q, **call)
 
 
-def test_gradients_under_a_mask_that_has_none_are_refused_before_all_else():
-    q, k, v = tensors(20, 20)
-    with pytest.raises(ValueError, match='no backward under the mask "window" yet; call it under'):
-        fagen.attention(q.requires_grad_(), k, v, window=5)
-    with torch.no_grad():
-        fagen.attention(q, k, v, window=5)
-    fagen.attention(q, k, v, window=(None, 0)).sum().backward()  # which is causal
-    assert q.grad is not None
+def gradients(out: Tensor, lse: Tensor, leaves: Any) -> tuple[Tensor, ...]:
+    """Of something of both, where rows see a key."""
+    seen = lse > -torch.inf
+    weights = normal(*out.shape, dtype=torch.float16, seed=7).to(out)
+    used = (out * weights * seen.transpose(1, 2)[..., None]).sum() + lse[seen].square().sum() / 64
+    return torch.autograd.grad(used, leaves)
+
+
+BACKWARD = [*WINDOWS[:1], *WINDOWS[3:6], *MASKS]
+
+
+@pytest.mark.parametrize(("call", "sees"), BACKWARD, ids=range(len(BACKWARD)))
+def test_gradients_are_those_of_what_is_seen(call, sees):
+    for lengths in LENGTHS[:3]:
+        leaves = tuple(x.requires_grad_() for x in tensors(*lengths))
+        exact = tuple(x.detach().double().requires_grad_() for x in leaves)
+        found = gradients(*fagen.attention(*leaves, **call, return_lse=True), leaves)
+        # a row that sees no key sees one here, of whose gradients nothing counts
+        blind = dense(*exact, sees)[1] == -torch.inf
+
+        def shown(b: Any, i: Any, j: Any, blind: Tensor = blind) -> Any:
+            return sees(b, i, j) | (blind[:, :1, :, None] & (j == 0))
+
+        out, lse = dense(*exact, shown)
+        expected = gradients(out, lse.masked_fill(blind, -torch.inf), exact)
+        for ours, true in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.double(), true, atol=8e-3, rtol=4e-3)
+
+
+def test_gradients_of_documents_one_after_another():
+    """Each has a prefix, or windows: as its own call does."""
+    at, masks = ints(0, 30, 90), (dict(mask="prefix", prefix=FIRST), dict(window=(9, 3)))
+    for call in masks:
+        q, k, v = (normal(90, n, 64, dtype=torch.float16, seed=i) for i, n in enumerate((4, 2, 2)))
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        out = fagen.attention_varlen(*leaves, at, **call)
+        whole = torch.autograd.grad(out.square().sum(), leaves)
+        for number, own in enumerate((slice(0, 30), slice(30, 90))):
+            each = {n: x[number : number + 1] if n == "prefix" else x for n, x in call.items()}
+            parts = tuple(x[None, own].detach().requires_grad_() for x in leaves)
+            alone = torch.autograd.grad(fagen.attention(*parts, **each).square().sum(), parts)
+            for ours, theirs in zip(whole, alone, strict=True):
+                torch.testing.assert_close(ours[own], theirs[0], atol=4e-3, rtol=4e-3)
+
+
+def test_a_compiled_window_has_gradients():
+    leaves = tuple(x.requires_grad_() for x in tensors(20, 20))
+
+    def used(q: Tensor, k: Tensor, v: Tensor, width: int) -> Tensor:
+        return fagen.attention(q, k, v, causal=True, window=width).square().sum()
+
+    compiled = torch.compile(used, fullgraph=True, backend="aot_eager")
+    for width in (5, 7, 9):
+        found = torch.autograd.grad(compiled(*leaves, width), leaves)
+        for ours, theirs in zip(
+            found, torch.autograd.grad(used(*leaves, width), leaves), strict=True
+        ):
+            assert torch.equal(ours, theirs)
 
 
 def test_a_compiled_window_is_one_graph():

@@ -374,7 +374,6 @@ def test_the_command_line_takes_the_same_words():
         (["--given", "far=3"], "pick() takes no far"),
         (["--score", "sofcap"], "did you mean softcap?"),
         (["--sinks", "int8"], "sinks are int8; they must be one of float32, float16, bfloat16"),
-        (["--window", "9", "--pass", "backward"], "no kernel computes bfloat16, head_dim 64"),
     ):
         answer = command(*PICKED, *words)
         assert answer.exit_code and said in answer.output, answer.output
