@@ -113,9 +113,9 @@ def attention(
     prepare() or another call. Traced with sizes left open, a call counts as one of many query rows
     and of 131,072 keys.
 
-    In 16 bits it has gradients, of plain scores under causal or full masks so far, by a kernel of
-    its own kind that is chosen in the same way, and built at the first call that needs it: those of
-    q, k and v, also through the log-sum-exp. That of q is a sum in any order, whose last bits may
+    In 16 bits it has gradients, without sinks so far, by a kernel of its own kind that is chosen in
+    the same way, and built at the first call that needs it: those of q, k and v, also through the
+    log-sum-exp. That of q is a sum in any order, whose last bits may
     differ from call to call, unless `deterministic` or torch.use_deterministic_algorithms(True)
     asks for one order. All else is the same in each call anyway.
 
