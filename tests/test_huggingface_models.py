@@ -169,10 +169,10 @@ def long(*args: Any) -> Any:
 
 # ---- windows, chunks, caps, sinks ---------------------------------------------------------------
 
-# Weights are large, so that a key that is seen or not shows.
+# Weights are large, so that a key that is seen or not shows. Of two experts the better one may be
+# another in fp16, and of such a token all else: Llama 4, which asks one, has one.
 APART: dict[str, Any] = dict(head_dim=32, initializer_range=0.3)
 HALF: dict[str, Any] = APART | dict(layer_types=["sliding_attention", "full_attention"])
-EXPERTS: dict[str, Any] = dict(num_local_experts=2, num_experts_per_tok=1)
 SPECIAL = {f"{name}_token_id": i for i, name in enumerate(("pad", "bos", "eos", "cls", "sep"))}
 
 LOCAL = {
@@ -182,17 +182,24 @@ LOCAL = {
     "Gemma3TextConfig": HALF | dict(sliding_window=6),
     "Qwen3Config": HALF | dict(sliding_window=6, use_sliding_window=True),
     "Cohere2Config": HALF | dict(sliding_window=6),  # Command R7B
-    "GptOssConfig": HALF | EXPERTS | dict(sliding_window=6, num_experts_per_tok=2),
+    "GptOssConfig": HALF | dict(sliding_window=6, num_local_experts=2, num_experts_per_tok=2),
     "ModernBertConfig": HALF | SPECIAL | dict(local_attention=8, head_dim=None),
     "Llama4TextConfig": APART
-    | EXPERTS
     | dict(
+        num_local_experts=1,
+        num_experts_per_tok=1,
         attention_chunk_size=6,
         intermediate_size_mlp=96,
         layer_types=["chunked_attention", "full_attention"],
     ),
 }
-WIDER = dict(sliding_window=64, local_attention=128, attention_chunk_size=64)
+GENERATING = [config for config in LOCAL if "Bert" not in config]
+WINDOWS = "sliding_window", "local_attention", "attention_chunk_size"
+
+
+def with_windows(more: dict[str, Any], times: int) -> dict[str, Any]:
+    """The same with windows, or chunks, so many times as wide."""
+    return more | {key: times * more[key] for key in WINDOWS if key in more}
 
 
 @pytest.mark.parametrize("config", LOCAL)
@@ -200,33 +207,67 @@ WIDER = dict(sliding_window=64, local_attention=128, attention_chunk_size=64)
     "mask", [ONES, LEFT, RIGHT, long(LEFT * RIGHT)], ids=["whole", "left", "right", "both"]
 )
 def test_a_model_with_windows_or_chunks_is_as_near_to_fp32_as_eager_attention(config, mask):
-    more, kept = LOCAL[config], mask.bool()
+    as_near_as_eager(config, LOCAL[config], IDS, mask)
+
+
+def as_near_as_eager(config: str, more: dict[str, Any], ids: Tensor, mask: Tensor) -> None:
+    """Hold logits in fp16 to those of fp32, beside eager's; a window that hides nothing would show.
+
+    Wherever `ids` are.
+    """
+    kept = mask.bool()
     options = dict(attention_mask=mask)
     if config != "ModernBertConfig":  # which counts positions itself
         options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    truth, wide = (
-        model(
-            config, "eager", torch.float32, **more | {key: WIDER[key] for key in more if key in to}
-        )(IDS, **options).logits
-        for to in ((), WIDER)
-    )
-    eager, ours = (
-        (model(config, implementation, **more)(IDS, **options).logits - truth)[kept].abs()
-        for implementation in ("eager", "fagen")
-    )
+
+    def logits(implementation: str, dtype: torch.dtype, more: dict[str, Any] = more) -> Tensor:
+        network = model(config, implementation, dtype, **more).to(ids.device)
+        found: Tensor = network(ids, **options).logits[kept]
+        return found
+
+    truth = logits("eager", torch.float32)
+    wide = logits("eager", torch.float32, with_windows(more, 10))
+    eager, ours = ((logits(name, torch.float16) - truth).abs() for name in ("eager", "fagen"))
     assert ours.max() <= 2 * eager.max() + 1e-3 and ours.mean() <= 1.5 * eager.mean()
-    assert (wide - truth)[kept].abs().max() > 16 * ours.max()  # what is hidden is not seen
+    assert (wide - truth).abs().max() > 16 * ours.max()  # what is hidden is not seen
 
 
 @pytest.mark.parametrize("how", [{}, STATIC, {"prefill_chunk_size": 8}], ids=str)
 @pytest.mark.parametrize("mask", [long(ONES), LEFT], ids=["whole", "left"])
-@pytest.mark.parametrize("config", [config for config in LOCAL if "Bert" not in config])
-def test_models_with_windows_or_chunks_generate_the_same_tokens(config, mask, how):
+@pytest.mark.parametrize("config", GENERATING)
+def test_models_with_windows_or_chunks_generate_the_likeliest_tokens(config, mask, how):
+    likeliest_tokens(config, LOCAL[config], IDS, mask, how)
+
+
+def likeliest_tokens(
+    config: str, more: dict[str, Any], ids: Tensor, mask: Tensor, how: dict[str, Any]
+) -> None:
+    """Hold tokens to the largest logits in fp32, of what stands before them; nearly so will do.
+
+    That is by as much as two of eager's logits in fp16 may err, and ours twice as much as these:
+    which token is first among equals, rounding says.
+    """
     if (config, how) == ("Llama4TextConfig", STATIC) and not has_images_in_chunks():
-        pytest.skip("this transformers makes no chunks over a static cache")
+        pytest.skip("this transformers makes no chunks over a static cache, eager or not")
+    ours, truth, eager = (
+        model(config, implementation, dtype, **more).to(ids.device)
+        for implementation, dtype in (
+            ("fagen", torch.float16),
+            ("eager", torch.float32),
+            ("eager", torch.float16),
+        )
+    )
     options = dict(attention_mask=mask, max_new_tokens=9, do_sample=False) | how
-    models = pair(config, **LOCAL[config])
-    assert all_same(lambda model: model.generate(IDS, **options), models)
+    tokens = ours.generate(ids, **options)[:, ids.shape[1] :]
+    assert tokens.shape[1] == 9 or (tokens == ours.generation_config.eos_token_id).any()
+    ids, mask = (torch.cat((x, y), 1)[:, :-1] for x, y in ((ids, tokens), (mask, tokens * 0 + 1)))
+    forced = dict(attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+    new = tokens.shape[1]
+    logits, rounded = (network(ids, **forced).logits[:, -new:] for network in (truth, eager))
+    error = (logits - rounded).abs().max()
+    behind = logits.max(-1).values - logits.gather(-1, tokens[..., None])[..., 0]
+    assert behind.max() <= 4 * error + 1e-3
+    assert error < logits.std() / 16  # else anything would do
 
 
 def test_the_mask_functions_of_this_transformers_are_known():

@@ -1,24 +1,41 @@
-"""fagen in a layer of a model on a GPU: tensors as a cache holds them, and masks that lie there."""
+"""fagen in models on a GPU: layers over tensors as a cache holds them, and tiny models whole."""
 
 import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from fagen import huggingface
+from fagen.dispatch.select import serve
 from fagen.huggingface import Functions, Mask, attend, mask_of
 from fagen.huggingface.functions import Meaning, functions
 from fagen.kinds.decode.oracle import attend as decoded
 from fagen.kinds.forward.oracle import reference
 from fagen.paths import locate
+from fagen.problem import Problem, Sizes
 from fagen.vocab import MASKS
 from tests.gpu.helpers import graph_of, ints, waiting_for_nothing
+from tests.gpu.test_masks_gpu import build_together
+from tests.test_huggingface_models import (
+    GENERATING,
+    LOCAL,
+    STATIC,
+    as_near_as_eager,
+    likeliest_tokens,
+    with_windows,
+)
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 def causal(batch, head, query, key):
@@ -159,3 +176,64 @@ def test_a_window_and_chunks_of_a_padded_batch_are_as_transformers_masks_say(kin
     exact = (scores.softmax(-1) @ v.repeat_interleave(2, 1)).transpose(1, 2)
     counts = seen[:, 0].any(-1)
     torch.testing.assert_close(out[counts].double(), exact[counts], rtol=2e-3, atol=2e-3)
+
+
+# ---- whole models --------------------------------------------------------------------------------
+
+# what their kernels compute: masks of prompts, with which scores and sinks
+VARIANTS = [
+    *((mask, *more) for mask in ("causal", "window") for more in (("plain", ""), ("softcap", ""))),
+    *((mask, "plain", "fp16") for mask in ("causal", "window")),
+    ("chunked", "plain", ""),
+    ("full", "plain", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def of_models(hopper):
+    """transformers knows fagen, and the kernels of the models below are compiled together."""
+    pytest.importorskip("transformers")
+    huggingface.register()
+    card, sizes, served = torch.cuda.get_device_name(), Sizes(2, 4, 2, 300, 300), {}
+    for mask_, score, sink in VARIANTS:
+        of_mask = Problem("fp16", 64, 64, mask_, "fp16", "", 0, score=score, sink=sink)
+        served[of_mask] = serve(of_mask, sizes, card)
+        of_mask = replace(of_mask, lengths="varlen")
+        served[of_mask] = serve(of_mask, sizes, card)
+        if mask_ == "causal":
+            of_mask = replace(of_mask, lengths="equal", kind="decode")
+            served[of_mask] = serve(of_mask, replace(sizes, seqlen_q=1), card)
+    build_together([one.schedule for one in served.values()])
+
+
+@pytest.fixture
+def batch(of_models):
+    """Tokens, and masks of them by which side is padded."""
+    ids = torch.randint(3, 97, (2, 300), generator=torch.Generator().manual_seed(0)).cuda()
+    whole = torch.ones_like(ids)
+    left, right = whole.clone(), whole.clone()
+    left[0, :77], right[1, -41:] = 0, 0
+    with torch.no_grad():
+        yield ids, {"whole": whole, "left": left, "right": right, "both": left * right}
+
+
+def larger(config):
+    """A model of heads of 64 columns, with windows or chunks of 60 keys, ModernBERT's of 81."""
+    of_heads = {} if LOCAL[config]["head_dim"] is None else {"head_dim": 64}
+    sizes = dict(hidden_size=256, intermediate_size=384, max_position_embeddings=1_024)
+    sizes |= dict(initializer_range=0.15)  # scores as large as of those of fewer columns
+    return with_windows(LOCAL[config], 10) | sizes | of_heads
+
+
+@pytest.mark.parametrize("config", LOCAL)
+def test_models_are_as_near_to_fp32_as_eager_attention(batch, config):
+    ids, masks = batch
+    for given in masks.values():
+        as_near_as_eager(config, larger(config), ids, given)
+
+
+@pytest.mark.parametrize("config", GENERATING)
+def test_models_generate_the_likeliest_tokens(batch, config):
+    ids, masks = batch
+    for how in ({}, {"prefill_chunk_size": 70}, STATIC):  # Llama 4 may have none of the last
+        likeliest_tokens(config, larger(config), ids, masks["left"], how)
