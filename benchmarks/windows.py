@@ -12,8 +12,9 @@ W - 1 keys before. What it computes is counted pair by pair, 4 D operations each
 masked in part earns what is seen of it. fagen's kernel is the one that fagen.attention takes; its
 causal kernel at the same sizes, with no window, is there as a scale. All of them run in turn in one
 process on the same tensors, in bursts, and 64 rows of two heads are compared with fp64.
-FlexAttention is compiled for each call, and its block mask made beforehand. torch hands no window
-to cuDNN.
+FlexAttention is compiled for each call, and its block mask made beforehand; a call's sinks come to
+it in the same graph, as the sigmoid of its log-sum-exp less a sink. torch hands no window to cuDNN,
+and FlashAttention-2 knows no sinks.
 """
 
 import importlib
@@ -34,6 +35,7 @@ from fagen.measure.timing import Call, Regime, time_calls
 from fagen.problem import Cell, Problem, Sizes, solves
 from fagen.runtime import op
 from fagen.schedule import Schedule
+from fagen.vocab import DTYPES
 
 ROUND = Regime("burst", idle=0.010, warm=0.0, timed=0.006, rounds=5)
 HEADS, KV_HEADS = 64, 8
@@ -49,10 +51,11 @@ class Window:
     head_dim: int
     window: int  # a query sees itself and window - 1 keys before
     seqlens: tuple[int, ...]
+    sink: str = ""  # their dtype, where it has sinks
 
     def cells(self) -> list[Cell]:
         """What is timed."""
-        problem = Problem(self.dtype, self.head_dim, self.head_dim, "window")
+        problem = Problem(self.dtype, self.head_dim, self.head_dim, "window", sink=self.sink)
         return [Cell(problem, Sizes(1, HEADS, KV_HEADS, s, s)) for s in self.seqlens]
 
 
@@ -62,6 +65,7 @@ CALLS: Mapping[str, Window] = {
     "hd128-w512": Window("bf16", 128, 512, (16384,)),
     "hd128-w128": Window("bf16", 128, 128, (16384,)),
     "hd64-w128": Window("bf16", 64, 128, (16384,)),
+    "hd64-w128-sinks": Window("bf16", 64, 128, (16384,), "bf16"),
     "hd64-w1024": Window("bf16", 64, 1024, (16384,)),
     "hd256-w1024": Window("bf16", 256, 1024, (16384,)),
 }
@@ -74,7 +78,9 @@ def visible(seqlen: int, window: int) -> int:
     return full * window + grown * (grown + 1) // 2
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, window: int, rows: Tensor) -> Tensor:
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, window: int, rows: Tensor, sinks: Tensor | None
+) -> Tensor:
     """What some rows of some heads are, in fp64: (rows, heads, D)."""
     heads = torch.tensor(SAMPLED_HEADS, device=q.device)
     kv_heads = heads // (q.shape[2] // k.shape[2])
@@ -82,20 +88,35 @@ def exact(q: Tensor, k: Tensor, v: Tensor, window: int, rows: Tensor) -> Tensor:
     key = torch.arange(k.shape[1], device=q.device)
     seen = (key <= rows[:, None]) & (key > rows[:, None] - window)
     scores = (scores * softmax_scale(q.shape[-1])).masked_fill(~seen, -torch.inf)
-    return torch.einsum("hrk,khd->rhd", scores.softmax(-1), v[0][:, kv_heads].double())
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        column = sinks[heads].double()[:, None, None].expand(*scores.shape[:2], 1)
+        weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    return torch.einsum("hrk,khd->rhd", weights, v[0][:, kv_heads].double())
+
+
+def sinks_of(cell: Cell) -> Tensor | None:
+    """Sinks of its heads, N(0, 1), where it has some."""
+    if not cell.problem.sink:
+        return None
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    dtype = getattr(torch, DTYPES[cell.problem.sink].torch)
+    return torch.randn(cell.sizes.heads, generator=generator, device="cuda", dtype=dtype)
 
 
 # ---- who is timed --------------------------------------------------------------------------------
 
-Bind = Callable[[Tensor, Tensor, Tensor, int], Call]
+Bind = Callable[[Tensor, Tensor, Tensor, int, Tensor | None], Call]
 
 
 def ours(kernel: Callable[..., Any]) -> Bind:
     """A kernel of fagen, by its op."""
 
-    def bind(q: Tensor, k: Tensor, v: Tensor, window: int) -> Call:
+    def bind(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None) -> Call:
         scale = softmax_scale(q.shape[-1])
-        return Call(lambda: kernel(q, k, v, scale, window - 1, 0)[0])
+        given = () if sinks is None else (sinks,)
+        return Call(lambda: kernel(q, k, v, scale, window - 1, 0, *given)[0])
 
     return bind
 
@@ -103,14 +124,14 @@ def ours(kernel: Callable[..., Any]) -> Bind:
 def without_window(kernel: Callable[..., Any]) -> Bind:
     """A causal kernel of fagen."""
 
-    def bind(q: Tensor, k: Tensor, v: Tensor, window: int) -> Call:
+    def bind(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None) -> Call:
         scale = softmax_scale(q.shape[-1])
         return Call(lambda: kernel(q, k, v, scale)[0])
 
     return bind
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, window: int) -> Call:
+def flex(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None) -> Call:
     """FlexAttention, compiled for this call alone."""
     attention = importlib.import_module("torch.nn.attention.flex_attention")
 
@@ -119,17 +140,28 @@ def flex(q: Tensor, k: Tensor, v: Tensor, window: int) -> Call:
 
     mask = attention.create_block_mask(seen, None, None, q.shape[1], k.shape[1], device=q.device)
     torch._dynamo.reset()  # one graph a call: else the eighth one falls back to eager
-    compiled = torch.compile(attention.flex_attention, dynamic=False)
+    added = None if sinks is None else sinks.float()[:, None]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+        given = dict(block_mask=mask, enable_gqa=True)
+        if added is None:
+            return attention.flex_attention(q, k, v, **given)
+        out, lse = attention.flex_attention(q, k, v, **given, return_lse=True)
+        return out * torch.sigmoid(lse - added)[..., None].to(out.dtype)
+
+    compiled = torch.compile(attend, dynamic=False)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
 
     def run() -> Tensor:
-        return compiled(query, key, value, block_mask=mask, enable_gqa=True).transpose(1, 2)
+        return compiled(query, key, value, mask).transpose(1, 2)
 
     return Call(run)
 
 
-def fa2(q: Tensor, k: Tensor, v: Tensor, window: int) -> Call:
+def fa2(q: Tensor, k: Tensor, v: Tensor, window: int, sinks: Tensor | None) -> Call:
     """FlashAttention-2, which comes with torch."""
+    if sinks is not None:
+        raise FagenError("it knows no sinks")
     forward = torch.ops.aten._flash_attention_forward
     scale = softmax_scale(q.shape[-1])
     ends = dict(scale=scale, window_size_left=window - 1, window_size_right=0)
@@ -166,8 +198,9 @@ def kernels_of(cell: Cell, options: Options, card: str) -> list[Schedule]:
 
 
 def causal_kernel(cell: Cell, card: str) -> Schedule:
-    """The kernel that serves the same sizes with no window."""
-    return serving(replace(cell, problem=replace(cell.problem, mask="causal")), card)[0]
+    """The kernel that serves the same sizes with no window, nor sinks."""
+    causal = replace(cell.problem, mask="causal", sink="")
+    return serving(replace(cell, problem=causal), card)[0]
 
 
 def time_cell(
@@ -178,13 +211,14 @@ def time_cell(
     seqlen, dim = cell.sizes.seqlen_q, cell.problem.head_dim
     generator = torch.Generator().manual_seed(seqlen)
     rows = torch.randperm(seqlen, generator=generator)[:ROWS].to(q.device)
-    wanted = exact(q, k, v, window, rows)
+    sinks = sinks_of(cell)
+    wanted = exact(q, k, v, window, rows, sinks)
     most = 2 * unit_in_last_place(float(wanted.abs().max()), q.dtype)
     calls: dict[str, Call] = {}
     errors: dict[str, float] = {}
     for name, bind in binds.items():
         try:
-            one = bind(q, k, v, window)
+            one = bind(q, k, v, window, sinks)
             out = one.once()
             torch.cuda.synchronize()
         except torch.AcceleratorError as error:  # nothing can be timed after it
