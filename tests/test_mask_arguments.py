@@ -41,7 +41,7 @@ WINDOWED = (
     "fwd_e4m3_d64_window_m64n32",
     "fwd_fp16_d64_window_m64n64_dynamic",
     "fwd_fp16_d64_window_m64n64_c2",
-    "fwd_fp16_d64_window_m192n64_s3_reusev_nointer",
+    "fwd_fp16_d64_window_m192n48_s3_reusev_nointer",
     "fwd_bf16_d64_window_m128n64_noprod",
     "fwd_bf16_d64_window_m128n64_nointra",
 )
