@@ -1,7 +1,8 @@
-"""Scores in the backward kernels: P of them, and dS by their slope."""
+"""Scores in the backward kernels: P of them, and dS by their slope; sinks and their gradients."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fagen.kinds.backward.emulate import compute
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan, plan
-from fagen.kinds.backward.verify import inputs
+from fagen.kinds.backward.verify import RULE, VARLEN_RULE, inputs
 from fagen.problem import Sizes
 from fagen.scoring import scored
 from fagen.vocab import SCORES
@@ -111,3 +112,35 @@ def test_what_a_step_does_not_know_is_refused_by_name():
         planned("score + q_idx % 2 * 0.5", head_dim=192)
     with pytest.raises(ScheduleError, match='kept = "k" does not go with a score'):
         planned("softcap", kept="k")
+
+
+@pytest.mark.parametrize(
+    "keys", [{"sink": "bf16"}, {"sink": "fp32", "lengths": "varlen", "score": "softcap"}]
+)
+def test_sinks_get_what_their_rows_have_of_them(keys):
+    """Rows that see no key too, with an LSE's gradient."""
+    built = planned("plain", **keys)
+    run = partial(simulator.call, built, simulator.build(render.kernel_text(built)))
+    if built.varlen:
+        rule, case = VARLEN_RULE, next(iter(VARLEN_RULE.small(built)))
+    else:
+        rule, case = RULE, Sizes(2, 2, 1, 73, 40)
+    error = rule.error(built, run, case, 1, "cpu")
+    assert error.ok, error
+
+
+def test_gradients_of_sinks_are_what_autograd_makes_of_one_more_logit():
+    dout, q, k, v = (torch.randn(1, n, 2, 8).double() for n in (70, 70, 40, 40))
+    dlse = torch.randn(1, 2, 70).double()
+    sinks = torch.tensor([0.5, -1.0]).double()
+    mask = planned("plain").mask
+    found = gradients(dout, q, k, v, mask=mask, sinks=sinks, scale=SCALE, dlse=dlse)
+    exact = [x.clone().requires_grad_() for x in (q, k, v, sinks)]
+    score = SCALE * torch.einsum("bshd,bthd->bhst", *exact[:2])
+    score = score.masked_fill(torch.arange(40) > ROW - 30, -math.inf)
+    score = torch.cat([score, exact[3][None, :, None, None].expand(1, 2, 70, 1)], -1)
+    out = torch.einsum("bhst,bthd->bshd", score.softmax(-1)[..., :-1], exact[2])
+    lse = score.logsumexp(-1)
+    wanted = torch.autograd.grad((out * dout).sum() + (lse * dlse).sum(), exact)
+    for got, own in zip(found, (out, lse, *wanted), strict=True):
+        assert torch.allclose(got, own, atol=1e-12, rtol=1e-10)

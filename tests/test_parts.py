@@ -55,6 +55,8 @@ MORE = (
     "fwd_fp16_d64_full_m64n64_tensorsum_onlinemax",
     "fwd_bf16_d128_full_m64n128_varlen",
     "bwd_bf16_d256_full_m64n64_varlen_det",
+    "bwd_bf16_d192v128_causal_m64n64_sinkfp32_intra_c2",
+    "bwd_fp16_d64_full_m64n64_sinkfp16_varlen",
     "quant_fp16_d256_center_sr128",
     "fwd_bf16_d128_causal_m128n128_c2",
     "fwd_e4m3_d128_full_m128n128_t4_sblock",

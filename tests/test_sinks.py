@@ -277,7 +277,7 @@ def test_each_dtype_of_sinks_is_a_kernel_of_its_own() -> None:
     assert [plan.slug for plan in plans] == slugs
     for plan, dtype in zip(plans, ("fp32", "fp16", "bf16"), strict=True):
         assert plan.signature.tensor("sinks").dtype.name == dtype == plan.schedule.attention.sink
-        assert plan.signature.gradients_by == ""
+        assert plan.signature.gradients_by == "fagen.attention"
         assert [x.name for x in plan.signature.arguments][-1] == "sinks"
     assert plan.schedule.but(sink=None).slug == "fwd_fp16_d64_window_m128n64"
 

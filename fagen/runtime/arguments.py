@@ -222,8 +222,8 @@ def told(
 def refuse_no_gradient(called: str, variant: Variant, tensors: tuple[Tensor, ...] = ()) -> None:
     """Refuse a gradient of what has none, by its name."""
     fault = f"there is no backward {in_words(variant)} yet"
-    _, score, sink = names_of(variant)
-    if called in _WITH_SLOPES and not sink:
+    score = names_of(variant)[1]
+    if called in _WITH_SLOPES:
         fault = _no_slope(score)
     if fault:
         which = "q, k or v" if len(tensors) < 4 else "q, k, v or sinks"

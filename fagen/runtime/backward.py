@@ -36,6 +36,7 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.argument_types import flag, refuse_tangents
+from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.call import (
     MOST_KNOWN,
     CallKey,
@@ -49,6 +50,7 @@ from fagen.runtime.call import (
 from fagen.runtime.op import Kernel, Named, Once
 from fagen.vocab import BACKWARD
 
+_OF_PLAIN = 4  # arguments of a call: q, k, v and the scale
 _ops = torch.library.Library("fagen", "FRAGMENT")
 _LOGGER = logging.getLogger("fagen")
 
@@ -76,6 +78,8 @@ def results(
     if call and is_grad_enabled() and (plain or named):
         q, k, v = arguments[:3]
         needed = q.requires_grad or k.requires_grad or v.requires_grad
+        if len(arguments) > _OF_PLAIN and not needed:
+            needed = needs_gradient(*(x for x in arguments[3:] if isinstance(x, Tensor)))
         if needed and kernel.gradients_by == call:
             number = None
             if kernel.numbers:
@@ -429,7 +433,7 @@ def _backward(plan: Plan) -> op.Op:
         dlse = None if dlse is None else dlse.contiguous()
         how: dict[str, Any] = dict(deterministic=ctx.deterministic, order=order)
         found = gradients(slug, arguments, dout, out, lse, dlse, **how)
-        deltas = dict(zip("qkv", found, strict=True))
+        deltas = dict(zip(("q", "k", "v", "sinks"), found, strict=False))
         # of what a call leaves out nothing is said
         needed = dict(zip(names, ctx.needs_input_grad, strict=False))
         return tuple(deltas[name] if name in deltas and needed[name] else None for name in names)
@@ -447,8 +451,8 @@ def gradients(
     *,
     deterministic: bool = False,
     order: tuple[str, ...] = order_of(()),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk and dv of what a forward kernel of this slug computes.
+) -> tuple[Tensor, ...]:
+    """Return dq, dk and dv of what a forward kernel of this slug computes, and that of sinks.
 
     `arguments` are its own by name, out and lse what it gave, `order` that of the arguments of
     gradients. Raises as kernel_of_gradients does,
@@ -463,5 +467,5 @@ def gradients(
         kernel = kernel_of_gradients(slug, out.device, q, k, offsets, deterministic)
         dout = _laid_out(dout)
     operands = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    dq, dk, dv = kernel.op(*(operands[name] for name in order if name in operands))
-    return dq, dk, dv
+    found: tuple[Tensor, ...] = kernel.op(*(operands[name] for name in order if name in operands))
+    return found

@@ -79,17 +79,21 @@ struct __nv_fp8_e4m3 {
 };
 struct __half {
   uint16_t bits;
+  __half() = default;
+  __half(float x) : bits(sim::to_half(x)) {}
   operator float() const { return sim::of_half(bits); }
 };
 struct __nv_bfloat16 {
   uint16_t bits;
+  __nv_bfloat16() = default;
+  __nv_bfloat16(float x) : bits(sim::to_bfloat(x)) {}
   operator float() const { return sim::of_bfloat(bits); }
 };
 struct alignas(4) __half2 { __half x, y; };
 struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
-inline __half2 __floats2half2_rn(float x, float y) { return {{sim::to_half(x)}, {sim::to_half(y)}}; }
+inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
 inline float2 __half22float2(__half2 a) { return {sim::of_half(a.x.bits), sim::of_half(a.y.bits)}; }
-inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {{sim::to_bfloat(x)}, {sim::to_bfloat(y)}}; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 a) { return {sim::of_bfloat(a.x.bits), sim::of_bfloat(a.y.bits)}; }
 
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {

@@ -26,6 +26,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 deterministic=problem.deterministic,
                 lengths=problem.lengths,
                 score=problem.score,
+                sink=problem.sink,
                 block_m=block_m,
                 block_n=block_n,
                 intra_warpgroup=ahead,

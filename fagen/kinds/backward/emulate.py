@@ -30,9 +30,12 @@ def compute(
     lse: Tensor,
     scale: float,
     dlse: Tensor | None = None,
+    sinks: Tensor | None = None,
     **more: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return dq, dk and dv as the Plan's kernels compute them; arguments as of their op.
+
+    With sinks (H,) their gradient comes last.
 
     dout and out (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's
     dtype, lse and dlse (B, H, Sq) in fp32; varlen sequences as of `compute_varlen`. What a mask or
@@ -41,19 +44,20 @@ def compute(
     plan = replace(plan, score=plan.score.bound(plan.score.taken(more)))
     given, tensors = plan.mask.taken(more), (dout, q, k, v, out, lse)
     if plan.varlen:
-        return compute_varlen(plan, *tensors, scale, dlse, given=given, **more)
+        return compute_varlen(plan, *tensors, scale, dlse, sinks, given=given, **more)
     if not plan.mask.tables:
-        return _dense(replace(plan, mask=plan.mask.bound(given)), *tensors, scale, dlse)
+        return _dense(replace(plan, mask=plan.mask.bound(given)), *tensors, scale, dlse, sinks)
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    of_sinks = torch.zeros(q.shape[2], device=q.device)
     for number in range(len(q)):
         one, score = slice(number, number + 1), plan.score.of_sequence(number)
         own = replace(plan, mask=plan.mask.bound(given, number), score=score)
-        more = dict(scale=scale, dlse=None if dlse is None else dlse[one])
+        more = dict(scale=scale, dlse=None if dlse is None else dlse[one], sinks=sinks)
         parts = _dense(own, *(x[one] for x in tensors), **more)
-        for whole, part in zip(found, parts, strict=True):
+        for whole, part in zip(found, parts[:3], strict=True):
             whole[one] = part
-    dq, dk, dv = found
-    return dq, dk, dv
+        of_sinks += sum(own.float() for own in parts[3:])
+    return (*found,) if sinks is None else (*found, of_sinks.to(sinks.dtype))
 
 
 def _dense(
@@ -66,7 +70,8 @@ def _dense(
     lse: Tensor,
     scale: float,
     dlse: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sinks: Tensor | None,
+) -> tuple[Tensor, ...]:
     """The same of sequences of one length, whose mask and score know what they are given."""
     score = plan.score
     before, after = factors(score, scale)
@@ -110,7 +115,16 @@ def _dense(
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2).to(q.dtype).contiguous()
 
     dq = (dq * factor).transpose(1, 2).to(q.dtype).contiguous()
-    return dq, grouped(dk), grouped(dv)
+    if sinks is None:
+        return dq, grouped(dk), grouped(dv)
+    return dq, grouped(dk), grouped(dv), _of_sinks(lse, delta, sinks)
+
+
+def _of_sinks(lse: Tensor, delta: Tensor, sinks: Tensor) -> Tensor:
+    """The gradient of sinks: what each has of a row's weight, times the row's -delta, summed up."""
+    own = sinks.float()[:, None]
+    weight = torch.where(own == lse, 1, torch.exp2((own - lse) * LOG2_E))
+    return -torch.where(lse == -math.inf, 0, weight * delta).sum((0, 2)).to(sinks.dtype)
 
 
 def _names(
@@ -132,12 +146,13 @@ def compute_varlen(
     lse: Tensor,
     scale: float,
     dlse: Tensor | None = None,
+    sinks: Tensor | None = None,
     *,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     seqused_k: Tensor | None = None,
     given: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return dq, dk and dv of varlen sequences, each computed by itself; zeros in rows of none.
 
     dout and out (total_q, H, Dv), q (total_q, H, D), k (total_k, Hk, D), v (total_k, Hk, Dv), lse
@@ -146,6 +161,7 @@ def compute_varlen(
     """
     mask = plan.mask
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dsinks = torch.zeros(q.shape[1], device=q.device)
     slices = sequences(cu_seqlens_q, cu_seqlens_k, seqused_k, len(q), len(k))
     for number, (of_q, of_k) in enumerate(slices):
         by_row = {name: {number: given[name][of_q]} for name in mask.row_tables}
@@ -153,6 +169,7 @@ def compute_varlen(
         dense = replace(plan, varlen=False, mask=own_mask, score=score)
         rows = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q]
         own = None if dlse is None else dlse[None, :, of_q]
-        gradients = _dense(dense, *rows, lse[None, :, of_q], scale, own)
-        dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients)
-    return dq, dk, dv
+        gradients = _dense(dense, *rows, lse[None, :, of_q], scale, own, sinks)
+        dq[of_q], dk[of_k], dv[of_k] = (x[0] for x in gradients[:3])
+        dsinks += sum(x.float() for x in gradients[3:])
+    return (dq, dk, dv) if sinks is None else (dq, dk, dv, dsinks.to(sinks.dtype))

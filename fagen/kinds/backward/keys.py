@@ -17,6 +17,7 @@ from fagen.kinds.backward.rules import (
     consumers,
 )
 from fagen.kinds.scores import Build
+from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.scores import NAMED as NAMED_SCORES
@@ -35,6 +36,7 @@ class Backward(Section):
         description="which keys a query sees; causal is aligned to the bottom right"
     )
     score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
+    sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
     lengths: Annotated[str, OneOf(LENGTHS)] = Field(
         default=LENGTHS[0],
         description='"equal": all sequences have one length; "varlen": each has its own, as in '

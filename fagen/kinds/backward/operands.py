@@ -14,6 +14,7 @@ from fagen.kinds.backward.oracle import gradients
 from fagen.kinds.backward.plan import Plan
 from fagen.measure.gradients import attended, attended_varlen, output_gradient, varlen_lengths
 from fagen.measure.inputs import mask_of, offsets, softmax_scale, usual, usual_packed
+from fagen.measure.sinks import usual_sinks
 from fagen.problem import Problem, Sizes
 from fagen.runtime.c_interface import bind
 
@@ -34,7 +35,7 @@ def arguments(
         own = usual_packed(plan.mask, sizes.sequences, q.device)
         out, lse = _varlen_results(plan, q[0], k[0], v[0], sizes, own)
         at = offsets(sizes, q.device)
-        return dout[0], q[0], k[0], v[0], *at, out, lse, scale, *_values(plan, own)
+        return dout[0], q[0], k[0], v[0], *at, out, lse, scale, *_values(plan, own, q)
     out, lse = _results(plan, q, k, v)
     (batch, queries, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
     if plan.varlen:
@@ -42,20 +43,21 @@ def arguments(
         own = usual_packed(plan.mask, equal.sequences, q.device)
         dout, *qkv, out = (x.flatten(0, 1) for x in (dout, q, k, v, out))
         lse = lse.transpose(0, 1).flatten(1).contiguous()
-        return dout, *qkv, *offsets(equal, q.device), out, lse, scale, *_values(plan, own)
+        return dout, *qkv, *offsets(equal, q.device), out, lse, scale, *_values(plan, own, q)
     return dout, q, k, v, out, lse, scale, *given(plan, q, k)
 
 
 def given(plan: Plan, q: Tensor, k: Tensor) -> tuple[Any, ...]:
     """Return what mask and score usually are given for q and k, in the order of the op."""
     of_call = usual(plan.mask, q.shape[0], q.shape[1], k.shape[1], q.device)
-    return tuple(_values(plan, of_call))
+    return tuple(_values(plan, of_call, q))
 
 
-def _values(plan: Plan, of_mask: Mapping[str, Any]) -> Iterator[Any]:
-    """What the Plan's mask is given, and what its score usually is, in the order of the op."""
+def _values(plan: Plan, of_mask: Mapping[str, Any], q: Tensor) -> Iterator[Any]:
+    """What mask and score are given, and sinks, in the order of the op, for q (B, S, H, D)."""
     yield from (of_mask[name] for name in plan.mask.given)
     yield from plan.score.usual.values()
+    yield from usual_sinks(plan.sink, q.shape[2], q.device).values()
 
 
 def _varlen_results(
@@ -88,7 +90,7 @@ def _results(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 
 def _has_peer(plan: Plan) -> bool:
-    alike = plan.head_dim == plan.head_dim_v and plan.score.is_plain
+    alike = plan.head_dim == plan.head_dim_v and plan.score.is_plain and not plan.sink
     return alike and (plan.mask.causal or not plan.mask.by_row)
 
 
@@ -96,16 +98,17 @@ def _by_formula(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
     dout = torch.zeros_like(output_gradient(q, v))
     scale = softmax_scale(plan.head_dim)
     how: dict[str, Any] = dict(mask=plan.mask, score=plan.score.as_usual, scale=scale)
+    how |= usual_sinks(plan.sink, q.shape[2], q.device)
     out, lse, *_ = gradients(dout, q, k, v, **how, dtype=torch.float32)
     return out.to(q.dtype).contiguous(), lse
 
 
 def outputs(plan: Plan, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Where the Plan's kernels may write the gradients of these arguments: dq, dk, dv, all NaN."""
+    """Where the Plan's kernels may write the gradients of these arguments, all NaN."""
     named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=False))
     return tuple(
         torch.full_like(named[name], math.nan, memory_format=torch.contiguous_format)
-        for name in ("q", "k", "v")
+        for name in ("q", "k", "v", *("sinks",) * (plan.sink is not None))
     )
 
 
@@ -117,8 +120,8 @@ def launch(
     Arguments as of the op, in its order; what is left out at their end is null.
     """
     named = dict(zip((x.name for x in plan.signature.arguments), arguments, strict=False))
-    dq, dk, dv = into
-    return bind(plan, library, **named, dq=dq, dk=dk, dv=dv)
+    outputs = (output.name for output in plan.signature.outputs)
+    return bind(plan, library, **named, **dict(zip(outputs, into, strict=True)))
 
 
 def alike(plan: Plan) -> Hashable:

@@ -13,6 +13,9 @@ from fagen.vocab import Mask
 _REFERENCE_SCORES = 1 << 23  # fp64 scores held at a time: 64 MiB each of five
 
 
+_OF_SINKS = 2.0**-7  # of the largest: sums of many rows whose signs differ
+
+
 def gradients(
     dout: Tensor,
     q: Tensor,
@@ -23,9 +26,13 @@ def gradients(
     scale: float,
     dlse: Tensor | None = None,
     score: Score = SCORES[PLAIN],
+    sinks: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return out, lse, and the gradients dq, dk and dv of sum(out · dout) + sum(lse · dlse).
+
+    With sinks (H,), logits without values, which the softmax of a head's rows has too, their
+    gradient comes last.
 
     dout (B, Sq, H, Dv), q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in any dtype, dlse
     (B, H, Sq); results are in `dtype`, in which everything is computed. A row that sees no key has
@@ -44,8 +51,11 @@ def gradients(
     dq = torch.zeros(batch, heads, seqlen_q, q.shape[-1], dtype=dtype, device=q.device)
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
     key = torch.arange(seqlen_k, device=q.device)
+    dsinks = torch.zeros(heads, dtype=dtype, device=q.device)
+    own_sinks = dsinks if sinks is None else sinks.to(dtype)[:, None, None]
     height = max(1, _REFERENCE_SCORES // max(1, batch * heads * seqlen_k))
-    for top in range(0, seqlen_q if seqlen_k else 0, height):
+    has_rows = seqlen_k or sinks is not None
+    for top in range(0, seqlen_q if has_rows else 0, height):
         part = slice(top, min(top + height, seqlen_q))
         queries, grad = (x[:, part].transpose(1, 2).to(dtype) for x in (q, dout))
         row = torch.arange(part.start, part.stop, device=q.device)[:, None]
@@ -55,6 +65,8 @@ def gradients(
             scores, slope = slopes(score, scores, row, seqlen_q, kv_heads)
         scores = scores.masked_fill(~mask.sees(row, key, seqlen_q, seqlen_k), -math.inf)
         log_sum = scores.logsumexp(-1, keepdim=True)
+        if sinks is not None:
+            log_sum = torch.logaddexp(log_sum, own_sinks)
         p = torch.exp(scores - log_sum.masked_fill(log_sum == -math.inf, 0))
         output = p @ values
         delta = (grad * output).sum(-1, keepdim=True)
@@ -62,6 +74,9 @@ def gradients(
             delta = delta - dlse[:, :, part, None].to(dtype)
         ds = p * (grad @ values.mT - delta)
         ds = ds if slope is None else torch.where(p == 0, 0, ds * slope)
+        if sinks is not None:
+            weight = torch.exp(own_sinks - log_sum).masked_fill(log_sum == -math.inf, 0)
+            dsinks -= (weight * delta).sum((0, 2, 3))
         out[:, :, part], lse[:, :, part] = output, log_sum.squeeze(-1)
         dq[:, :, part] = scale * ds @ keys
         dk += scale * ds.mT @ queries
@@ -70,7 +85,8 @@ def gradients(
     def grouped(x: Tensor) -> Tensor:
         return x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2)
 
-    return out.transpose(1, 2), lse, dq.transpose(1, 2), grouped(dk), grouped(dv)
+    found = out.transpose(1, 2), lse, dq.transpose(1, 2), grouped(dk), grouped(dv)
+    return found if sinks is None else (*found, dsinks)
 
 
 def slopes(
@@ -85,3 +101,9 @@ def slopes(
         outside = scored(score, inside, own, seqlen_q, heads // kv_heads)
         (slope,) = torch.autograd.grad(outside.sum(), inside)
     return outside.detach().view_as(scores), slope.view_as(scores)
+
+
+def sinks_hold(found: Tensor, exact: Tensor) -> bool:
+    """Whether a gradient of sinks is as near to that in fp64 as O and deltas in 16 bits allow."""
+    most = _OF_SINKS * max(1.0, float(exact.abs().max()))
+    return bool(((found.double() - exact.double()).abs() <= most).all())

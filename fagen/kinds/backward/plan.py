@@ -63,6 +63,7 @@ class Plan(Budgeted):
     dtype: Dtype
     mask: Mask
     score: Score
+    sink: Dtype | None
     varlen: bool  # the GPU reads where sequences lie, and how long they are
     deterministic: bool
 
@@ -252,11 +253,18 @@ class Plan(Budgeted):
                 ),
                 Launch("sum_shares", Grid(rows_of_keys, kv_heads, batch), self.row_threads),
                 Launch("round_dq", rounding, self.row_threads),
+                *self._of_sinks,
             ),
             workspace=Product((Extent(number=self.record_bytes), *row_blocks.factors)),
             shares=True,
             empty=("batch", "heads"),
         )
+
+    @property
+    def _of_sinks(self) -> tuple[Launch, ...]:
+        """What adds up what rows have of the gradients of sinks."""
+        heads = Grid(Product((Extent("heads"),)))
+        return (Launch("sum_sinks", heads, self.row_threads),) * (self.sink is not None)
 
     def _varlen_launches(self) -> Launches:
         """The same, with room for the blocks of each sequence."""
@@ -274,6 +282,7 @@ class Plan(Budgeted):
                     overlaps=True,
                 ),
                 Launch("round_dq", row_grid, self.row_threads),
+                *self._of_sinks,
             ),
             workspace=Product((*rows, Extent(number=self.record_bytes))),
             shares=True,

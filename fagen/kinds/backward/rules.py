@@ -7,6 +7,7 @@ from fagen.arch import SM90
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.budget import FP32_BYTES
 from fagen.kinds.scores import rules_of_slopes, spilled
+from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import SCORES
 from fagen.scores import WORDS as SCORE_WORDS
@@ -36,6 +37,7 @@ _SLUG = SlugForm(
     head="bwd_{dtype}_d{head_dim}[v{head_dim_v}]_{mask}_m{block_m}n{block_n}",
     codes=(
         Code("score", words=SCORE_WORDS),
+        Code("sink", words=SINK_WORDS),
         Code("lengths", words={"equal": "equal", "varlen": "varlen"}),
         Code("deterministic", words={True: "det", False: "nodet"}),
         Code("stages", "s"),

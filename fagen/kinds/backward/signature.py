@@ -1,8 +1,10 @@
 """What a call of attention's backward pass takes and gives, for one Plan."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fagen.kinds.calls import GROUPED, SIZES, Layout, form, scalars
+from fagen.kinds.sinks import sinks
 from fagen.scores import Score
 from fagen.signature import Extent, Limit, Signature, Size
 from fagen.vocab import Mask
@@ -19,7 +21,7 @@ INSTEAD = (
 )
 # of the op's arguments, offsets and seqused_k of varlen sequences
 _FIRST = "dout", "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out", "lse", "scale"
-_LAST = "dlse", "seqused_k"
+_LAST = "sinks", "dlse", "seqused_k"
 _VARLEN_SIZES = tuple(map(Size, ("total_q", "total_k", "heads", "kv_heads", "offsets")))
 
 
@@ -39,7 +41,7 @@ def signature(plan: "Plan") -> Signature:
     note = f"the gradient of {{}}{'; zeros in a row of no sequence' * varlen}"
     return Signature(
         kind=plan.kind,
-        form=form("varlen" * varlen, of=given),
+        form=form("varlen" * varlen, of=given, sink=plan.sink is not None),
         version=1,
         sizes=_VARLEN_SIZES if varlen else SIZES,
         tensors=(
@@ -55,10 +57,17 @@ def signature(plan: "Plan") -> Signature:
                 "the forward pass's log-sum-exp, natural logarithm; minus infinity in a row that "
                 "sees no key",
             ),
+            *sinks(plan.sink),
             layout.numbers("dlse", "the gradient of lse; null: 0", optional=True),
             layout.queries("dq", d, note.format("q"), access="out"),
             layout.keys("dk", d, note.format("k"), access="out"),
             layout.keys("dv", d_v, note.format("v"), access="out"),
+            *(
+                replace(
+                    own, name="dsinks", note="the gradient of sinks", access="out", if_empty=0.0
+                )
+                for own in sinks(plan.sink)
+            ),
         ),
         scalars=scalars(plan.mask, plan.score),
         order=order_of(given),
@@ -72,7 +81,7 @@ def signature(plan: "Plan") -> Signature:
 def order_of(given: tuple[Mask | Score, ...]) -> tuple[str, ...]:
     """Return the names of the op's arguments in order, with what a mask or a score is given.
 
-    Some are of varlen sequences alone.
+    Some are of varlen sequences alone, and of calls with sinks.
     """
     return *_FIRST, *(name for one in given for name in one.given), *_LAST
 

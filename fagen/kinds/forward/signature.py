@@ -86,7 +86,7 @@ def signature(plan: "Plan") -> Signature:
         rules=GROUPED,
         limits=(_limit(plan),),
         no_gradient="this op has no backward",
-        gradients_by="" if plan.descales or plan.sink else f"fagen.attention{'_varlen' * varlen}",
+        gradients_by="" if plan.descales else f"fagen.attention{'_varlen' * varlen}",
     )
 
 

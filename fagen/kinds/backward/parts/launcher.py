@@ -9,12 +9,13 @@ from fagen.vocab import SCORES, Mask
 
 def launcher(values: Values) -> Iterator[Part]:
     """Yield what the host works out of tiles and their order, and what it launches."""
+    of_sinks = ("launch_sum_sinks",) * bool(values["sink"])
     if values["lengths"] == "varlen":
         launched = "launch_prepare_varlen", "launch_varlen", "launch_round_varlen"
         yield Part(
             workspace=("backward/launcher/list.cuh.j2",),
             host=(*_scale(values), *_texts("varlen")),
-            launches=_texts(*launched),
+            launches=_texts(*launched, *of_sinks),
         )
         return
     meanwhile = values["postprocess"]
@@ -28,6 +29,7 @@ def launcher(values: Values) -> Iterator[Part]:
         launches=(
             *_texts("launch_prepare", "launch", "launch_sum_shares"),
             *((round_dq,) if meanwhile else _texts("launch_round")),
+            *_texts(*of_sinks),
         ),
     )
 

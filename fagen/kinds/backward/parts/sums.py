@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fagen.kinds.backward.parts.steps import statistics, texts
 from fagen.kinds.backward.parts.tiles import rounds
+from fagen.kinds.sinks import sinks_of_call
 from fagen.part import (
     DIVISOR,
     FLOAT,
@@ -24,6 +25,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
+from fagen.vocab import SCORES
 
 _ONE, _PER_WARP = amount(1), amount("warpgroup", per=32)
 _ROWS_TO_READ, _ROWS_TO_WRITE = Type("Rows<const Element>"), Type("Rows<Element>")
@@ -73,18 +75,35 @@ def sums(values: Values) -> Iterator[Part]:
     yield _added_up(values)
     rounded_after = Part(device=texts("sums", "round_dq.cuh.j2"))
     yield _rounded_meanwhile() if values["postprocess"] else rounded_after
+    if values["sink"]:
+        yield from sinks_of_call(values["sink"])
+        yield _of_sinks(values)
+
+
+def _of_sinks(values: Values) -> Part:
+    """The gradients of sinks: of each head what its blocks of rows have, in their order."""
+    varlen = values["lengths"] == "varlen"
+    return Part(
+        device=texts("sums", f"sum_sinks{'_varlen' if varlen else ''}.cuh"),
+        params=(
+            Field("dsinks", pointer_to(Type("Sink")), Argument("dsinks")),
+            *(() if varlen else (Field("batches", INT, Argument("batch")),)),
+        ),
+    )
 
 
 def _added_up(values: Values) -> Part:
     """How a step's dQ gets into the sums, which are cleared before."""
     pair, persistent, slices = values["cluster"] > 1, values["persistent"], values["slices_dq"]
     varlen = values["lengths"] == "varlen"
+    cleared = f"clear_pair{'_and_sink' * bool(values['sink'])}"
     passes_on = "pass_slices_on.cuh" if slices else "pass_dq_on.cuh.j2"
     return Part(
         device=(
             *texts("rows", "varlen.cuh" if varlen else "dense.cuh.j2"),
-            *texts("sums", "clear_pair.cuh" if pair else "clear.cuh.j2"),
-            *texts("rows", "prepare.cuh.j2"),
+            *texts("sums", f"{cleared}.cuh" if pair else "clear.cuh.j2"),
+            *texts("rows", *("sum_of_block.cuh",) * bool(values["sink"])),
+            *texts("rows", "prepare.cuh.j2", "prepare_rows.cuh.j2"),
         ),
         producer=texts(
             "sums",
@@ -109,11 +128,10 @@ def row_block(values: Values) -> Iterator[Array]:
     half = ", of the half that a block of a cluster computes" if shared_by else ""
     first = "parts of dQ that are there" if values["deterministic"] else "1 once dQ's first part is"
     yield _noted("dq", FLOAT, "in the order of the threads' accumulators", _DQ)
-    yield _noted(
-        "statistics",
-        statistics(values),
-        "-LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0",
-    )
+    numbers = "-LSE / scale, and -delta; where a row sees no key -2^127 and 0, so that its P is 0"
+    if SCORES[values["score"]].acts:
+        numbers = "-delta, and behind them -LSE * log2(e); where a row sees no key 0 and -inf"
+    yield _noted("statistics", statistics(values), numbers)
     yield _noted("added", UINT32, first + half, *shared_by)
     if values["persistent"]:
         yield _noted("drawn", UINT32, "of the very first: tiles that thread blocks have drawn")
@@ -122,6 +140,8 @@ def row_block(values: Values) -> Iterator[Array]:
         yield _noted("rounded", UINT32, rounded)
         done = "of sections of heads, in as many records: threads that have added a tile's dQ"
         yield _noted("done", UINT32, done)
+    if values["sink"]:
+        yield _noted("dsink", FLOAT, "what its rows have of the gradient of their head's sink")
 
 
 def _noted(name: str, type: Type, note: str, *dims: Amount) -> Array:

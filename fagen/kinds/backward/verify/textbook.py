@@ -19,8 +19,11 @@ def attention_and_gradients(
     mask: Mask,
     scale: float,
     score: Score = SCORES[PLAIN],
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return out, dq, dk and dv in the dtype of q, whose dtype P and dS have in products.
+
+    With sinks (H,) the softmax has one logit more.
 
     dout, q (B, Sq, H, D), k and v (B, Sk, Hk, D); every row sees a key.
     """
@@ -33,10 +36,14 @@ def attention_and_gradients(
     if not score.is_plain:
         scores, slope = slopes(score, scores, row[:, None], q.shape[1], k.shape[2])
     scores = scores.masked_fill(unseen, -math.inf)
-    p = torch.exp(scores - scores.amax(-1, keepdim=True))
+    most, lse = scores.amax(-1, keepdim=True), scores.logsumexp(-1, keepdim=True)
+    p = torch.exp(scores - most)
     total = p.sum(-1, keepdim=True)
+    if sinks is not None:
+        own = sinks.float()[:, None, None]
+        total, lse = total + torch.exp(own - most), torch.logaddexp(lse, own)
     out = (p.to(dtype).float() @ values / total).to(dtype)
-    p = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
+    p = torch.exp(scores - lse)
     delta = (grad * out.float()).sum(-1, keepdim=True)
     ds = (p * (grad @ values.mT - delta) * slope).to(dtype).float()
     p = p.to(dtype).float()

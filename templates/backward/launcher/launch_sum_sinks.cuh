@@ -1,0 +1,1 @@
+  sum_sinks<<<a.heads, kRowThreads, 0, stream>>>(params);
