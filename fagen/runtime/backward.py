@@ -36,7 +36,6 @@ from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
 from fagen.runtime.argument_types import flag, refuse_tangents
-from fagen.runtime.arguments import needs_gradient
 from fagen.runtime.call import (
     MOST_KNOWN,
     CallKey,
@@ -50,7 +49,6 @@ from fagen.runtime.call import (
 from fagen.runtime.op import Kernel, Named, Once
 from fagen.vocab import BACKWARD
 
-_OF_PLAIN = 4  # arguments of a call: q, k, v and the scale
 _ops = torch.library.Library("fagen", "FRAGMENT")
 _LOGGER = logging.getLogger("fagen")
 
@@ -78,8 +76,8 @@ def results(
     if call and is_grad_enabled() and (plain or named):
         q, k, v = arguments[:3]
         needed = q.requires_grad or k.requires_grad or v.requires_grad
-        if len(arguments) > _OF_PLAIN and not needed:
-            needed = needs_gradient(*(x for x in arguments[3:] if isinstance(x, Tensor)))
+        for more in () if needed else arguments[4:]:  # sinks
+            needed |= isinstance(more, Tensor) and more.requires_grad
         if needed and kernel.gradients_by == call:
             number = None
             if kernel.numbers:
