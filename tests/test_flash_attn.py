@@ -277,6 +277,36 @@ def test_e4m3_that_requires_a_gradient_is_computed_and_not_taken_back():
         assert not flash_attn_func(*leaves, **descales).requires_grad
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"softcap": 2.0}, {"softcap": 2.0}),
+        ({"window_size": (5, 3)}, {"window": (5, 3)}),
+        ({"causal": True, "attention_chunk": 8}, {"mask": "chunked", "chunk": 8}),
+        ({"causal": True, "softcap": 2.0, "s_aux": torch.ones(6)}, {}),
+    ],
+)
+def test_windows_caps_and_sinks_have_the_gradients_of_attention(theirs, ours):
+    q, k, v = (normal(2, 30, heads, 64, seed=i, dtype=BF16) for i, heads in enumerate((6, 2, 2)))
+    sinks = theirs.get("s_aux")
+    ours = ours or {"causal": True, "softcap": 2.0, "sinks": sinks}
+    leaves = [x.requires_grad_() for x in (q, k, v, *(() if sinks is None else (sinks,)))]
+    wanted, found = (
+        torch.autograd.grad(call(q, k, v, **how).float().square().sum(), leaves)
+        for call, how in ((fagen.attention, ours), (flash_attn_func, theirs))
+    )
+    assert all(map(torch.equal, wanted, found))
+    if sinks is None and "attention_chunk" not in theirs:
+        out, lse = fagen.attention(q, k, v, return_lse=True, **ours)
+        dout, into = (2 * out).detach(), [torch.empty_like(x) for x in leaves]
+        bounds = theirs.get("window_size", (-1, -1))
+        named = dict(zip(("dq", "dk", "dv"), into, strict=True))
+        named |= dict(window_size=bounds, softcap=theirs.get("softcap", 0.0))
+        _flash_attn_backward(dout, *leaves, out.detach(), lse.detach(), **named)
+        for target, own in zip(into, wanted, strict=True):
+            torch.testing.assert_close(target, own)
+
+
 # ---- varlen sequences ---------------------------------------------------------------------------
 
 

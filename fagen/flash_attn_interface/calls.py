@@ -9,7 +9,6 @@ from fagen.flash_attn_interface.arguments import (
     NO_WINDOW,
     descales_of,
     forward_only,
-    given,
     is_variant,
     refuse_others,
     scale_of,
@@ -22,10 +21,6 @@ from fagen.runtime.attention import attention
 from fagen.runtime.checks import shape_of
 from fagen.runtime.varlen import attention_varlen
 
-_NOT_PLAIN = (
-    "{}: there are no gradients under windows and chunks, with softcap or s_aux yet in fagen; "
-    "causal and full masks have some, and under torch.no_grad() none is asked for"
-)
 _NO_GRADIENT = (
     "{}: e4m3 tensors have no gradients yet in fagen; q, k and v in 16 bits have, and under "
     "torch.no_grad() none is asked for"
@@ -75,9 +70,8 @@ def flash_attn_func(
     log-sum-exp (B, H, Sq) in fp32, natural logarithm: zeros and minus infinity for a row that sees
     no key. Of e4m3 tensors that require gradients it is computed, and its backward pass refused.
 
-    Raises NotImplementedError for qv, and for a backward pass in e4m3, under a window or chunks, or
-    with softcap or s_aux; ValueError for a wrong argument, hints among them; and what else
-    fagen.attention raises.
+    Raises NotImplementedError for qv, and for a backward pass in e4m3; ValueError for a wrong
+    argument, hints among them; and what else fagen.attention raises.
     """
     q_shape, v_shape = q.shape, v.shape
     if not len(q_shape) == len(v_shape) == k.dim() == 4:
@@ -103,12 +97,7 @@ def flash_attn_func(
             return_lse=return_attn_probs,
             deterministic=deterministic,
         )
-    more_than_causal = is_variant(how)
     how |= dict(return_lse=return_attn_probs, deterministic=deterministic)
-    if not is_e4m3 and more_than_causal:
-        refusal = _NOT_PLAIN.format("flash_attn_func")
-        operands = attend_other, attention, q, k, v, scale
-        return forward_only(refusal, given(q, k, v, s_aux), *operands, **how)
     if not is_e4m3:
         return attend_other(attention, q, k, v, scale, **how)
     heads = q.shape[0], q.shape[2], k.shape[2]
@@ -265,10 +254,7 @@ def flash_attn_varlen_func(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
     )
-    if not is_e4m3 and more_than_causal:
-        refusal, operands = _NOT_PLAIN.format(called), (attention_varlen, q, k, v, scale, *at)
-        results = forward_only(refusal, given(q, k, v, s_aux), attend_other, *operands, **how)
-    elif not is_e4m3:
+    if not is_e4m3:
         results = attend_other(attention_varlen, q, k, v, scale, *at, **how)
     else:
         if q.dim() == k.dim() == 3 and cu_seqlens_q.dim() == 1:  # else they are refused below

@@ -19,6 +19,7 @@ from fagen.flash_attn_interface.arguments import (
 from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
 from fagen.flash_attn_interface.kvcache import flash_attn_with_kvcache
 from fagen.flash_attn_interface.layout import as_sequences
+from fagen.kinds.backward.signature import order_of
 from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank, settled
 from fagen.runtime.attention import ATTENTION
@@ -27,6 +28,8 @@ from fagen.runtime.call import untraced
 from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import used_queries
 from fagen.runtime.varlen import VARLEN, refuse_wrong_lengths
+from fagen.variants import said
+from fagen.vocab import MASKS, SCORES
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -172,13 +175,11 @@ def _flash_attn_backward(
     Returns the row sums of dout · out, (B, H, Sq) or (H, total_q) in fp32. With window_size, in
     which older releases take bounds, returns dq, dk, dv and those sums, as these do.
 
-    Raises NotImplementedError for e4m3, windows and softcap above 0; ValueError for a wrong
-    argument; and what else the backward pass of fagen.attention does.
+    Raises NotImplementedError for e4m3; ValueError for a wrong argument; and what else the backward
+    pass of fagen.attention does.
     """
     called = "_flash_attn_backward"
     _, cap = refuse_others(called, None, 0, softcap, sm_margin=sm_margin)
-    if cap:
-        refuse_yet(called, f"softcap = {cap}", "0.0 is none")
     if q.dtype == E4M3:
         refuse_yet(called, "e4m3", "q, k and v in 16 bits have gradients")
     deterministic, scale = flag("deterministic", deterministic), scale_of(softmax_scale)
@@ -188,14 +189,17 @@ def _flash_attn_backward(
     queries = q.shape[-3] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
     keys = k.shape[-3] if cu_seqlens_k is None or max_seqlen_k is None else max_seqlen_k
     window = _window(window_size_left, window_size_right, window_size)
-    how = variant_of(called, window, queries, keys, causal=is_causal if causal is None else causal)
+    causal = is_causal if causal is None else causal
+    how = variant_of(called, window, queries, keys, causal=causal, softcap=cap)
+    variant, more = how["causal"], dict[str, Any]()
     if is_variant(how):
-        refuse_yet(called, f"window_size = {window}", "causal and full masks have gradients")
-    causal = how["causal"]
+        seen = how.get("window"), None, how.get("softcap")
+        words = said(_flash_attn_backward, variant, *seen, None, None, {})
+        variant, more = words.variant, dict(zip(words.names, words.values, strict=True))
     sums = torch.linalg.vecdot(dout.float(), out.float()).transpose(-1, -2).contiguous()
     shapes = q.shape, k.shape, v.shape
-    kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), causal
-    call: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    kind = q.device, q.dtype, settled(q.shape[-1]), settled(v.shape[-1]), variant
+    call: dict[str, Any] = dict(scale=q.shape[-1] ** -0.5 if scale is None else scale, **more)
     dense = cu_seqlens_q is cu_seqlens_k is sequed_q is sequed_k is None
     if dense:
         refuse_rank(q=q, k=k, v=v)
@@ -213,13 +217,15 @@ def _flash_attn_backward(
         call |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
     call |= dict(q=q, k=k, v=v)
     with torch.no_grad():
+        slug, order = _forward_of(kind, dense=dense)
         gradients_of_inputs = gradients(
-            _forward_of(kind, dense=dense),
+            slug,
             call,
             dout,
             out,
             readable(softmax_lse),
             deterministic=deterministic,
+            order=order,
         )
         results = [
             written(name, target, gradient.reshape(shape))
@@ -231,11 +237,16 @@ def _flash_attn_backward(
 
 
 @untraced
-def _forward_of(kind: Any, *, dense: bool) -> str:
-    """The slug of a kernel whose gradients these are.  Raises ValueError where there is none."""
+def _forward_of(kind: Any, *, dense: bool) -> tuple[str, tuple[str, ...]]:
+    """The slug of a kernel whose gradients these are, and what they take by name, in order.
+
+    Raises ValueError where there is none.
+    """
     key = (ATTENTION if dense else VARLEN).key_of(*kind)
     assert key.problem
-    return buildable(key.problem).schedules[0].slug
+    schedule = buildable(key.problem).schedules[0]
+    values = schedule.values()
+    return schedule.slug, order_of((MASKS[values["mask"]], SCORES[values["score"]]))
 
 
 def _window(left: Any, right: int, both: Any) -> Any:
