@@ -125,18 +125,6 @@ def bounds(first: tuple[int, int], end: tuple[int, int], extent: int = 1) -> Ten
     return torch.stack((ints(*first), ints(*end)))[:, None, None].expand(-1, extent, -1, -1)
 
 
-def test_what_hides_keys_or_changes_scores_has_no_gradients():
-    q, k, v = (x.requires_grad_() for x in tensors(9))
-    for more in (dict(softcap=2.0), dict(s_aux=torch.ones(4))):
-        words = refusal(lambda more=more: attend(Layer(True), q, k, v, Mask(True, 9, 9), **more))
-        name = "softcap" if "softcap" in more else "sinks"
-        assert f"none yet of {name}: call the model under torch.no_grad()" in words
-    for mask in (Mask(True, 9, 9, window=(3, 0)), Mask(True, 9, 9, chunk=4)):
-        words = refusal(lambda mask=mask: attend(Layer(True), q, k, v, mask))
-        assert "none yet under a window, chunks or blocks of tokens: call the model" in words
-    attend(Layer(True), q, k, v, Mask(True, 9, 9, window=(8, 0)))[0].sum().backward()
-
-
 def test_each_of_packed_sequences_has_its_own_window_or_chunks():
     q, k, v = tensors(9)
     at = ints(0, 4, 9, 12, 18)

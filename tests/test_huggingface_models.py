@@ -322,20 +322,6 @@ def test_tokens_of_an_image_see_each_other(mask):
     assert (none - truth).abs().max() > 16 * ours.max()
 
 
-def test_caps_and_sinks_have_no_gradients():
-    for config, name in (("Gemma2Config", "softcap"), ("GptOssConfig", "sinks")):
-        ours = model(config, **LOCAL[config] | dict(sliding_window=64))
-        with torch.enable_grad():
-            assert f"have none yet of {name}: call" in refusal(lambda ours=ours: ours(IDS))
-
-
-def test_a_window_that_hides_keys_has_no_gradients_and_one_that_hides_none_has():
-    ours = model("MistralConfig", sliding_window=6)
-    with torch.enable_grad():
-        assert "have none yet under a window, chunks or blocks" in refusal(lambda: ours(IDS))
-        ours(IDS[:, :6]).logits.sum().backward()
-
-
 @pytest.mark.parametrize(
     "config", ["ModernBertConfig", long("MistralConfig"), long("Llama4TextConfig")]
 )
@@ -463,9 +449,15 @@ def test_tokens_after_padding_are_refused():
 # ---- training -----------------------------------------------------------------------------------
 
 
-def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **more: Any) -> None:
+def trained(
+    config: str,
+    of_ours: dict[str, Any],
+    of_theirs: dict[str, Any],
+    beside: str = "sdpa",
+    **more: Any,
+) -> None:
     """Hold that loss and gradients are those of SDPA, in two calls that mean the same."""
-    ours, theirs = model(config, **more).train(), model(config, "sdpa", **more).train()
+    ours, theirs = model(config, **more).train(), model(config, beside, **more).train()
     with torch.enable_grad():
         losses = [
             network(**batch).loss for network, batch in ((ours, of_ours), (theirs, of_theirs))
@@ -475,7 +467,11 @@ def trained(config: str, of_ours: dict[str, Any], of_theirs: dict[str, Any], **m
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
-        torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
+        if beside == "sdpa":
+            torch.testing.assert_close(a.grad.float(), b.grad.float(), rtol=0.1, atol=2e-3)
+        else:  # larger scores, whose rounding is eager's own
+            off = (a.grad.float() - b.grad.float()).norm()
+            assert off < 0.12 * b.grad.float().norm() + 1e-3
 
 
 @pytest.mark.parametrize("mask", [ONES, RIGHT], ids=["whole", "padded on the right"])
@@ -527,6 +523,15 @@ def test_sequences_packed_into_one_row_train_as_beside_sdpa(how, more):
     if more == "positions":  # offsets alone
         more = dict(position_ids=flattened()["position_ids"] + 0)
     trained("LlamaConfig", batch | more, flattened() | dict(use_cache=False))
+
+
+@pytest.mark.parametrize("config", ["MistralConfig", "Gemma2Config", "GptOssConfig"])
+def test_windows_caps_and_sinks_train_packed_and_padded_as_beside_eager_attention(config):
+    more = LOCAL[config] | dict(attention_dropout=0.0)
+    if config != "GptOssConfig":  # where packed sequences see each other
+        trained(config, flattened(), flattened() | dict(use_cache=False), "eager", **more)
+    batch = dict(input_ids=IDS, attention_mask=RIGHT, labels=IDS.masked_fill(RIGHT == 0, -100))
+    trained(config, batch, batch, "eager", **more)
 
 
 @pytest.mark.parametrize("window", [23, 24])

@@ -112,14 +112,6 @@ def attend(
     first, end = (offset if offset is None else offset.to(q.device) for offset in (first, end))
     given = (q, k, v) if s_aux is None else (q, k, v, s_aux)
     gradient = torch.is_grad_enabled() and needs_gradient(*given)
-    if gradient and (hidden or scores):
-        what = (
-            "under a window, chunks or blocks of tokens" if hidden else f"of {' and '.join(scores)}"
-        )
-        raise ValueError(
-            f"gradients are asked for, and kernels have none yet {what}: call the model under "
-            f"torch.no_grad(), or {EAGER if scores else SDPA}"
-        )
     ordered = deterministic is not None and flag("deterministic", deterministic)
     varlen = dict(scale=scaling, deterministic=ordered, causal=causal, **hidden, **scores)
     if sequences is not None:
@@ -131,7 +123,7 @@ def attend(
         at_q, at_k = (at.to(q.device) for at in (sequences.at_q, sequences.at_k))
         out = _rows_of(q, k, v, at_q, at_k, **varlen)
     elif mask.spans is not None:
-        out = attention(q, k, v, scale=scaling, **hidden, **scores)
+        out = attention(q, k, v, scale=scaling, deterministic=ordered, **hidden, **scores)
     elif first is None and end is None and (gradient or queries == keys):
         out = attention(
             q, k, v, causal=causal, scale=scaling, deterministic=ordered, **hidden, **scores
