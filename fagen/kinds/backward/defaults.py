@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from fagen.errors import OverBudget, ScheduleError
 from fagen.kinds.backward.keys import Schedule
@@ -9,6 +10,9 @@ from fagen.kinds.backward.plan import plan
 from fagen.problem import Problem
 
 TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are where they fit
+# What masks ask for beside a plain one's registers: a few of the whole tile's, once each, which
+# costs less than a smaller tile, and up to this head dim less where exponentials stand under dP.
+_SPILLS, _UNDER_DP = 64, 64
 
 
 def derived(problem: Problem) -> Iterator[Schedule]:
@@ -16,6 +20,10 @@ def derived(problem: Problem) -> Iterator[Schedule]:
 
     Of each tile the one that issues S a step ahead goes first; only by gradients there is one.
     """
+    masked: dict[str, Any] = {}
+    if problem.mask not in ("full", "causal"):
+        under_dp = max(problem.head_dim, problem.head_dim_v) <= _UNDER_DP
+        masked = {"max_spill_bytes": _SPILLS, "under_dp": under_dp}
     for (block_m, block_n), ahead in product(TILES, (True, False)):
         try:
             schedule = Schedule.make(
@@ -30,6 +38,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 block_m=block_m,
                 block_n=block_n,
                 intra_warpgroup=ahead,
+                **masked,
             )
             plan(schedule)
         except (ScheduleError, OverBudget):

@@ -1,3 +1,3 @@
   if (threadIdx.x == 0) {
-    shared.sequence = sequence_of(params, tile.batch);
+    shared.sequence = sequence_of(params, found.batch);
   }

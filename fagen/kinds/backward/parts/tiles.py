@@ -53,6 +53,7 @@ def rounds(values: Values) -> str:
 def works_out_anew(values: Values) -> bool:
     """Whether consumers work their tile out once more to store its gradients: for registers."""
     dense = values["lengths"] == "equal" and not values["persistent"]
+    dense = dense and not values["mask"].tables
     by_blocks = rounds(values) == "block_by_block"
     return dense and values["partition"] == "keys" and (by_blocks or values["kept"] != "none")
 
@@ -92,7 +93,7 @@ def tiles(values: Values) -> Iterator[Part]:
     yield _varlen(values["mask"]) if varlen else _dense(values)
     tile = _tile(values)
     yield Part(structs=(tile,))
-    if varlen and values["partition"] == "gradients":
+    if _by_sequence(values) or (varlen and values["partition"] == "gradients"):
         yield Part(
             entry=("backward/tiles/share_tile.cuh",),
             kernel=("backward/tiles/shared_tile.cuh",),
@@ -169,7 +170,10 @@ def _dense(values: Values) -> Part:
     if _by_sequence(values):
         lengths = "attention/keys/sequence.cuh.j2", "backward/tiles/lengths_by_sequence.cuh"
         sequences = ("attention/keys/sequences.cuh.j2",)
-        entry, own_tile = (*own_tile, "backward/tiles/share_sequence.cuh"), ()
+        entry = tuple(
+            f"backward/tiles/{text}.cuh" for text in ("found_by_sequence", "share_sequence")
+        )
+        own_tile = ()
         own = Type("Sequence", _bytes_of(_ints("seqlen_q", "seqlen_k"), values["mask"]))
         shared = (Array("sequence", own, aligned=False),)
     return Part(

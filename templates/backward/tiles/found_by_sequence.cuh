@@ -1,0 +1,1 @@
+  const Tile found = tile_of(params, blockIdx.x / kCluster);
