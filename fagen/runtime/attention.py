@@ -115,9 +115,9 @@ def attention(
 
     In 16 bits it has gradients, without sinks so far, by a kernel of its own kind that is chosen in
     the same way, and built at the first call that needs it: those of q, k and v, also through the
-    log-sum-exp. That of q is a sum in any order, whose last bits may
-    differ from call to call, unless `deterministic` or torch.use_deterministic_algorithms(True)
-    asks for one order. All else is the same in each call anyway.
+    log-sum-exp. That of q is a sum in any order, whose last bits may differ from call to call,
+    unless `deterministic` or torch.use_deterministic_algorithms(True) asks for one order. All else
+    is the same in each call anyway.
 
     Raises ValueError for a wrong argument, also where a gradient would be needed that no kernel
     computes, or under torch.func, a dtype or a head dim that no kernel takes; ScheduleError where

@@ -10,9 +10,10 @@ from fagen.kinds.backward.plan import plan
 from fagen.problem import Problem
 
 TILES = ((128, 128), (64, 128), (64, 64))  # rows by keys, by how fast they are where they fit
-# What masks ask for beside a plain one's registers: a few of the whole tile's, once each, which
-# costs less than a smaller tile, and up to this head dim less where exponentials stand under dP.
-_SPILLS, _UNDER_DP = 64, 64
+# Masks take a few registers more than plain ones. So many bytes of spills, which are of what a tile
+# needs once, cost less than a smaller tile; up to so many columns exponentials that stand under dP
+# take fewer.
+_SPILLS, _UNDER_DP = 128, 64
 
 
 def derived(problem: Problem) -> Iterator[Schedule]:

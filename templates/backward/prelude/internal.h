@@ -2,7 +2,7 @@
 
 // Keys: the first row whose keys are as a predicate says, or end after one; by that the blocks of rows of a tile.
 template <class Predicate> int first_row_where(const Lengths&, const Predicate& is_so) { return is_so(Keys{}); }
-int first_row_past(const Lengths& lengths, int key);
+int first_row_past(const Lengths& lengths, int key), first_row_beyond(const Lengths& lengths, int key);
 void find_last(Tile& tile, const Lengths& lengths, int first_key, const int& m_blocks);
 void find_blocks(Tile& tile, const Lengths& lengths, int first_key, const int& m_blocks);
 

@@ -24,6 +24,7 @@ struct Consumer {
   void run(const Tile& tile), run(), run_dv(const Tile& tile), run_dk(const Tile& tile);
 };
 
+struct Sequence sequence_of(const Params& params, int batch);  // dense, whose masks differ
 void wait_for_launch_before();  // which prepared rows, and lists tiles of varlen sequences
 
 extern const Params params;
