@@ -118,27 +118,50 @@ def test_the_wheel_works_from_the_root_in_an_environment_without_torch(wheel, tm
     assert run([sys.executable, "-m", "venv", "--without-pip", str(place)]).returncode == 0
     install("--python", place / "bin/python", "install", "--quiet", "--no-compile", wheel)
 
-    def told(*words: object) -> str:
-        env = {"PYTHONPATH": "", "XDG_CONFIG_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-        answer = run([str(place / "bin/fagen"), *map(str, words)], cwd=Path("/"), env=env)
+    env = {"PYTHONPATH": "", "XDG_CONFIG_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+    def told(program: str, *words: object) -> str:
+        answer = run([place / "bin" / program, *map(str, words)], cwd=Path("/"), env=env)
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 
-    assert run([str(place / "bin/python"), "-c", "import torch"], cwd=Path("/")).returncode == 1
-    assert told("--version").split()[-1] == fagen.__version__
-    assert f"{SLUG} fits" in told("check", SLUG)
+    assert run([place / "bin/python", "-c", "import torch"], cwd=Path("/")).returncode == 1
+    assert told("fagen", "--version").split()[-1] == fagen.__version__
+    forms = [
+        ("vendor", SLUG, QUANTIZER, "-o", f"{tmp_path / form}", "--format", form)
+        for form in VENDOR_FORMATS
+    ]
+    pick = "pick", "--dtype", "fp16", "--head-dim", "128", "--json"
+    commands = ("check", SLUG), ("generate", SLUG), *forms, pick, ("list", "--json")
+    check, generate, *_, pick_said, list_said = json.loads(
+        told("python", "-c", ONE_AFTER_ANOTHER, json.dumps(commands))
+    )
+    assert f"{SLUG} fits" in check
     (kernel,) = (ROOT / "generated").rglob(f"{SLUG}.cu")
-    assert told("generate", SLUG) == kernel.read_text()
+    assert generate == kernel.read_text()
     for form in VENDOR_FORMATS:
-        told("vendor", SLUG, QUANTIZER, "-o", tmp_path / form, "--format", form)
         (vendored,) = (tmp_path / form).rglob(kernel.name)
         assert vendored.read_text() == kernel.read_text()
         manifest = json.loads((tmp_path / form / "manifest.json").read_text())
         assert manifest["kernels"][0]["evidence"] or not ran(SLUG)
-    told_by_pick = json.loads(told("pick", "--dtype", "fp16", "--head-dim", 128, "--json"))
+    told_by_pick = json.loads(pick_said)
     assert told_by_pick["measured"] or not ran(told_by_pick["slug"])
     expected = {row["schedule"]: row["evidence"] for row in listed(fagen_here("list", "--json"))}
-    assert {row["schedule"]: row["evidence"] for row in listed(told("list", "--json"))} == expected
+    assert {row["schedule"]: row["evidence"] for row in listed(list_said)} == expected
+
+
+# commands by one process: each would import what the others do
+ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from fagen.commandline import main
+
+def said(words):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(words, prog_name="fagen", standalone_mode=False)
+    return out.getvalue()
+
+print(json.dumps([said(words) for words in json.loads(sys.argv[1])]))
+"""
 
 
 def ran(slug: str) -> bool:
