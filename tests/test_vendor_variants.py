@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import fagen
 from fagen import registry, vendor
 from fagen.errors import FagenError, ScheduleError
 from fagen.problem import Problem, Sizes
@@ -143,6 +144,29 @@ def test_folders_without_them_say_nothing_of_them() -> None:
     folder = vendor.folder_of(vendor.asked("demo", all_of(PLAIN), "jax"))
     assert not any("softcap" in text for path, text in jax_package.texts(folder).items()
                    if path.startswith("jax/"))  # fmt: skip
+
+
+def test_masks_that_are_said_together_are_a_kernels_that_is_their_and(modules_of: Any) -> None:
+    def of(**how: Any) -> Any:
+        return fagen.pick(dtype="fp16", head_dim=64, **how).schedule.but(block_m=64, q_stages=None)
+
+    both = of(mask="document", window=5), of(mask="chunked", window=5, softcap=2.0)
+    decode = fagen.pick(dtype="fp16", head_dim=64, mask="chunked", window=5, kind="decode").schedule
+    modules = modules_of([*all_of(PLAIN, DOCUMENT), *both, decode])
+    attention = modules["_attention"].attention
+    q, k, v = tensors(2, 100)
+    spans = dict(mask="document", first=1, last=2)
+    for call, schedule, values in (
+        (dict(window=5, **spans), both[0], {"window_left": 4, "window_right": 4, "first": 1}),
+        (dict(causal=True, window=5, **spans), both[0], {"window_right": 0, "last": 2}),
+        (dict(causal=True, window=3, mask="chunked", chunk=7, softcap=2.0), both[1], {"chunk": 7}),
+    ):
+        op, _, named = attention(q, k, v, return_lse=True, **call)
+        assert op == schedule.slug and values.items() <= named.items()
+    found = modules["_decode"].attention_decode(q[:, :2], k, v, window=3, mask="chunked", chunk=7)
+    assert found[0] == f"{decode.slug}_without_lse"
+    with pytest.raises(ValueError, match="this folder has no kernel of causal and document: fagen"):
+        attention(q, k, v, causal=True, **spans)
 
 
 def test_a_package_for_jax_knows_who_chooses_for_which_struct() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import fagen
@@ -18,9 +18,12 @@ from fagen.dispatch.rows import (
     TRANSPOSED_LAUNCH,
 )
 from fagen.evidence import Evidence
+from fagen.expr import words
+from fagen.expr.canonical import all_of
 from fagen.expr.cpp import HELPERS
 from fagen.expr.words import OPEN
 from fagen.kind import Plan
+from fagen.masking import name_of
 from fagen.paths import locate
 from fagen.registry import plan
 from fagen.render import Source, render, written
@@ -44,6 +47,8 @@ _NOT_FOR_USERS = ("-lineinfo", "-Xptxas", "-v")
 _OF_EVIDENCE = ("card", "date", "driver", "compiler", "cutlass", "machine_code", "yardstick")
 
 _ATTENTION = (FORWARD, BACKWARD, DECODE)
+# words of `mask` that calls say beside causal and window
+_BESIDE = "chunked", "prefix", "document"
 
 # of the test program's calls: around a block's ends, and by turns
 _LENGTHS = (1, 128, 127, 333, 260)
@@ -225,6 +230,19 @@ class Folder:
     # nvcc's flags, for whoever builds without CMake; and those that CMake knows by no other words
     all_flags = tuple(flag for flag in FLAGS if flag not in _NOT_FOR_USERS)
     flags = tuple(flag for flag in all_flags if not flag.startswith(_CMAKES))
+
+    @property
+    def several(self) -> list[tuple[str, str]]:
+        """Of which masks of calls, said together, a mask of its kernels is the and."""
+        plans: list[Any] = [x.plan for x in self.kernels if x.signature.kind in _ATTENTION]
+        texts = {plan.mask.name for plan in plans} - {*words.MASKS}
+        called = (("", "window", "causal"), ("", "causal_by_sequence"), ("", *_BESIDE))
+        found = []
+        for parts in (tuple(filter(None, some)) for some in product(*called)) if texts else ():
+            both = all_of(*(words.MASKS[part].expression for part in parts))
+            if (name := name_of(both)) in texts:
+                found.append((" ".join(parts), name))
+        return found
 
     @property
     def helpers(self) -> str:
