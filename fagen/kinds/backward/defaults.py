@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from fagen.errors import OverBudget, ScheduleError
+from fagen.expr.words import PLAIN
 from fagen.kinds.backward.keys import Schedule
 from fagen.kinds.backward.plan import plan
 from fagen.problem import Problem
@@ -19,12 +20,20 @@ _SPILLS, _UNDER_DP = 128, 64
 def derived(problem: Problem) -> Iterator[Schedule]:
     """Yield the schedules that fit an SM; none where no kernel has such gradients.
 
-    Of each tile the one that issues S a step ahead goes first; only by gradients there is one.
+    Of each tile the one that issues S a step ahead goes first; only by gradients there is one. They
+    have two buffers of dS, but where none of these fits.
     """
+    found = list(_fitting(problem, 2))
+    yield from found or _fitting(problem, 1)
+
+
+def _fitting(problem: Problem, ds_stages: int) -> Iterator[Schedule]:
     masked: dict[str, Any] = {}
     if problem.mask not in ("full", "causal"):
         under_dp = max(problem.head_dim, problem.head_dim_v) <= _UNDER_DP
-        masked = {"max_spill_bytes": _SPILLS, "under_dp": under_dp}
+        masked = {"under_dp": under_dp}
+        if problem.score == PLAIN:  # others may spill any number
+            masked["max_spill_bytes"] = _SPILLS
     for (block_m, block_n), ahead in product(TILES, (True, False)):
         try:
             schedule = Schedule.make(
@@ -39,6 +48,7 @@ def derived(problem: Problem) -> Iterator[Schedule]:
                 block_m=block_m,
                 block_n=block_n,
                 intra_warpgroup=ahead,
+                ds_stages=ds_stages,
                 **masked,
             )
             plan(schedule)
