@@ -1510,9 +1510,9 @@ struct Deal {
 constexpr double kStep = 4266, kTile = 12000.0;
 constexpr double kLaunch = 3500;
 constexpr double kBytes = 1400, kPart = 2 * sizeof(KeyBlock) * kCluster / kBytes;
+
 constexpr int kLeastSteps = 8;             // of rows that are cut
 constexpr int kMostTiles = 4 * kMachines;  // of which rows are cut
-
 constexpr int64_t kHeldBytes =
     34'000'000;  // of Q, dO and dQ, that the L2 cache holds while tiles pass
 
@@ -1753,12 +1753,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
   params.cut = deal.cut;
+
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
                 int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)),
                 0, n_blocks)
           : 0;
+
   const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;
@@ -1936,4 +1938,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       "9f42d5a16a5411fa2601a1d1d6642c9b2504a85f7db9ec08813eebec87c7ab44"};
   return &info;
 }
-// sha256 of what is above: 9cc35ee06e1d92a60780ce6d4aa6419f0beccbd9d3d4ec07f5d6023aee57f8c1
+// sha256 of what is above: 5d423d089fce6f63e7158b7f582274c9c29dfc073b306426c8b73ed0479565c6

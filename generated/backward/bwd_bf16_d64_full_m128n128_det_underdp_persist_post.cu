@@ -1757,6 +1757,7 @@ struct Deal {
 constexpr double kStep = 3413, kTile = 8000.0;
 constexpr double kLaunch = 3500;
 constexpr double kBytes = 1400, kPart = 2 * sizeof(KeyBlock) * kCluster / kBytes;
+
 constexpr int kLeastSteps = 8;  // of rows that are cut
 
 // The best of shares of so many heads, where all rows see the same keys: tiles come in rounds.
@@ -1969,12 +1970,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
   params.cut = deal.cut;
+
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
                 int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)),
                 0, n_blocks)
           : 0;
+
   const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;
@@ -2158,4 +2161,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_underdp_p
       "1704d31b6b57d25a6c9db92f7867820b40c133d1d461874aa35bdc035c5bf501"};
   return &info;
 }
-// sha256 of what is above: fa9f305cfc9ce739b30944a61df72a9d7beda6874f964f4eb44808764b5acdc9
+// sha256 of what is above: a21e66891322b4534366868528f9c34c115161554a50089c620dcabfae9fb846

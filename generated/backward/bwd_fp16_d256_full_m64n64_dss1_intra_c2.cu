@@ -1699,6 +1699,7 @@ struct Deal {
 constexpr double kStep = 3413, kTile = 8000.0;
 constexpr double kLaunch = 3500;
 constexpr double kBytes = 1400, kPart = 2 * sizeof(KeyBlock) * kCluster / kBytes;
+
 constexpr int kLeastSteps = 8;  // of rows that are cut
 
 // The best of shares of so many heads, where all rows see the same keys: tiles come in rounds.
@@ -1910,12 +1911,14 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
   params.cut = deal.cut;
+
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
                 int(ceil_div(seen_by(params, deal.cut * kBlockM - 1).last, tile_blocks * kBlockN)),
                 0, n_blocks)
           : 0;
+
   const int64_t tiles = int64_t(n_blocks + cut_blocks) * a.kv_heads * a.batch * shares;
   if (m_blocks == 0 && tiles == 0) {
     return kOk;
@@ -2087,4 +2090,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       "8cffc958c9d546a9952c453af20d8168c5fc112ad88d5a6a459d2783a4ca8257"};
   return &info;
 }
-// sha256 of what is above: 44ca3a4e1a7fe6e02dad416fc32e39753e5c7830e831b252b7eefa1310e52fa6
+// sha256 of what is above: 0add8e891642e979820b4f5e84e6ce6df3799cbafc8e2b4379ba86d06a194fb9

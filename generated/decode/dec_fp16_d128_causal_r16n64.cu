@@ -244,15 +244,17 @@ struct Unit {
 // Units by their number, dealt to thread blocks in turns. Those of a sequence follow each other, KV
 // heads fastest, so that blocks that run at a time read neighbouring memory and every sequence is
 // dealt to all SMs. Of 32 sequences those come first that are one split of several blocks, beside
-// splits of others that have one: they take longest.
+// splits of others that have one: they take longest; and last the last splits, which may be short,
+// of sequences that are alike.
 struct Units {
   const Params& params;
   int window = 0;  // of 32 sequences, one for each lane: the first of them
   int before = 0;  // units of the sequences before
   Sequence own;    // the lane's
-  int begin;       // units of the window before those of the lane's sequence,
-  int own_units;   // those,
-  int all_units;   // and all
+  int begin;       // units of the window before those of the lane's sequence, but for last splits,
+  int own_begun;   // those,
+  int own_last;    // units before those of its last split; all, if that does not come behind others
+  int all_units;   // of the window
 
   __device__ __forceinline__ explicit Units(const Params& params) : params(params) { count(); }
 
@@ -264,19 +266,26 @@ struct Units {
   __device__ __forceinline__ void count() {
     const int batch = window + lane();
     own = batch < params.batch ? sequence_of(params, batch) : Sequence{0, -1};
-    own_units = units_of(own);
-    int ends = own_units;  // of the lanes up to this one
+    const int own_units = units_of(own);
+    const int first_length = __shfl_sync(0xffffffffu, own.length, 0);
+    // a long sequence's last split may not come behind others' short ones
+    const bool alike = __all_sync(0xffffffffu, own.length < 0 || own.length == first_length);
+    const bool has_last = alike && own_units > params.split_units;
+    own_begun = has_last ? own_units - params.split_units : own_units;
+    int ends = own_begun;  // of the lanes up to this one
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int others = __shfl_up_sync(0xffffffffu, ends, step);
       ends += lane() >= step ? others : 0;
     }
-    all_units = __shfl_sync(0xffffffffu, ends, 31);
+    const int all_begun = __shfl_sync(0xffffffffu, ends, 31);
     const bool is_long =
         !params.alone && own.length > kBlockN && own.length <= kMostBlocks * kBlockN;
     const uint32_t longs = __ballot_sync(0xffffffffu, is_long), lanes_before = (1u << lane()) - 1;
+    all_units = all_begun + __popc(__ballot_sync(0xffffffffu, has_last)) * params.split_units;
+    own_last = has_last ? all_begun + lane() * params.split_units : all_units;
     begin = __popc(longs & (is_long ? lanes_before : ~lanes_before)) * params.split_units +
-            (is_long ? 0 : ends - own_units);
+            (is_long ? 0 : ends - own_begun);
   }
 
   // By all lanes of a warp, with numbers that rise; false: there is none of this number.
@@ -289,8 +298,11 @@ struct Units {
       }
       count();
     }
-    int rank = number - before - begin;
-    const int owner = __ffs(__ballot_sync(0xffffffffu, rank >= 0 && rank < own_units)) - 1;
+    const int of_last = number - before - own_last;
+    const bool is_last = of_last >= 0 && of_last < params.split_units;
+    int rank = is_last ? own_begun + of_last : number - before - begin;
+    const int owner =
+        __ffs(__ballot_sync(0xffffffffu, is_last || (rank >= 0 && rank < own_begun))) - 1;
     rank = __shfl_sync(0xffffffffu, rank, owner);
     unit.batch = window + owner;
     unit.sequence.first = __shfl_sync(0xffffffffu, own.first, owner);
@@ -1582,7 +1594,7 @@ extern "C" const FagenKernelInfo* fagen_dec_fp16_d128_causal_r16n64_info(void) {
       kThreads,
       kLaunchRegisters,
       "dec_fp16_d128_causal_r16n64",
-      "508e46e6f37dade53c8196e794dcfa87ada8437bab262e2304a40847c7475dc8"};
+      "20e96b92bdff0abb04cdc3a83f239a34ae4b99bd8bdeafe8ebe6cdca5a5db70a"};
   return &info;
 }
-// sha256 of what is above: 95c69643e74711d3ae2821a44b1da5a8d719fe4a5d13f86278332bf84c2250b6
+// sha256 of what is above: 8cc2e501bf8d49739e100698a20cd4bd59c175f83aaab097ba5ab1c57f78bde4
