@@ -258,6 +258,7 @@ def likeliest_tokens(
         )
     )
     options = dict(attention_mask=mask, max_new_tokens=9, do_sample=False) | how
+    options["disable_compile"] = True  # which on a GPU takes half a minute
     tokens = ours.generate(ids, **options)[:, ids.shape[1] :]
     assert tokens.shape[1] == 9 or (tokens == ours.generation_config.eos_token_id).any()
     ids, mask = (torch.cat((x, y), 1)[:, :-1] for x, y in ((ids, tokens), (mask, tokens * 0 + 1)))
