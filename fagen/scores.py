@@ -201,6 +201,11 @@ class Sloped:
     slope: str
     tame: bool
 
+    @property
+    def times(self) -> str:
+        """What a number that is multiplied by the slope has behind it."""
+        return "" if self.slope == "1.0f" else f" * ({self.slope})"
+
 
 _SCALE = Name(FLOAT, "scale", 0.0, MOST_FACTOR)
 

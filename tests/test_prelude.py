@@ -120,6 +120,7 @@ HEAD = {
 PLANS = (
     "bwd_fp16_d128_causal_m64n128_softcap_persist_post",
     "bwd_bf16_d256_causal_m64n64_softcap_dss1_intra_c2",
+    "bwd_bf16_d64_causal_m64n64_sinkbf16",
     "dec_fp16_d128_causal_r8n64",
     "dec_bf16_d96_causal_r8n64_c5_streamk",
     "dec_fp16_d96_causal_r8n64_h2",

@@ -19,7 +19,6 @@ from fagen.flash_attn_interface.arguments import (
 from fagen.flash_attn_interface.calls import flash_attn_func, flash_attn_varlen_func
 from fagen.flash_attn_interface.kvcache import flash_attn_with_kvcache
 from fagen.flash_attn_interface.layout import as_sequences
-from fagen.kinds.backward.signature import order_of
 from fagen.runtime.argument_types import flag, names_types
 from fagen.runtime.arguments import E4M3, needs_gradient, refuse_rank, settled
 from fagen.runtime.attention import ATTENTION
@@ -29,7 +28,6 @@ from fagen.runtime.checks import shape_of
 from fagen.runtime.offsets import used_queries
 from fagen.runtime.varlen import VARLEN, refuse_wrong_lengths
 from fagen.variants import said
-from fagen.vocab import MASKS, SCORES
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -217,15 +215,13 @@ def _flash_attn_backward(
         call |= zip(("cu_seqlens_q", "cu_seqlens_k", "seqused_k"), at, strict=True)
     call |= dict(q=q, k=k, v=v)
     with torch.no_grad():
-        slug, order = _forward_of(kind, dense=dense)
         gradients_of_inputs = gradients(
-            slug,
+            _forward_of(kind, dense=dense),
             call,
             dout,
             out,
             readable(softmax_lse),
             deterministic=deterministic,
-            order=order,
         )
         results = [
             written(name, target, gradient.reshape(shape))
@@ -237,16 +233,11 @@ def _flash_attn_backward(
 
 
 @untraced
-def _forward_of(kind: Any, *, dense: bool) -> tuple[str, tuple[str, ...]]:
-    """The slug of a kernel whose gradients these are, and what they take by name, in order.
-
-    Raises ValueError where there is none.
-    """
+def _forward_of(kind: Any, *, dense: bool) -> str:
+    """The slug of a kernel whose gradients these are.  Raises ValueError where there is none."""
     key = (ATTENTION if dense else VARLEN).key_of(*kind)
     assert key.problem
-    schedule = buildable(key.problem).schedules[0]
-    values = schedule.values()
-    return schedule.slug, order_of((MASKS[values["mask"]], SCORES[values["score"]]))
+    return buildable(key.problem).schedules[0].slug
 
 
 def _window(left: Any, right: int, both: Any) -> Any:

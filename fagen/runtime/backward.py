@@ -418,8 +418,6 @@ def _keep(
 def _backward(plan: Plan) -> op.Op:
     """What takes back a forward kernel's op."""
     slug, names = plan.slug, tuple(argument.name for argument in plan.signature.positional)
-    forward: Any = plan
-    order = order_of((forward.mask, forward.score))
 
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         *tensors, out, lse = ctx.saved_tensors
@@ -429,14 +427,20 @@ def _backward(plan: Plan) -> op.Op:
         if dout is None:  # only the log-sum-exp was used
             dout = torch.zeros_like(out)
         dlse = None if dlse is None else dlse.contiguous()
-        how: dict[str, Any] = dict(deterministic=ctx.deterministic, order=order)
-        found = gradients(slug, arguments, dout, out, lse, dlse, **how)
+        found = gradients(slug, arguments, dout, out, lse, dlse, deterministic=ctx.deterministic)
         deltas = dict(zip(("q", "k", "v", "sinks"), found, strict=False))
         # of what a call leaves out nothing is said
         needed = dict(zip(names, ctx.needs_input_grad, strict=False))
         return tuple(deltas[name] if name in deltas and needed[name] else None for name in names)
 
     return backward
+
+
+@untraced
+def _order_of(slug: str) -> tuple[str, ...]:
+    """The arguments of the gradients of what a forward kernel computes, by name."""
+    forward: Any = plan_of(slug)
+    return order_of((forward.mask, forward.score))
 
 
 def gradients(
@@ -448,12 +452,10 @@ def gradients(
     dlse: Tensor | None = None,
     *,
     deterministic: bool = False,
-    order: tuple[str, ...] = order_of(()),
 ) -> tuple[Tensor, ...]:
     """Return dq, dk and dv of what a forward kernel of this slug computes, and that of sinks.
 
-    `arguments` are its own by name, out and lse what it gave, `order` that of the arguments of
-    gradients. Raises as kernel_of_gradients does,
+    `arguments` are its own by name, out and lse what it gave. Raises as kernel_of_gradients does,
     and where one of them requires a gradient while torch is asked for some.
     """
     q, k, offsets = arguments["q"], arguments["k"], arguments.get("cu_seqlens_k")
@@ -465,5 +467,7 @@ def gradients(
         kernel = kernel_of_gradients(slug, out.device, q, k, offsets, deterministic)
         dout = _laid_out(dout)
     operands = arguments | {"dout": dout, "out": out, "lse": lse, "dlse": dlse}
-    found: tuple[Tensor, ...] = kernel.op(*(operands[name] for name in order if name in operands))
+    found: tuple[Tensor, ...] = kernel.op(
+        *(operands[name] for name in _order_of(slug) if name in operands)
+    )
     return found

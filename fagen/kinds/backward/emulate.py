@@ -99,7 +99,8 @@ def _dense(
             names = _names(row, key, seqlen_q, seqlen_k, q.shape[2], group)
             scores, slope = score.core_and_slope(scores * before, **names)
             p = torch.exp2(scores * scale_log2(after) - reference[..., None]).masked_fill(~seen, 0)
-            change = torch.where(p == 0, 0, p * slope).to(q.dtype).float()
+            change = torch.where(p == 0, 0, p * slope)
+            change = change if plan.slopes_fit else change.to(q.dtype).float()
         else:
             p = torch.exp2(scores * scale_log2(after) - reference[..., None]).masked_fill(~seen, 0)
             # P reaches who makes dS in 16 bits

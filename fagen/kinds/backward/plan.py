@@ -156,6 +156,11 @@ class Plan(Budgeted):
         return self.score.sloped(names_of_rows())
 
     @property
+    def slopes_fit(self) -> bool:
+        """Whether P times the slopes of scores stays in fp32."""
+        return rules.slopes_fit(self.schedule.values())
+
+    @property
     def describing(self) -> str:
         """The text that makes wgmma's descriptors."""
         by_layer = rules.keeps_descriptors(self.schedule.values())

@@ -243,6 +243,16 @@ def rounds_fit(keys: Values) -> bool:
     return bool(narrow or keys["under_dp"] or keys["persistent"])
 
 
+def slopes_fit(keys: Values) -> bool:
+    """Whether P times the slopes of scores stays in fp32, in the place of S.
+
+    Beside more than 64 rows P in 16 bits and this are too many registers; by gradients it goes
+    through shared memory.
+    """
+    few = keys["block_m"] <= SM90.wgmma_m and keys["partition"] == "keys"
+    return bool(few and SCORES[keys["score"]].acts)
+
+
 def keeps_descriptors(keys: Values) -> bool:
     """Whether the upper words of descriptors stay in registers, and are not moved anew.
 

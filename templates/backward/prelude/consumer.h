@@ -37,8 +37,8 @@ struct Computing {
   template <int slab, int swizzle_bits, int count> void load_keys(uint32_t (&keys)[count], const Element* tile);
   void issue_statistics(Scores& s, Scores& dp), issue_statistics(Scores& s, int stage, int which);
   void issue_scores(Scores& s, int stage), issue_dp(Scores& dp);
-  template <bool masked, class... Weights> void exponentiate(const Tile& tile, int block, Scores& s, Weights&... p_and_sloped);
-  void differentiate(const Scores& p, Scores& dp), differentiate(const Packed& p, Scores& dp);
+  using Sloped = Scores; template <bool masked, class... Weights> void exponentiate(const Tile& tile, int block, Scores& s, Weights&... p_and_sloped);
+  void differentiate(const Scores& p, Scores& dp), differentiate(const Packed& p, Scores& dp), keep_sloped(Scores&, int, float, float);
   void pack_scores(Packed& packed, const Scores& s);
 
   // sums: numbers of dQ go to the thread that adds them up, all at once or the last slice under the next step

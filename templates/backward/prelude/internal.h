@@ -20,4 +20,7 @@ struct Sequence sequence_of(const Params& params, int index);
 
 // Rows before and after: what a thread block has of them, and sums of its dQ, which begin at none.
 BlockOfRows own_block_of_rows(const Params& params);
-void clear(RowBlock& record);
+void clear(RowBlock& record), prepare(const Params& params, const BlockOfRows& own, RowBlock& record);
+
+// Sinks: what they have of a row, and sums of all threads of a block before or after.
+float weight_of_sink(float sink, float lse), sum_of_block(float own);

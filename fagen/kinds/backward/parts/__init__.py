@@ -26,6 +26,7 @@ from fagen.kinds.backward.rules import (
     rounds_fit,
     shares_rows,
     slices_dq,
+    slopes_fit,
 )
 from fagen.kinds.scores import factor_log2, slope_factor
 from fagen.part import (
@@ -55,7 +56,7 @@ SIZES = frozenset(
 )
 RULES: tuple[Callable[[Values], Any], ...] = (
     *(ones_in_shared_memory, dq_transposed, shares_rows, leaves_rest, both_make_dq),
-    *(counts_steps, slices_dq, defers_dq, passes, last_makes_more, rounds_fit),
+    *(counts_steps, slices_dq, defers_dq, passes, last_makes_more, rounds_fit, slopes_fit),
 )
 
 # The order of members of SharedStorage, of Params behind the tensor maps, and in which barriers are

@@ -50,8 +50,10 @@ def _multiplied(values: Values) -> Part:
     products = "issue_scores_of_kept_k.cuh" if values["kept"] == "k" else "issue_scores.cuh.j2"
     ones_lie = f"ones_in_{'shared_memory' if ones else 'registers'}.cuh"
     exponentiates: tuple[str, ...] = ("exponentiate.cuh.j2",)
-    if acts := SCORES[values["score"]].acts:
-        products, exponentiates = "issue_products.cuh", ()
+    packed = not (by_keys and (values["slopes_fit"] or not SCORES[values["score"]].acts))
+    if SCORES[values["score"]].acts:
+        sloped = f"sloped{'_packed' * packed}.cuh"
+        products, exponentiates = "issue_products.cuh", (sloped,)
         ones_lie = ones_lie if ones else "ones_of_delta.cuh"
     return Part(
         device=(
@@ -62,7 +64,7 @@ def _multiplied(values: Values) -> Part:
         consumer=texts(
             "scores",
             *(ones_lie, products, "issue_dp.cuh.j2", *exponentiates, "pack_scores.cuh"),
-            f"differentiate{'' if by_keys and not acts else '_packed'}.cuh",
+            f"differentiate{'_packed' * packed}.cuh",
         ),
     )
 
