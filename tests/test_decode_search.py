@@ -129,7 +129,7 @@ READ_BYTES = {"NVIDIA H200": cost.READ_BYTES, "NVIDIA H100": 3.1e12}
     ("by", "straddles", "off", "most", "times"),
     [
         ("round_robin", False, 0.045, 0.15, 70),
-        ("stream_k", False, 0.052, 0.15, 38),
+        ("stream_k", False, 0.052, 0.15, 44),
         ("round_robin", True, 0.085, 0.13, 12),
         ("stream_k", True, 0.085, 0.2, 8),
     ],
