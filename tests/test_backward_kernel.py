@@ -14,17 +14,20 @@ from torch import Tensor
 
 from fagen import flow, registry, simulator
 from fagen.build import build
+from fagen.expr import words
+from fagen.expr.parse import read
 from fagen.kinds.backward.defaults import derived
 from fagen.kinds.backward.formulae import statistics_bytes
 from fagen.kinds.backward.parts.launcher import cuts_rows
 from fagen.kinds.backward.plan import Plan
 from fagen.kinds.backward.verify import case
+from fagen.masking import named
 from fagen.problem import Problem, Sizes
 from fagen.process import run
 from fagen.render import render
 from fagen.runtime.c_interface import described
 from fagen.toolchain import find_disassembler
-from fagen.vocab import PLAIN_MASKS
+from fagen.vocab import MASKS, PLAIN_MASKS
 from tests.backward_helpers import SPREAD, masked, planned
 from tests.backward_tiles import compiled
 from tests.often import some
@@ -64,16 +67,39 @@ int main() {{
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    "mask", [*PLAIN_MASKS.values(), WINDOW, FUTURE], ids=lambda mask: str(mask.name)
+OPEN = {"window_left": words.OPEN, "window_right": words.OPEN}
+GIVEN: tuple[tuple[str, dict[str, int]], ...] = (
+    ("window", {"window_left": 0, "window_right": 0}),
+    ("window", {"window_left": 99, "window_right": 0}),
+    ("window", {"window_left": 64, "window_right": 127}),
+    ("window", OPEN | {"window_left": 5}),
+    ("window", OPEN | {"window_right": 70}),
+    ("window", OPEN),
+    ("chunked", {"chunk": 1}),
+    ("chunked", {"chunk": 64}),
+    ("chunked", {"chunk": 100}),
+    ("k_idx <= 2 * q_pos", {}),
+    ("k_idx // 32 <= q_pos // 32 and q_pos - k_idx < 200", {}),
 )
-def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, tmp_path):
-    plan = masked("bwd_fp16_d128_causal_m64n128", mask)
+TILED = [(mask, {}) for mask in (*PLAIN_MASKS.values(), WINDOW, FUTURE)]
+TILED += [
+    (MASKS[name if name in MASKS else named(read("mask", name))], dict(given))
+    for name, given in GIVEN
+]
+
+
+@pytest.mark.parametrize(
+    ("mask", "given"),
+    TILED,
+    ids=lambda x: ".".join(map(str, x.values())) if isinstance(x, dict) else x.name,
+)
+def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask, given, tmp_path):
+    plan, mask = masked("bwd_fp16_d128_causal_m64n128", mask), mask.bound(given)
     full_last = "tile.full_last" if mask.first_by_row else "tile.last"
     text = render(plan).kernel
     cutting = cut(text, "  const int cut_blocks", "  if (m_blocks == 0")
     cutting += cut(text, "  params.cut_keys =", "  const int grid =")
-    program = compiled(plan, TILES.format(full_last=full_last, cutting=cutting), tmp_path)
+    program = compiled(plan, TILES.format(full_last=full_last, cutting=cutting), tmp_path, given)
     # group, heads of a share, blocks of rows before the cut
     grouped = itertools.cycle(
         [(1, 1, 0), (4, 4, 1), (4, 2, 2), (5, 2, 0), (3, 1, 3), (2, 2, 5), (4, 1, 0)]
@@ -81,7 +107,7 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
     sizes = [sizes for sizes in LENGTHS if sizes[1]]
     for (seqlen_q, seqlen_k), (group, share, cut_rows) in zip(sizes, grouped, strict=False):
         most = -(-seqlen_q // plan.block_m) - 1
-        cut_rows = max(0, min(cut_rows, most)) if cuts_rows(mask) else 0
+        cut_rows = max(0, min(cut_rows, most)) if cuts_rows(plan.mask) else 0
         arguments = f"{seqlen_q} {seqlen_k} 3 2 {group} {share} 4 {cut_rows}\n"
         output = run([program], input=arguments).stdout
         tiles = [tuple(map(int, line.split())) for line in output.splitlines()]
