@@ -13,7 +13,7 @@ from fagen.vocab import Mask
 _REFERENCE_SCORES = 1 << 23  # fp64 scores held at a time: 64 MiB each of five
 
 
-_OF_SINKS = 2.0**-7  # of the largest: sums of many rows whose signs differ
+_OF_SINKS = 2.0**-6  # of the largest: sums of many rows whose signs differ, of O in 16 bits
 
 
 def gradients(
