@@ -12,19 +12,22 @@ from fagen.signature import Extent
 class Product:
     """A number of things: extents multiplied, each a formula of the call's sizes, or its blocks.
 
-    ⌈factors / per⌉: with `per` above 1 it is the number of blocks of so many things.
+    ⌈factors / per⌉ + plus: with `per` above 1 it is the number of blocks of so many things.
     """
 
     factors: tuple[Extent, ...] = ()
     per: int = 1
+    plus: int = 0
 
     def at(self, sizes: Mapping[str, Any]) -> Any:
         """Return how many that are."""
-        return (math.prod(factor.at(sizes) for factor in self.factors) + self.per - 1) // self.per
+        product = math.prod(factor.at(sizes) for factor in self.factors)
+        return (product + self.per - 1) // self.per + self.plus
 
     def __str__(self) -> str:
         things = " · ".join(map(str, self.factors)) or "1"
-        return f"ceil({things} / {self.per})" if self.per > 1 else things
+        blocks = f"ceil({things} / {self.per})" if self.per > 1 else things
+        return f"{blocks} + {self.plus}" if self.plus else blocks
 
 
 @dataclass(frozen=True)

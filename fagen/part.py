@@ -313,9 +313,11 @@ class Part:
     consumer: tuple[str, ...] = ()  # members of Consumer
     # statements of consumers on S, which is complete and not yet masked
     scores: tuple[str, ...] = ()
-    # of consumers on a row that has met all its keys: the inverse of its sum, and its LSE
+    tile_ends: tuple[str, ...] = ()  # of consumers on a tile that has met all its keys
+    # and on a row of it: the inverse of its sum, and its LSE
     row_ends: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()  # that run before the last one, or behind the first
+    counters: tuple[str, ...] = ()  # statements of one before, which zero what the last one counts
     entry: tuple[str, ...] = ()  # statements of the kernel before it initialises its barriers
     kernel: tuple[str, ...] = ()  # and before its roles part
     role: tuple[str, ...] = ()  # an if that says what warps beside the consumers do; else the next

@@ -264,6 +264,7 @@ class Order:
     longest_first: bool
     dynamic: bool = False  # a block takes the next tile when it comes free, by a counter
     static: str = ""  # the order without a counter, for what cannot draw tiles
+    parts: bool = False  # the last round's tiles, which leave SMs idle, are cut into parts
 
 
 class _Named(Protocol):
@@ -426,9 +427,12 @@ CALLED = tuple(name for name, row in PASSES.items() if not row.computes)
 
 ORDERS = _table(
     Order("persistent", longest_first=False),
+    Order("parts", longest_first=False, parts=True),
     Order("lpt", longest_first=True),
     Order("dynamic", longest_first=True, dynamic=True, static="lpt"),
 )
+
+MOST_PARTS = 8  # of a tile's keys, where the last round's tiles are cut
 
 OUTPUTS = ("own", "half", "reuse_v")
 PRODUCERS = ("warp", "none")

@@ -17,7 +17,7 @@ from fagen.kinds.forward.oracle import reference
 from fagen.kinds.forward.plan import plan
 from fagen.kinds.forward.verify.textbook import textbook
 from fagen.measure.numerics import rms
-from fagen.problem import Problem
+from fagen.problem import Problem, Sizes
 from fagen.vocab import SCALE_ROWS_DEFAULT
 from tests.attention_helpers import computed_fp8, quantised
 from tests.tensors import normal
@@ -165,6 +165,25 @@ def test_every_e4m3_schedule_of_the_folder_serves_its_problem(schedule: Schedule
     assert torch.equal(
         fagen.attention(*tensors, causal=causal, **how), computed_fp8(slug, tensors, how)
     )
+
+
+# batch, heads, KV heads, queries, keys at head dim 256, with which V was transposed faster before
+# all tiles than in each, by 2 % or more, and slower
+BEFORE = {
+    "full": ((15, 32, 8, 2_561, 1_650), (1, 8, 2, 9_485, 9_485), (1, 1, 1, 8_983, 8_983)),
+    "causal": ((4, 8, 2, 5_187, 5_187), (9, 16, 2, 2_300, 2_300), (6, 8, 1, 3_300, 3_300)),
+}
+IN_TILES = {"full": ((8, 8, 8, 2_048, 2_048),), "causal": ((28, 4, 4, 859, 859),)}
+
+
+@pytest.mark.parametrize("mask", BEFORE)
+def test_v_is_transposed_before_all_tiles_where_that_is_worth_a_launch(mask: str) -> None:
+    for calls, before in ((BEFORE[mask], True), (IN_TILES[mask], False)):
+        for batch, heads, kv_heads, queries, keys in calls:
+            sizes = Sizes(batch, heads, kv_heads, queries, keys)
+            problem = Problem("e4m3", 256, 256, mask, "bf16", "rows", 0)
+            schedule = select.serve(problem, sizes, "NVIDIA H200").schedule
+            assert (schedule.values()["transposes"] == "kernel") == before, sizes
 
 
 WIDTHS = [*range(16, 257, 16)]

@@ -297,6 +297,16 @@ def test_v_that_is_transposed_before_all_tiles_is_paid_for_by_those_of_its_kv_he
         assert first_slug(select(problem, CARD), *vars(sizes).values()) == best
 
 
+def test_tiles_of_a_last_round_take_less_where_they_are_in_parts():
+    """Counted by hand: 22 tiles of 16 steps behind a round, in four parts of four steps each."""
+    whole, parts = (f"fwd_e4m3_d128_full_m128n128_vrows_pretrans{end}" for end in ("", "_parts"))
+    before = 2_000 + 4_096 * 10 * 16 // 132
+    for slug, last in ((whole, 3_300), (parts, 5 * 200 + 100 + 4 * 200)):
+        row = Row(CARD, slug, step_clocks=200, tile_clocks=100)
+        assert clocks(row.tiles, 154, 10, 128, 2_048) == before + 3_300 + last
+        assert clocks(row.tiles, 132, 10, 128, 2_048) == before + 3_300
+
+
 def test_another_cards_rows_of_a_user_go_before_no_rows_of_this_card(folders):
     update(folders[0], rows())
     update(folders[1], [Row(OTHER_CARD, MINE)])

@@ -71,7 +71,7 @@ SLUGS = (
     "fwd_fp16_d64_causal_m192n128_q2",
     "fwd_fp16_d128_causal_m128n128",
     "fwd_fp16_d256_causal_m128n64_half",
-    "fwd_e4m3_d256_causal_m128n128_half_nointra_vrows_pretrans_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n128_vr1_half_nointra_vrows_pm1_pc64_spill48",
 )
 SHAPES = 600  # of each schedule
 

@@ -31,6 +31,13 @@ VARLEN = (
     "fwd_bf16_d64_full_m64n48_varlen_packgqa_q2",
     "fwd_fp16_d64_causal_m256n32_varlen_packgqa_s4_q2_nointer",
 )
+# V transposed before all tiles, which are dealt or drawn; in each, with sinks, of capped scores
+FP8 = (
+    "fwd_e4m3_d64_full_m128n64_packgqa_vrows_pretrans_pm1_pc32",
+    "fwd_e4m3_d64_causal_m64n64_packgqa_vrows_pretrans_pm1_pc32",
+    "fwd_e4m3_d64_causal_m128n64_sinkbf16_packgqa_vrows",
+    "fwd_e4m3_d64_causal_m64n64_softcap_packgqa_vrows_pm1_pc32",
+)
 # groups that fill a warpgroup's rows; that leave some empty; of which some share tiles; none do
 SIZES = (
     *((2, 8, 1, 17, 70), (1, 16, 2, 40, 200), (1, 5, 1, 65, 100), (2, 14, 1, 19, 19)),
@@ -63,6 +70,36 @@ def test_heads_share_the_rows_of_a_tile(slug: str) -> None:
         emulated, emulated_lse = compute(plan, q, k, v, scale)
         assert (emulated != out).float().mean() < 0.03  # but for the order of sums the same
         torch.testing.assert_close(emulated_lse, lse, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("slug", some(FP8, FP8[:1]))
+def test_in_e4m3_each_keeps_the_descale_of_its_own_head(slug: str) -> None:
+    """They are the bits of tiles of one head, in the emulation too."""
+    both = [built(one) for one in (slug, slug.replace("_packgqa", ""))]
+    plan = both[0][0]
+    for seed, (batch, heads, kv_heads, seqlen_q, seqlen_k) in enumerate(SIZES):
+        q, k, v = (
+            normal(batch, length, count, plan.head_dim, seed=seed + i).to(torch.float8_e4m3fn)
+            for i, (length, count) in enumerate(((seqlen_q, heads), *((seqlen_k, kv_heads),) * 2))
+        )
+        of_heads = normal(batch, heads, 1, seed=seed).abs() + 0.1
+        of_v = normal(batch, kv_heads, plan.head_dim_v, seed=seed)
+        given = {"q_descale": of_heads, "k_descale": of_heads[:, :kv_heads], "v_mean": of_v}
+        given |= {"v_descale": of_v.abs() + 0.1, "k_mean": of_v[..., : plan.head_dim]}
+        if plan.sink:
+            given["sinks"] = normal(heads, seed=seed, dtype=torch.bfloat16)
+        if plan.score.acts:
+            given |= {"softcap": 3.0, "k_mean": None}
+        call = {"q": q, "k": k, "v": v, "scale": plan.head_dim**-0.5, **given}
+        results, emulated = [], []
+        for one, library in both:
+            out = torch.full((*q.shape[:3], plan.head_dim_v), 7.0, dtype=torch.bfloat16)
+            lse = torch.full((batch, heads, seqlen_q), 7.0)
+            simulator.call(one, library, seed=seed, **call, out=out, lse=lse)
+            results.append((out, lse))
+            emulated.append(compute(one, **call))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+        torch.testing.assert_close(*emulated, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("slug", some(VARLEN, VARLEN[:1]))
@@ -106,7 +143,9 @@ def test_tiles_have_each_query_of_each_head_once(heads: int) -> None:
 @pytest.mark.parametrize(
     ("slug", "why"),
     [
-        ("fwd_e4m3_d64_causal_m128n64_packgqa", "each head of Q has a descale of its own"),
+        ("fwd_e4m3_d64_causal_m128n64_varlen_packgqa", "share tiles in 16 bits so far"),
+        ("fwd_e4m3_d64_causal_m128n64_packgqa_sblock", "a block's rows are of one head"),
+        ("fwd_e4m3_d64_causal_m128n64_packgqa_lazymax", "raised for rows of one head"),
         ("fwd_fp16_d64_causal_m128n64_packgqa_split4", "splits are of a head each"),
         ("fwd_fp16_d64_causal_m128n64_packgqa_noprod", "which copies several heads in a box"),
         ("fwd_fp16_d64_causal_m128n64_packgqa_c2", "pack_gqa = true"),

@@ -74,7 +74,12 @@ STAND_IN = {
             "struct Consumer : Consuming {{ void end(const Tile& tile, Softmax& softmax, int r, "
             "float sum, float (&inverse)[2], bool (&empty)[2]) {{ {} }} }};",
         ),
-        **dict.fromkeys(("kernel", "role"), (("forward/kernel",), STATEMENTS)),
+        "tile_ends": (
+            ("forward/loader", "forward/softmax", "forward/consumer"),
+            "struct Consumer : Consuming {{ void end(const Tile& tile, Output& o, "
+            "Softmax& softmax) {{ {} }} }};",
+        ),
+        **dict.fromkeys(("kernel", "role", "counters"), (("forward/kernel",), STATEMENTS)),
         **COMBINING,
     },
     "backward": {
@@ -130,9 +135,13 @@ PLANS = (
     "dec_bf16_d256_causal_r32n64_streamk_spill56",
     "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
     "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",
-    "fwd_e4m3_d256_full_m128n128_vr1_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_full_m128n128_vr1_half_nointra_vrows_pm1_pc64_dynamic_spill48",
     "fwd_e4m3_d256_full_m128n128_half_nointra_vrows_pretrans_pm1_pc64",
     "fwd_e4m3_d128_full_m128n128_nointer_vrows_pm1_pc128",
+    "fwd_e4m3_d64_causal_m128n64_sinkbf16_packgqa_vrows",
+    "fwd_e4m3_d64_causal_m64n64_softcap_packgqa_vrows_pm1_pc32",
+    "fwd_e4m3_d96_causal_m64n64_vrows_pretrans_pm1_pc32",
+    "fwd_e4m3_d96_full_m128n64_packgqa_nointer_vrows_pretrans_parts",
     "fwd_e4m3_d128_causal_m128n128_varlen_nointer_pm1_pc64",
     "fwd_e4m3_d64_causal_m192n96_varlen_s3_nointer_pm1",
     "fwd_e4m3_d128_full_m128n128_lazymax",

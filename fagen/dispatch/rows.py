@@ -13,7 +13,7 @@ from fagen.arch import SM90
 from fagen.combining import Filling
 from fagen.problem import Problem, Sizes
 from fagen.registry import from_slug
-from fagen.vocab import MASKS
+from fagen.vocab import MASKS, MOST_PARTS, ORDERS
 
 MOST = 2**63 - 1  # of any size: what TOML promises to read back, and torch to count
 TILE = 128  # queries of a tile of attention, as rows count them
@@ -57,7 +57,9 @@ Limits = tuple[tuple[int, bool, int], ...]  # a measure's place, whether it is t
 # group share tiles, rows of a tile, how many tiles run at once, keys of a step, clocks of a step
 # and of a tile beside its steps; of how many splits the keys may be, and clocks of combining the
 # rows of a tile, or without splits of what is done before to a KV head's V of a step; by what
-# costs of a unit and of a partial output a launcher chooses how many splits; () where no row says.
+# costs of a unit and of a partial output a launcher chooses how many splits; of how many parts a
+# tile of the last round may be, each of which takes a step more and one to be added; () where no
+# row says.
 Tiles = tuple[int, ...]
 # Where tiles are drawn, a call ends later than its mean SM by a mean tile over that.
 DRAWN_LAST = 12
@@ -149,7 +151,8 @@ class Row:
             more = values["block_n"] * values["head_dim_v"] // TRANSPOSED_BYTES
         filling = Filling.of(values["head_dim_v"]) if values["num_splits"] > 1 else Filling(0, 0)
         costs = filling.unit_cost, filling.combine_cost
-        return *ways, rows, at_once, *step, values["num_splits"], more, *costs
+        parts = MOST_PARTS if ORDERS[values["order"]].parts else 0
+        return *ways, rows, at_once, *step, values["num_splits"], more, *costs, parts
 
     def includes(self, other: "Row") -> bool:
         """Whether it is for all calls that another is for."""
@@ -202,12 +205,13 @@ def measures_of(sizes: Sizes) -> tuple[Any, ...]:
 def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> int:
     """Return what a call costs in such tiles, of so many heads and KV heads in all.
 
-    Tiles that see all keys take as long, and every round as the first. Under a mask by row they
-    are drawn, longest first, so that SMs end together but for the last; where few differ in length,
-    someone has as many as there are rounds, each as long as the first of the last round. Heads that
-    share tiles are as one of more queries. What is done to V before is dealt to all SMs.
+    Tiles that see all keys take as long, and every round as the first, but that those of the last
+    one may be in parts. Under a mask by row they are drawn, longest first, so that SMs end together
+    but for the last; where few differ in length, someone has as many as there are rounds, each as
+    long as the first of the last round. Heads that share tiles are as one of more queries. What is
+    done to V before is dealt to all SMs.
     """
-    by_row, shared, rows, at_once, step_keys, step, tile, splits, before, *_ = tiles
+    by_row, shared, rows, at_once, step_keys, step, tile, splits, before, *_, parts = tiles
     if splits > 1:
         return _clocks_of_splits(tiles, heads, queries, keys)
     if before:
@@ -220,7 +224,12 @@ def clocks(tiles: Tiles, heads: int, kv_heads: int, queries: int, keys: int) -> 
     heads //= group
     longest = -(-keys // step_keys) * step + tile
     if not by_row:
-        return before + -(-heads * -(-queries * group // rows) // at_once) * longest
+        whole, last = divmod(heads * -(-queries * group // rows), at_once)
+        of_last = longest if last else 0
+        for count in range(2, min(parts, 2 * at_once // last if last else 0) + 1):
+            of_part = (-(-keys // (step_keys * count)) + 1) * step + tile
+            of_last = min(of_last, -(-last * count // at_once) * of_part + count * step)
+        return before + whole * longest + of_last
     seeing = min(queries, keys)
     count = max(1, -(-seeing * group // rows))
     steps = (count - 1) * -(-(keys - seeing) // step_keys)  # that all of them have
@@ -241,7 +250,7 @@ def _clocks_of_splits(tiles: Tiles, heads: int, queries: int, keys: int) -> int:
     A tile sees a split where its last row does. Of splits all keys but the last one's are seen in
     steps of the same number.
     """
-    by_row, _, rows, at_once, step_keys, step, tile, most, combine, *costs = tiles
+    by_row, _, rows, at_once, step_keys, step, tile, most, combine, *costs, _ = tiles
     filling, taken = Filling(*costs), 0
     blocks, count = -(-keys // step_keys), -(-queries // rows)
     if heads * count > at_once:  # tiles by themselves fill SMs, and partial outputs are large

@@ -220,7 +220,8 @@ def counted(of: Extent | Product, sizes: str) -> str:
     if isinstance(of, Product):
         factors = [counted(factor, sizes) for factor in of.factors]
         product = " * ".join([f"int64_t({factors[0]})", *factors[1:]]) if factors else "1"
-        return f"ceil_div({product}, {of.per})" if of.per > 1 else product
+        blocks = f"ceil_div({product}, {of.per})" if of.per > 1 else product
+        return f"{blocks} + {of.plus}" if of.plus else blocks
     if not of.name:
         return f"{of.number}"
     name = f"{sizes}{of.name}"

@@ -83,7 +83,7 @@ KNOBS = [
     "fwd_e4m3_d64_causal_m64n64_s4_vrows_persistent",
     "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
     "fwd_e4m3_d96_full_m128n64_vrows_sblock_pm1_pc48",
-    "fwd_e4m3_d256_causal_m128n96_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n96_packgqa_half_nointra_vrows_pm1_pc64",
     "fwd_e4m3_d64_full_m192n160_nointer_nointra_sblock_pm1_pc32",
     "fwd_e4m3_d192_full_m128n64_nointra_lazymax_pm1_pc64",
 ]
@@ -102,7 +102,7 @@ SHAPES = [  # batch, seqlen_q, seqlen_k, heads, kv_heads
 EXACT = [  # whose every bit is emulated: sums over all keys, over each block, in parts
     "fwd_e4m3_d64_full_m192n128",
     "fwd_e4m3_d128_causal_m128n128_vrows_pm1_pc64",
-    "fwd_e4m3_d256_causal_m128n96_half_nointra_vrows_pm1_pc64",
+    "fwd_e4m3_d256_causal_m128n96_packgqa_half_nointra_vrows_pm1_pc64",
 ]
 PAIRS = [  # transposed V, and row-major V
     ("fwd_e4m3_d128_causal_m128n128", "fwd_e4m3_d128_causal_m128n128_vrows"),

@@ -14,7 +14,7 @@ from fagen.kinds.forward.structure import TRANSPOSERS
 from fagen.launch import Grid, Launch, Product
 from fagen.schedule import Values
 from fagen.signature import Extent
-from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, Swizzle, swizzle_of
+from fagen.vocab import DTYPES, MASKS, MOST_PARTS, ORDERS, OUT_DTYPES, Swizzle, swizzle_of
 
 # Of a warpgroup, which has whole queries of a group, so many of the 64 rows may stay empty: five
 # heads fill 60, and where sequences are long as much of the GEMMs is for nothing.
@@ -125,6 +125,7 @@ class Transposition:
 
     head_dim_v: int
     draws: bool  # tiles are drawn from a counter behind V, which is zero when it ends
+    behind: int  # bytes that parts of tiles have there
 
     @property
     def launch(self) -> Launch:
@@ -139,7 +140,8 @@ class Transposition:
     def workspace(self) -> Product:
         """The bytes of V by columns, each from a line of the cache on; the counter has one more."""
         keys = Extent("seqlen_k", per=self.keys, times=self.keys)
-        return Product((keys, Extent(number=self.head_dim_v + self.draws), *_KV_HEADS))
+        columns = Extent(number=self.head_dim_v + self.draws)
+        return Product((keys, columns, *_KV_HEADS), plus=self.behind)
 
 
 _KV_HEADS = Extent("kv_heads"), Extent("batch")
@@ -189,10 +191,14 @@ class Order:
     # of the L2 cache, for the K and V that blocks share: each half holds a copy of what both read
     l2_share_bytes: ClassVar[int] = SM90.l2_bytes // 2
     draw_ahead: ClassVar[int] = _DRAW_AHEAD  # blocks before a tile's end the next one is drawn
+    most_units: ClassVar[int] = 2 * SM90.sm_count  # parts of all tiles of the last round
+    tile_blocks: ClassVar[int] = 2  # what a tile takes beside its blocks of keys, in such
+    part_blocks: ClassVar[int] = 1  # and a part of one that leaves, and again when it is added
 
     dynamic: bool  # the producer draws tiles from a counter
     section_rounds: int  # and the last section of heads has so many for each SM
     tile_stages: int  # and passes them on through a ring of so many; else 0
+    most_parts: int  # of a tile of the last round; 0 where all are whole
     tile_readers: int  # warps that read it
     cluster: int  # thread blocks that share K and V
 
@@ -200,10 +206,12 @@ class Order:
 def order(values: Values) -> Order:
     """Work it out."""
     dynamic = ORDERS[values["order"]].dynamic
+    long_steps = values["transposes"] == "kernel" or structure.single_v_rows(values)
     return Order(
         dynamic=dynamic,
-        section_rounds=_OF_LONG_STEPS if values["transposes"] == "kernel" else _SECTION_ROUNDS,
+        section_rounds=_OF_LONG_STEPS if long_steps else _SECTION_ROUNDS,
         tile_stages=structure.tile_stages(values),
+        most_parts=MOST_PARTS if ORDERS[values["order"]].parts else 0,
         tile_readers=_tile_readers(values) if dynamic else 0,
         cluster=values["cluster"],
     )

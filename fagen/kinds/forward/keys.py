@@ -211,7 +211,8 @@ class Grid(Section):
     """How thread blocks take tiles."""
 
     order: Annotated[str, OneOf(ORDERS)] = derived(
-        "tile scheduler: persistent, head by head; lpt, longest tiles first; "
+        "tile scheduler: persistent, head by head; parts, so too, but tiles of a last round that "
+        "leaves SMs idle in parts of their keys; lpt, longest tiles first; "
         "dynamic, longest first through an atomic counter; by default what suits the mask"
     )
     cluster: int = Field(

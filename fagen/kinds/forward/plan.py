@@ -31,7 +31,7 @@ from fagen.launch import Grid, Launch, Launches, Product
 from fagen.part import Parts
 from fagen.scores import Score
 from fagen.signature import Extent, Signature
-from fagen.vocab import DTYPES, Dtype, Mask
+from fagen.vocab import DTYPES, FP32, Dtype, Mask
 
 _COUNTER_BYTES = 4  # of the tiles that blocks have drawn
 _FEW_SPLITS = 4  # where as many as fill the SMs are combined: with many rows seldom more
@@ -150,7 +150,21 @@ class Plan(Budgeted, Combining):
     @property
     def transposition(self) -> Transposition:
         """The kernel that transposes V before all tiles."""
-        return Transposition(self.head_dim_v, self.order.dynamic)
+        return Transposition(self.head_dim_v, self.order.dynamic, self.parts_bytes)
+
+    @property
+    def part_counters(self) -> int:
+        """How many warpgroups' rows may have parts."""
+        return self.consumers * self.order.most_units // 2
+
+    @property
+    def parts_bytes(self) -> int:
+        """What parts of tiles leave, and how many of each have ended."""
+        if not self.order.most_parts:
+            return 0
+        numbers = self.tile.head_dim_v_padded // 2 + 4  # of a thread: of O, and two rows' own
+        of_part = self.consumers * SM90.warpgroup_threads * numbers * FP32.bytes
+        return self.part_counters * FP32.bytes + self.order.most_units * of_part
 
     @property
     def filling(self) -> Filling:

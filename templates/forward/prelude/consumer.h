@@ -56,5 +56,5 @@ struct Consuming {
   template <class Out> void copy_out(const Tile& tile, const Out* slab, int column);
   void prefetch_columns(const Tile& tile) const, scale_columns(const Tile& tile, Output& o) const, add_means(const Tile& tile, Output& o) const;
   void descale(const Tile& tile, Output& o, OfRows inverse, WhichRows empty) const, store(const Tile& tile, Output& o, Softmax& softmax), write(const Tile& tile, const Output& o, OfRows inverse, WhichRows empty);
-  int64_t lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int number) const;
+  int64_t add_parts(const Tile& tile, Output& o, Softmax& softmax), lse_begin(const Tile& tile) const, lse_begin(const Tile& tile, int number) const;
 };

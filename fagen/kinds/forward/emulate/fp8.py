@@ -12,6 +12,7 @@ from torch import Tensor
 from fagen import tensor_cores
 from fagen.combining import combined_partials, with_sink
 from fagen.e4m3 import E4M3, by_rows, rows_of, to_e4m3
+from fagen.kinds.forward.emulate.rows import heads_of_a_tile, tiles_of
 from fagen.kinds.forward.emulate.tiles import LN2, Scores, blocks_of, hidden, outgrown, without_keys
 from fagen.kinds.forward.plan import Plan
 
@@ -63,6 +64,10 @@ def emulate_fp8(
     if plan.scales.v_by_block:
         weight = _by_key(v_descale, plan, batch, kv_heads, seqlen_k)
     q_factor = rows_of(q_descale.expand(batch, heads, -1), plan.scales.rows, seqlen_q)
+    together = heads_of_a_tile(plan, group, seqlen_q)
+    heads_by = kv_heads, group // together, together
+    q_by, out_by = (x.unflatten(2, heads_by) for x in (q, out))
+    factor_by, lse_by = q_factor.transpose(1, 2).unflatten(2, heads_by), lse.unflatten(1, heads_by)
 
     promote = plan.schedule.softmax.promote  # of parts of columns too, each block's by itself
 
@@ -105,18 +110,18 @@ def emulate_fp8(
         return total + partial, maximum, row_sum
 
     dim, of_split = values.shape[-1], plan.split_keys(seqlen_k, seqlen_q, batch * heads)
-    for top in range(0, seqlen_q, plan.block_m):
-        bottom = min(top + plan.block_m, seqlen_q)
-        shape = (batch, kv_heads, group * (bottom - top), -1)
-        queries = q[:, top:bottom].permute(0, 2, 1, 3).float().reshape(shape)
-        factor = q_factor[:, :, top:bottom].reshape(shape)
-        row = torch.arange(top, bottom, device=q.device).repeat(group)[:, None]
-        elements.of_rows(row, torch.zeros_like(row), kv_heads, 1)
+    for rows in tiles_of(plan, together, seqlen_q, q.device):
+        top, bottom, count = rows.top, rows.bottom, len(rows.query)
+        queries = rows.of(q_by.float()).flatten(2, 3)  # (B, Hk, heads of a group and rows, D)
+        factor = rows.of(factor_by).flatten(2, 3)
+        row = rows.query.repeat(group // together)[:, None]
+        own_head = rows.head.repeat(group // together)[:, None]
+        elements.of_rows(row, own_head, kv_heads, together)
 
         splits = (
             over(
                 blocks_of(plan, top, bottom, seqlen_q, seqlen_k, first, first + of_split),
-                *(queries, factor, row, bottom - top),
+                *(queries, factor, row, count),
             )
             for first in range(0, seqlen_k, of_split)
         )
@@ -136,12 +141,13 @@ def emulate_fp8(
             expanded = k_mean.expand(-1, -1, queries.shape[-1])[..., None]
             log_sum = log_sum + scale * factor * (queries @ expanded)
         if sinks is not None:
-            own = sinks.float().repeat_interleave(bottom - top).view(*log_sum.shape[1:])
+            own = sinks.float().unflatten(0, heads_by)[..., rows.head].flatten(1)[..., None]
             log_sum, of_keys = with_sink(log_sum, own)
             tile = tile * of_keys
-        tile = tile.view(batch, heads, bottom - top, -1)
-        out[:, top:bottom] = tile.permute(0, 2, 1, 3).to(out.dtype)
-        lse[:, :, top:bottom] = log_sum.view(batch, heads, bottom - top)
+        of_heads = group // together, count
+        rows.put(out_by, tile.to(out.dtype).unflatten(2, of_heads))
+        log_sums = log_sum[..., 0].unflatten(2, of_heads)[..., rows.real]
+        lse_by[..., rows.head[rows.real], rows.query[rows.real]] = log_sums
     return out, lse
 
 

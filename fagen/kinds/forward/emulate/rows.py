@@ -9,6 +9,7 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.kinds.forward.plan import Plan
 
+_ROWS_OF_A_THREAD = 8  # which are so far from each other
 _SEVERAL = 3  # heads, with which sequences of a few tokens fill rows enough
 
 
@@ -41,6 +42,8 @@ def heads_of_a_tile(plan: Plan, group: int, seqlen_q: int) -> int:
     possible = [heads for heads in range(1, min(group, rows) + 1) if group % heads == 0]
     if not plan.tile.pack_gqa:
         return 1
+    if plan.descales:  # a thread's two rows share one
+        possible = [heads for heads in possible if _ROWS_OF_A_THREAD % heads == 0]
     if plan.varlen:
         full, most = (
             max(heads for heads in possible if rows % heads <= unused)

@@ -59,6 +59,11 @@ _SCALES: dict[tuple[str, bool], tuple[str, ...]] = {
     ("block", False): ("scale/block.cuh.j2", "scale/of_tile.cuh", "scale/mean.cuh"),
     ("block", True): ("scale/block.cuh.j2", "scale/of_tile.cuh"),
 }
+# and where a tile's rows are of several heads, each with a descale of Q
+_PACKED_SCALES = {
+    ("head", True, False): ("scale/packed_head.cuh", "scale/of_tile.cuh", "scale/packed_mean.cuh"),
+    ("head", True, True): ("scale/packed_products.cuh", "scale/of_tile.cuh"),
+}
 
 
 def scores(values: Values) -> Iterator[Part]:
@@ -168,7 +173,8 @@ def _consumer(values: Values) -> tuple[str, ...]:
         values["maximum"] == "lazy",
     )
     acts = SCORES[values["score"]].acts
-    names = ["qk.cuh.j2", *_SCALES[values["scales"], acts]]
+    scales = _SCALES[values["scales"], acts]
+    names = ["qk.cuh.j2", *_PACKED_SCALES.get((values["scales"], values["pack_gqa"], acts), scales)]
     if overlap:
         names.append("first.cuh.j2")
     if lazy and fp8:

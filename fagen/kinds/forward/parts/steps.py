@@ -22,7 +22,7 @@ from fagen.part import (
     pointer_to,
 )
 from fagen.schedule import Values
-from fagen.vocab import DTYPES, MASKS, OUT_DTYPES, SCORES
+from fagen.vocab import DTYPES, MASKS, ORDERS, OUT_DTYPES, SCORES
 
 
 def consumer(values: Values) -> Iterator[Part]:
@@ -189,14 +189,27 @@ _PLACES = {
 
 
 # what becomes of a row's sum, by whether a tile's rows are of several heads, and have sinks, with
-# which sums have begun
+# which sums have begun; and by whether K had a mean
 _ROW_ENDS = {
-    (False, False, False): "forward/output/row_end.cuh.j2",
-    (True, False, False): "forward/output/packed_row_end.cuh",
-    (False, True, False): "forward/output/row_end_with_sink.cuh.j2",
-    (True, True, False): "forward/output/packed_row_end_with_sink.cuh",
-    (False, True, True): "forward/output/row_end_begun_with_sink.cuh",
-    (True, True, True): "forward/output/packed_row_end_begun_with_sink.cuh",
+    (False, False, False, False): "forward/output/row_end.cuh.j2",
+    (False, False, False, True): "forward/output/row_end.cuh.j2",
+    (True, False, False, False): "forward/output/packed_row_end.cuh",
+    (True, False, False, True): "forward/output/packed_row_end_with_mean.cuh",
+    (False, True, False, False): "forward/output/row_end_with_sink.cuh.j2",
+    (False, True, False, True): "forward/output/row_end_with_sink.cuh.j2",
+    (True, True, False, False): "forward/output/packed_row_end_with_sink.cuh",
+    (True, True, False, True): "forward/output/packed_row_end_with_mean_and_sink.cuh",
+    (False, True, True, False): "forward/output/row_end_begun_with_sink.cuh",
+    (True, True, True, False): "forward/output/packed_row_end_begun_with_sink.cuh",
+}
+# by whether tiles of a last round are in parts of their keys
+_OF_PARTS = {
+    False: Part(),
+    True: Part(
+        softmax=("forward/scores/unrounded_with_offset.cuh",),
+        consumer=("forward/output/parts.cuh",),
+        tile_ends=("forward/output/part_ends.cuh",),
+    ),
 }
 _ADDED_SINK: dict[bool, tuple[str, ...]] = {
     False: (),
@@ -220,6 +233,7 @@ def output(values: Values) -> Iterator[Part]:
     way = "split" if values["num_splits"] > 1 else values["output"]
     varlen, dtype = values["lengths"] == "varlen", DTYPES[values["dtype"]]
     begun = values["begins_with_sink"]
+    has_mean = dtype.fp8 and not SCORES[values["score"]].acts
     limited = values["out_dtype"] == values["dtype"] and bool(dtype.largest)
     v_array = Array("v", ELEMENT, (amount("stages"), amount("block_n", "head_dim_v_padded")))
     if limited:
@@ -262,8 +276,9 @@ def output(values: Values) -> Iterator[Part]:
             *_OUTPUTS[way],
             "forward/output/store.cuh.j2",
         ),
-        row_ends=(_ROW_ENDS[values["pack_gqa"], bool(values["sink"]), begun],),
+        row_ends=(_ROW_ENDS[values["pack_gqa"], bool(values["sink"]), begun, has_mean],),
     )
+    yield _OF_PARTS[ORDERS[values["order"]].parts]
     if way == "reuse_v":
         yield Part(device=("forward/output/barrier.cuh",))
     o_dims = amount("block_m", "head_dim_v_padded", per=2 if way == "half" else None)

@@ -28,14 +28,20 @@ from fagen.schedule import Values
 from fagen.vocab import DTYPES, MASKS, ORDERS
 
 _COUNTED = Type("Counted", 16)
-_PREFIX = {"equal": "", "varlen": "varlen_"}
+_FLOAT4 = Type("float4", 16)
+# where a row of Q is, by lengths and whether a tile's are of several heads
+_Q_ROWS = {
+    ("equal", False): "forward/tiles/q_row.cuh",
+    ("varlen", False): "forward/tiles/varlen_q_row.cuh",
+    ("equal", True): "forward/tiles/packed_q_row.cuh",
+}
 
 
 def tiles(values: Values) -> Iterator[Part]:
     """Who deals tiles."""
     lengths = values["lengths"]
     if DTYPES[values["dtype"]].fp8:
-        yield Part(consumer=(f"forward/tiles/{_PREFIX[lengths]}q_row.cuh",))
+        yield Part(consumer=(_Q_ROWS[lengths, values["pack_gqa"]],))
     if lengths == "varlen":
         yield from _varlen(values)
     elif values["num_splits"] > 1:
@@ -243,6 +249,28 @@ _NUMBERED = {
 }
 
 
+# by whether tiles of a last round that leaves SMs idle are in parts of their keys
+_IN_PARTS = {True: "forward/tiles/in_parts.cuh"}
+_OF_PARTS = Part(
+    constants=(
+        Constant("order.most_parts", "of a tile's keys"),
+        Constant("order.most_units", "parts of all tiles"),
+        Constant("order.tile_blocks", "what a tile takes beside its blocks, in such"),
+        Constant("order.part_blocks", "and a part of one that leaves, and again when it is added"),
+        Constant("part_counters", "of a tile's warpgroups"),
+    ),
+    shared=(
+        Array("parts_before", UINT32, (amount("consumers"),), note="that ended", aligned=False),
+    ),
+    params=(
+        Field("whole", INT, note="tiles, which go before parts"),
+        Field("parts", DIVISOR, note="of each of the others"),
+        Field("part_blocks", INT, note="blocks of keys of each"),
+        Field("parts_ended", pointer_to(UINT32), note="of each tile's warpgroups"),
+        Field("partials", pointer_to(_FLOAT4), note="what parts leave"),
+    ),
+)
+_PARTS = {False: Part(), True: _OF_PARTS}
 # by whether a tile's rows are of several heads
 _OF_HEADS = {False: "forward/tiles/of_head.cuh.j2", True: "forward/tiles/of_packed_head.cuh.j2"}
 
@@ -251,6 +279,8 @@ def _equal(values: Values) -> Iterator[Part]:
     """Tiles of equally long sequences, in an order that the host works out."""
     order = ORDERS[values["order"]]
     rows, numbered = _NUMBERED[order.longest_first, values["cluster"] > 1]
+    numbered = _IN_PARTS.get(order.parts, numbered)
+    yield _PARTS[order.parts]
     yield Part(
         head=("forward/tiles/tile.cuh.j2",),
         device=(_OF_HEADS[values["pack_gqa"]], numbered),

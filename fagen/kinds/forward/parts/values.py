@@ -41,7 +41,8 @@ def v(values: Values) -> Iterator[Part]:
     if not here:
         box = amount("v_slab"), amount("head_dim_v_padded") if transposed else rows
         yield from _BEFORE.get(values["transposes"], ())
-        yield from _DRAWN.get((values["transposes"], ORDERS[values["order"]].dynamic), ())
+        order = ORDERS[values["order"]]
+        yield _COUNTERS.get((values["transposes"], order.dynamic, order.parts), Part())
         yield Part(
             constants=constants,
             maps=(
@@ -113,7 +114,17 @@ _BEFORE = {
         ),
     ),
 }
-_DRAWN = {("kernel", True): (Part(host=("forward/launcher/transposed_drawn.cuh",)),)}
+# counters behind V: of tiles that are drawn, or of parts that ended
+_COUNTERS = {
+    ("kernel", True, False): Part(
+        host=("forward/launcher/transposed_drawn.cuh",),
+        counters=("forward/values/zero_drawn.cuh",),
+    ),
+    ("kernel", False, True): Part(
+        host=("forward/launcher/transposed_in_parts.cuh",),
+        counters=("forward/values/zero_parts.cuh",),
+    ),
+}
 _PLACES = {"kernel": _COLUMNS}
 
 

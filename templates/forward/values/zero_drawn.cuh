@@ -1,0 +1,3 @@
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *params.tiles_drawn = 0;
+  }
