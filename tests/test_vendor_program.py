@@ -225,6 +225,7 @@ static int computed(const %(struct)s* a) {
   auto dq = (O*)a->dq, dk = (O*)a->dk, dv = (O*)a->dv;
   auto dlse = (const float*)a->dlse;
   const int group = a->kv_heads ? a->heads / a->kv_heads : 0;
+  std::vector<float> of_sinks(a->heads);
   for (int b = 0; b < SEQUENCES; b++) for (int g = 0; g < a->kv_heads; g++) {
     SEQUENCE
     std::vector<float> sum_k(held * %(d)d), sum_v(held * %(dv)d);
@@ -237,6 +238,7 @@ static int computed(const %(struct)s* a) {
       std::vector<float> sum_q(%(d)d);
       float delta = dlse ? -dlse[LSE(dlse, h, top + i)] : 0;
       for (int d = 0; d < %(dv)d; d++) delta += float(gs[d]) * float(os[d]);
+      if (lse > -INFINITY) of_sinks[h] -= SINK / std::exp(lse) * delta;
       for (int j = 0; j < keys; j++) {
         if (CAUSAL && j > i + keys - queries) continue;
         const E* ks = k + AT(k, g, begin + j);
@@ -260,6 +262,7 @@ static int computed(const %(struct)s* a) {
       for (int d = 0; d < %(dv)d; d++) to[d] = O(sum_v[j * %(dv)d + d] + (key == WRONG_LAST));
     }
   }
+  DSINKS
   return 0;
 }
 """
@@ -322,6 +325,8 @@ def kernel(slug: str) -> str:
     head += f"#define HIDDEN {HIDDEN.get(values.get('mask', ''), '')}\n"
     head += f"#define SCORE {SCORES.get(values.get('score', ''), '')}\n"
     head += f"#define SLOPE {SLOPES.get(values.get('score', ''), '1')}\n"
+    of_sinks = "for (int h = 0; h < a->heads; h++) ((Sink*)a->dsinks)[h] = Sink(of_sinks[h]);"
+    head += f"#define DSINKS {of_sinks if sink and plan.kind == 'backward' else ''}\n"
     head += f"#define SINK {'std::exp(float(((const Sink*)a->sinks)[h]))' if sink else '0'}\n"
     flags = {
         "COLUMNS": "columns" in (values.get("v_layout"), values.get("layout")),
@@ -367,7 +372,7 @@ def kernel(slug: str) -> str:
         "bwd_fp16_d64_full_m128n128",
         "bwd_bf16_d64_causal_m128n128",
         "bwd_bf16_d64_causal_m128n128_varlen_underdp",
-        "bwd_fp16_d64_causal_m64n64_softcap",
+        "bwd_fp16_d64_causal_m64n64_softcap_sinkbf16",
         "dec_fp16_d64_causal_r8n128",
         "dec_bf16_d128v64_full_r16n64",
         "fwd_fp16_d64_window_m64n64_softcap_varlen",
