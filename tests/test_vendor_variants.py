@@ -12,7 +12,7 @@ import fagen
 from fagen import registry, vendor
 from fagen.errors import FagenError, ScheduleError
 from fagen.problem import Problem, Sizes
-from fagen.vendor import jax_package
+from fagen.vendor import jax_package, torch_package
 from tests.test_vendor_select import all_of, dispatcher, modules_of
 
 __all__ = ["modules_of"]  # a fixture
@@ -134,10 +134,19 @@ def test_a_package_for_torch_takes_them_by_the_names_of_fagens_calls(modules_of:
     ):
         with pytest.raises(error, match=words):
             attention(q, k, v, **wrong)
-    with pytest.raises(
-        ValueError, match="has no gradients, as no kernel under such a mask or with"
-    ):
+    with pytest.raises(ValueError, match="computes it: add bwd_fp16_d64_window_m128n128_und"):
         attention(q.requires_grad_(), k, v, causal=True, window=5)
+
+
+def test_a_package_for_torch_differentiates_them_where_it_has_the_kernel() -> None:
+    schedules = all_of(BOTH, "bwd_fp16_d64_window_m64n64_softcap_sinkbf16")
+    texts = torch_package.texts(vendor.folder_of(vendor.asked("demo", schedules, "torch")))
+    (own,) = (text for path, text in texts.items() if path.endswith("/_gradients.py"))
+    keeps = "q, k, v, ctx.scale, ctx.window_left, ctx.window_right, ctx.softcap, sinks = inputs"
+    assert keeps in own and "dq, dk, dv, dsinks = gradients_of(" in own
+    assert "deltas = dq, dk, dv, None, None, None, None, dsinks" in own
+    (call,) = (text for path, text in texts.items() if path.endswith("/_attention.py"))
+    assert "any([tensor.requires_grad for tensor in needed])" in call
 
 
 def test_folders_without_them_say_nothing_of_them() -> None:
