@@ -16,7 +16,7 @@ constexpr int kBlockM = {block_m}, kBlockN = {block_n}, kCluster = {cluster};
 {tile_and_divisor}
 struct Params {{
   int seqlen_q, seqlen_k, heads, kv_heads, group, shares, share_heads, m_blocks, n_blocks, sections;
-  int cut, cut_keys, kept_keys, flat_shares, first_paired, first_mixed;
+  int cut, cut_keys, kept_keys, flat_shares, first_paired, first_mixed, tail_blocks;
   int {numbers};
   FastDivisor section_tiles, section_heads, last_section_heads, batch_shares, shares_divisor, paired_heads;
 }};

@@ -41,7 +41,7 @@ int main() {{
   Params params;
   for (int batch, section, cut; std::scanf("%d %d %d %d %d %d %d %d", &params.seqlen_q, &params.seqlen_k, &batch, &params.kv_heads,
                                            &params.group, &params.share_heads, &section, &cut) == 8;) {{
-    struct {{ int batch, kv_heads, seqlen_k; }} a{{batch, params.kv_heads, params.seqlen_k}};
+    struct {{ int batch, kv_heads, seqlen_q, seqlen_k; }} a{{batch, params.kv_heads, params.seqlen_q, params.seqlen_k}};
     const int shares = ceil_div(params.group, params.share_heads), heads = batch * params.kv_heads * shares, tile_blocks = kCluster;
     params.m_blocks = ceil_div(params.seqlen_q, kBlockM);
     params.n_blocks = ceil_div(params.seqlen_k, kBlockN);
@@ -116,6 +116,14 @@ def test_tiles_of_the_kernels_own_code_hold_every_key_that_a_row_sees_once(mask,
         after, before = ([tile[1:4] for tile in tiles if tile[0] == part] for part in (0, 1))
         assert len(after) == len(expected) and {*after} == expected
         assert len(before) == len({*before}) and {*before} <= expected
+        for part in (
+            after,
+            before,
+        ):  # a tile waits for those of earlier keys, which begin before it
+            of_heads: dict[tuple[int, int], list[int]] = {}
+            for batch, head, key in part:
+                of_heads.setdefault((batch, head), []).append(key)
+            assert all(keys == sorted(keys) for keys in of_heads.values())
         whole = seen(mask, seqlen_q, seqlen_k)
         for is_before, *_, first_key, first, full_first, full_last, last in tiles:
             keys = whole[:, first_key : first_key + plan.block_n]

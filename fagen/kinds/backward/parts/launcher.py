@@ -44,13 +44,23 @@ def cuts_rows(mask: Mask) -> bool:
     return not (mask.given or mask.first_by_row)
 
 
+def has_tails(values: Values) -> bool:
+    """Whether the tiles of a head's last keys, which begin with the same rows, come late."""
+    mask = values["mask"]
+    return mask.first_by_row and mask.first_steady and not mask.tables
+
+
 def _order(values: Values) -> Iterator[str]:
     yield from ("pair" if values["cluster"] > 1 else "block", "deal")
     yield from ("cut_blocks" if cuts_rows(values["mask"]) else "no_cut_blocks", "equal", "l2_share")
     yield "share_in_order" if values["deterministic"] else "share"
     rising = cuts_rows(values["mask"]) and values["mask"].last_by_row
     yield "last_section" if rising else "last_head"
-    yield from ("sections", "cut")
+    yield "sections"
+    if cuts_rows(values["mask"]):
+        yield "cut"
+    else:
+        yield from ("whole", "tails" if has_tails(values) else "no_tails")
     yield "persistent" if values["persistent"] else "grid"
     if values["postprocess"]:
         yield "early_blocks"

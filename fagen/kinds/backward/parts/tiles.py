@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fagen.kinds.backward.parts.launcher import cuts_rows
 from fagen.kinds.params import CU_SEQLENS_Q, TO_INT32, VARLEN_KEYS, given
 from fagen.part import (
     DIVISOR,
@@ -167,6 +168,7 @@ def _dense(values: Values) -> Part:
     entry: tuple[str, ...] = ()
     shared: tuple[Array, ...] = ()
     sequences: tuple[str, ...] = ()
+    deals, dealt = ("dense", _CUT) if cuts_rows(values["mask"]) else ("whole", _TAILS)
     if _by_sequence(values):
         lengths = "attention/keys/sequence.cuh.j2", "backward/tiles/lengths_by_sequence.cuh"
         sequences = ("attention/keys/sequences.cuh.j2",)
@@ -179,7 +181,7 @@ def _dense(values: Values) -> Part:
     return Part(
         head=("sm90/fast_divisor.cuh", "backward/tiles/tensors.cuh", *lengths),
         methods=("backward/tiles/records.cuh",),
-        device=(*sequences, "backward/tiles/dense.cuh.j2"),
+        device=(*sequences, f"backward/tiles/{deals}.cuh.j2", "backward/tiles/dense_rows.cuh.j2"),
         entry=entry,
         kernel=own_tile,
         shared=shared,
@@ -200,15 +202,21 @@ def _dense(values: Values) -> Part:
             Field("shares_divisor", DIVISOR, note="and of one"),
             Field("first_head", INT, note=_OF_A_LAUNCH),
             Field("first_batch", INT),
-            Field("cut", INT, note="blocks of rows that have tiles of their own"),
-            Field("cut_keys", INT, note="that some of those rows see"),
+            Field("cut_keys", INT, note="that rows see which have tiles of their own"),
             Field("kept_keys", INT, note="of whose dK and dV there are parts"),
-            Field("flat_shares", INT, note="of all groups of all batches"),
-            Field("first_paired", INT, note="where tiles of rows before the cut begin"),
-            Field("first_mixed", INT, note="block of keys of the other tiles from there on"),
-            Field("paired_heads", DIVISOR, note="of a block of keys, from there on"),
+            *dealt,
         ),
     )
+
+
+_CUT = (
+    Field("cut", INT, note="blocks of rows that have tiles of their own"),
+    Field("flat_shares", INT, note="of all groups of all batches"),
+    Field("first_paired", INT, note="where tiles of rows before the cut begin"),
+    Field("first_mixed", INT, note="block of keys of the other tiles from there on"),
+    Field("paired_heads", DIVISOR, note="of a block of keys, from there on"),
+)
+_TAILS = (Field("tail_blocks", INT, note="of keys, the last ones, whose tiles come late"),)
 
 
 def _varlen(mask: Mask) -> Part:
