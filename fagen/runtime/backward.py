@@ -32,6 +32,7 @@ from fagen.build.autograd import build_autograd
 from fagen.errors import FagenError, ScheduleError
 from fagen.kind import Plan
 from fagen.kinds.backward.signature import order_of
+from fagen.kinds.scores import rules_of_slopes
 from fagen.problem import Problem
 from fagen.registry import plan_of
 from fagen.runtime import op
@@ -199,9 +200,12 @@ def _ready(
         _number(forward, kernel.slug, key.device)
         return kernel
     except ScheduleError:
+        assert key.problem
+        faults = rules_of_slopes({"score": key.problem.score, "partition": "gradients"})
+        why = next((f"score {sentence}" for _, sentence in faults), "none fits an SM")
         raise ValueError(
-            f"q, k or v requires a gradient, and no kernel computes those of {key.problem}: none "
-            "fits an SM; call it under torch.no_grad(), or "
+            f"q, k or v requires a gradient, and no kernel computes those of {key.problem}: {why}"
+            "; call it under torch.no_grad(), or "
             "torch.nn.functional.scaled_dot_product_attention"
         ) from None
 
