@@ -84,6 +84,11 @@ class Score:
         return self.parts.core != SCORE
 
     @property
+    def is_tanh(self) -> bool:
+        """Whether each element becomes its tanh, but for factors."""
+        return self.parts.core == make.tanh(SCORE)
+
+    @property
     def cost(self) -> tuple[int, int]:
         """Instructions of an element beside those of a plain softmax: on the MUFU, and all."""
         return self.parts.cost

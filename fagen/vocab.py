@@ -438,6 +438,7 @@ OUTPUTS = ("own", "half", "reuse_v")
 PRODUCERS = ("warp", "none")
 SUMS = ("threads", "tensor")
 MAXIMA = ("lazy", "online")
+TANHS = ("mufu", "curve")
 V_LAYOUTS = ("columns", "rows")
 TRANSPOSITIONS = ("producer", "kernel")  # of row-major V: in each tile, or before all of them
 SCALES = ("head", "tensor", "block")  # of Q and K

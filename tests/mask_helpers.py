@@ -108,10 +108,11 @@ def call_of(
     score: Scored | None = None,
     of_score: Mapping[str, Any] = MappingProxyType({}),
     device: str = "cpu",
+    changed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Any, dict[str, Any], list[tuple[Tensor, Tensor]]]:
     """A Plan, arguments by name of (batch, heads, kv_heads, queries, keys), and what is right.
 
-    With a score that is given other numbers, q is larger.
+    With a score that is given other numbers, q is larger; `changed` makes others of Q and K.
     """
     plan = registry.plan_of(slug)
     batch, heads, kv_heads, rows, keys = sizes
@@ -119,6 +120,7 @@ def call_of(
     d, d_v = plan.head_dim, plan.head_dim_v
     of_tensors = (rows, heads, d), (keys, kv_heads, d), (keys, kv_heads, d_v)
     q, k, v = (torch.randn(batch, n, h, c, generator=dice) for n, h, c in of_tensors)
+    q, k = changed(q, k) if changed else (q, k)
     descales = plan.dtype.fp8
     dtype = E4M3 if descales else getattr(torch, plan.dtype.torch)
     q, k, v = (x.to(device, dtype) for x in (q * (3 if score else 1), k, v))

@@ -564,3 +564,14 @@ def test_sums_over_very_many_keys_move_to_fp32(promoted):
         assert not any(
             picked(queries, keys).values().get("promote") for queries in (1, 128, 200_000)
         )
+
+
+def test_a_row_of_a_score_stands_beside_the_rows_of_plain_ones():
+    """By what its tiles cost; where it has none, plain ones' kernels have its score."""
+
+    def slug(queries, keys):
+        problem = Problem("fp16", 64, 64, "causal", "fp16", "", 0, score="softcap")
+        return served(problem, Sizes(1, 32, 32, queries, keys)).slug
+
+    assert slug(4096, 4096) == "fwd_fp16_d64_causal_m192n128_softcap_q2_curve"
+    assert slug(4096, 200_000) == "fwd_fp16_d64_causal_m192n128_softcap_q2_pm64_smemtotals"

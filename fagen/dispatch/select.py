@@ -272,16 +272,18 @@ def serve(problem: Problem, sizes: Sizes, card: str) -> Served:
 
 
 def _rows_of(table: Iterable[Row], problem: Problem) -> list[Row]:
-    """The rows of a problem; where a table has none with its scores, those with plain ones.
+    """The rows of a problem, and those with plain scores, as if they were with its own.
 
-    A cap or sinks change little of what a tile costs.
+    For a cap or sinks mostly change little of what a tile costs: where they do, a row says what it
+    costs beside tiles of the others. Rows without clocks stand by themselves.
     """
-    rows = [row for row in table if row.problem == problem]
-    if rows or not problem.variant:
-        return rows
+    own = [row for row in table if row.problem == problem]
+    if not problem.variant or not all(row.step_clocks for row in own):
+        return own
     plain = [row for row in table if row.problem == replace(problem, score=PLAIN, sink="")]
     slugs = {row.slug: _of_variant(row.slug, problem) for row in plain}
-    return [replace(row, slug=slugs[row.slug]) for row in plain if slugs[row.slug]]
+    slugs = {plain: slug for plain, slug in slugs.items() if slug not in {r.slug for r in own}}
+    return own + [replace(row, slug=slugs[row.slug]) for row in plain if slugs.get(row.slug)]
 
 
 @cache

@@ -1,6 +1,8 @@
 """What kinds of attention have in common of scores: factors, Params, and what elements call."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fagen.combining import fp32
 from fagen.errors import ExpressionError
@@ -15,6 +17,38 @@ _HEADS = Field("all_heads", INT, Argument("heads"))
 _MOST_SPILLED = 4096
 # functions of the core that kernels have as texts
 _FUNCTIONS = {"tanh": "sm90/tanh.cuh", "sqrt": "sm90/sqrt.cuh"}
+
+
+CURVED_GROUP = 16  # of a thread's scores, that are under way at a time where registers are few
+
+
+@dataclass(frozen=True)
+class Curve:
+    """tanh x as x (c0 + c1 x² + …), of |x| up to some end off by 1e-5 of itself, as the MUFU is.
+
+    It rises for ever. So where a row max is so far below the end that P of the end outgrows a sum
+    of 2 to the power of log2_sum, larger scores show; and where it is so far above minus the end
+    that P of that is below 2 to the power of -unseen, smaller ones are no part of it.
+    """
+
+    coefficients: tuple[float, ...]  # minimax of the relative error
+    end: float  # tanh of the largest x
+    log2_sum: int
+    unseen: int
+
+    @property
+    def terms(self) -> int:
+        """How many coefficients it has."""
+        return len(self.coefficients)
+
+    @property
+    def max_sum(self) -> float:
+        """What a lane's P may add up to."""
+        return 2.0**self.log2_sum
+
+
+# x to 0.4339: with a cap of 50 of scores to 20.4, and of rows whose largest is in -3.8 … 14.2
+CURVE = Curve((0.99999, -0.33236953, 0.119321995), math.tanh(0.4339), log2_sum=9, unseen=24)
 
 
 class Build(Section):
@@ -39,6 +73,32 @@ def rules_of_scores(keys: Values) -> Broken:
     if score.acts and keys["v_scales"] == "block":
         fault = f'"block" does not go with score = "{score.name}": V\'s scales are in the exponents'
         yield "v_scales", f"{fault}; leave it out"
+    if keys["tanh"] == "curve":
+        yield from _rules_of_curves(keys, score)
+
+
+def _rules_of_curves(keys: Values, score: Score) -> Broken:
+    if not score.is_tanh:
+        fault = f'"curve" is for scores that are a tanh, and not for "{score.name}"'
+        yield "tanh", f"{fault}; leave it out"
+    for key, only, why in (
+        ("maximum", "lazy", "whose sums of P show what is beyond it"),
+        ("intra_warpgroup", True, "as plain steps have no loop of their own for it"),
+        ("producer", "warp", "as consumers that load have no registers left"),
+        ("promote", 0, "whose steps end in another way"),
+        ("sink", "", "with which row maxima may begin"),
+        ("num_splits", 1, "between which no barrier keeps warps together"),
+    ):
+        if keys[key] != only:
+            yield key, f'does not go with tanh = "curve", {why}; leave one of them out'
+    if keys["v_layout"]:  # e4m3
+        yield (
+            "dtype",
+            '"e4m3" does not go with tanh = "curve": P has no sums that show; leave it out',
+        )
+    if keys["block_n"] % (2 * CURVED_GROUP):
+        fault = f'must be a multiple of {2 * CURVED_GROUP} with tanh = "curve"'
+        yield "block_n", f"{fault}: a thread takes {CURVED_GROUP} scores at a time"
 
 
 # what elements of a kernel of gradients do not know: a step is of no head; nor of which rows, by

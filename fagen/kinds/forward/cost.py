@@ -20,6 +20,7 @@ from fagen.combining import split_blocks
 from fagen.kinds.attention import padded_head_dims
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.kinds.forward.structure import filling, seen_ends
+from fagen.kinds.scores import CURVE
 from fagen.problem import Sizes
 from fagen.vocab import DTYPES, FP32, MASKS, ORDERS, SCORES, swizzle_of
 
@@ -88,7 +89,7 @@ def step(values: Mapping[str, Any]) -> Step:
 _STEP_KEYS = (  # the first four also say how tiles follow each other
     *("block_m", "block_n", "cluster", "inter_warpgroup", "stages", "dtype", "head_dim"),
     *("head_dim_v", "producer", "intra_warpgroup", "sum", "maximum"),
-    *("rescale_threshold", "score"),
+    *("rescale_threshold", "score", "tanh"),
 )
 _HEAD_DIM_V = _STEP_KEYS.index("head_dim_v")
 _KEYS = ("mask", "order", "output", "num_splits", "fill", *_STEP_KEYS)  # all that counts
@@ -115,7 +116,8 @@ def _step(*key: Any) -> Step:
     online = keys["maximum"] == "online"
     # of O's registers, in every step
     rescaling = 1.0 if online and not keys["rescale_threshold"] else 0.0
-    mufu, more = SCORES[keys["score"]].cost
+    # by a curve a score has no instruction of the MUFU, and a multiplication and addition a term
+    mufu, more = (0, CURVE.terms) if keys["tanh"] == "curve" else SCORES[keys["score"]].cost
     per_warp = (
         n / 2 * (INSTRUCTIONS_PER_SCORE + more + online * MAXIMUM)  # a thread's of two rows
         + d_v / 2 * rescaling

@@ -28,6 +28,7 @@ from fagen.vocab import (
     SCALE_ROWS_DEFAULT,
     SCORES,
     SUMS,
+    TANHS,
     TOTALS,
     TRANSPOSITIONS,
     V_LAYOUTS,
@@ -155,6 +156,11 @@ class Softmax(Section):
         multiple_of=0.125,
         description="log2; above 0 a row max is kept while the new one is this close "
         '(conditional rescaling); needs maximum = "online"',
+    )
+    tanh: Annotated[str, OneOf(TANHS)] = Field(
+        default="mufu",
+        description='of the score softcap: "mufu", an instruction; "curve", where a row\'s largest '
+        "score is small: its exponents are a polynomial of products; else as before",
     )
     promote: int = Field(
         default=0,

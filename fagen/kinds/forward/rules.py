@@ -45,6 +45,7 @@ _CODES = (
     Code("sum", words={"threads": "threadsum", "tensor": "tensorsum"}),
     Code("maximum", words={"lazy": "lazymax", "online": "onlinemax"}),
     Code("rescale_threshold", "t"),
+    Code("tanh", words={"mufu": "mufu", "curve": "curve"}),
     Code("v_layout", words={"rows": "vrows", "columns": "vcols"}),
     Code("transposes", words={"producer": "prodtrans", "kernel": "pretrans"}),
     Code("scales", words={"head": "shead", "block": "sblock"}),

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fagen.arch import SM90
+from fagen.kinds.forward.rules import consumers
 from fagen.kinds.forward.structure import (
     begins_with_sink,
     finds_spread,
     fuses_rescaling,
     scores_by_block,
 )
+from fagen.kinds.scores import CURVE, CURVED_GROUP, Curve
 from fagen.schedule import Values
 from fagen.vocab import DTYPES, OUT_DTYPES, SCORES
 
@@ -71,6 +73,8 @@ class Softmax:
     promote: int  # blocks after which sums move to a second accumulator; 0: never
     # or of each block so many columns of PV are added up at a time, and then to O; 0: all, in O
     part_columns: int
+    curve: Curve | None  # by which tanh is, where row maxima are small
+    curved_group: int  # of a thread's scores at a time: as many as registers allow
     largest_output: float  # to which O is limited, where rounding P may lead beyond V; else 0
 
     @property
@@ -113,5 +117,7 @@ def softmax(values: Values) -> Softmax:
         p_offset=values["p_offset"],
         promote=0 if part_columns else values["promote"],
         part_columns=part_columns,
+        curve=CURVE if values["tanh"] == "curve" else None,
+        curved_group=CURVED_GROUP if consumers(values) > 2 else values["block_n"] // 2,
         largest_output=dtype.largest if out_dtype == dtype else 0.0,
     )

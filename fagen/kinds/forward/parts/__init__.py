@@ -42,6 +42,7 @@ _SHARED = (
     *("q", "k", "v_rows", "v", "o", "totals", "scales", "ones", "q_full", "votes"),
     *("k_full", "v_full", "v_rows_full", "v_rows_empty", "q_empty", "k_empty", "v_empty"),
     *("o_empty", "tile_full", "tile_empty", "tiles", "tile_wanted"),
+    "curved",
 )
 _INITIALISED = (
     *("q_full", "q_empty", "k_full", "v_full", "k_empty", "v_empty"),

@@ -111,6 +111,7 @@ def scores(values: Values) -> Iterator[Part]:
     )
     if values["begins_with_sink"]:
         yield _begun_with_sink(values)
+    yield _TANHS[values["tanh"]]
     yield from _promotion(values)
 
 
@@ -271,6 +272,42 @@ def _begun_with_sink(values: Values) -> Part:
             Field("sink_factor", FLOAT, inverse_factor(values), "from sinks to elements of S"),
         ),
     )
+
+
+# by how softcap's tanh is worked out: by a curve, where small row maxima prove that it holds
+_TANHS = {
+    "mufu": Part(),
+    "curve": Part(
+        constants=(
+            Constant("softmax.curve.terms", name="curve_terms"),
+            Constant("softmax.curved_group", "of a thread's scores at a time"),
+            Constant(
+                "softmax.curve.max_sum",
+                "of a lane's P by the curve; more may be beyond its end",
+                name="max_curved_sum",
+            ),
+        ),
+        params=(
+            Field("curve", FLOAT, dims=(amount("curve_terms"),), note="of products, for exponents"),
+            Field("curve_low", FLOAT, note="row maxima between which it holds"),
+            Field("curve_high", FLOAT),
+        ),
+        host=("forward/launcher/curve.cuh.j2",),
+        device=("forward/scores/curve/exponentiate.cuh",),
+        softmax=("forward/scores/curve/in_curve.cuh",),
+        consumer=("forward/scores/curve/scores.cuh", "forward/steps/overlapped/curved_step.cuh.j2"),
+        shared=(
+            Array(
+                "curved",
+                UINT8,
+                (amount("consumers"), amount(_VOTES)),
+                row="barriers",
+                note="of warps, whether all rows are in the curve",
+                aligned=False,
+            ),
+        ),
+    ),
+}
 
 
 def _promotion(values: Values) -> Iterator[Part]:
