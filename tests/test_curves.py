@@ -105,14 +105,10 @@ def test_what_is_no_number_stays_in_the_rows_that_see_it(number: float) -> None:
 
 FAULTS = (
     ("small", "{0.99999, ", "{0.97999, "),
-    (
-        "beyond the curve",
-        "curve_holds ? float(curve_end - 9 / curve_outer) : -INFINITY",
-        "INFINITY",
-    ),
+    ("beyond the curve", "curve_holds ? float(curve_end - 9 / curve_outer) : -INFINITY", "1e9f"),
     ("far below", "curve_holds ? float(24 / curve_outer - curve_end) : INFINITY", "-INFINITY"),
     ("rising", "part[0] <= kMaxCurvedSum && part[1] <= kMaxCurvedSum", "true"),
-    ("larger", "    if (!curved) {\n      score_block(s, tile, block);\n    }\n", ""),
+    ("rising", "    if (!curved) {\n      score_block(s, tile, block);\n    }\n", ""),
 )
 
 

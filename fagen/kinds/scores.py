@@ -35,6 +35,7 @@ class Curve:
     end: float  # tanh of the largest x
     log2_sum: int
     unseen: int
+    rise: float  # share of the largest row max by which a tile's first ones are to be smaller
 
     @property
     def terms(self) -> int:
@@ -47,8 +48,9 @@ class Curve:
         return 2.0**self.log2_sum
 
 
-# x to 0.4339: with a cap of 50 of scores to 20.4, and of rows whose largest is in -3.8 … 14.2
-CURVE = Curve((0.99999, -0.33236953, 0.119321995), math.tanh(0.4339), log2_sum=9, unseen=24)
+# x to 0.4339: with a cap of 50 of scores to 20.4, of rows whose largest is in -3.8 … 14.2, and
+# first is 10 at most
+CURVE = Curve((0.99999, -0.33236953, 0.119321995), math.tanh(0.4339), 9, 24, rise=0.3)
 
 
 class Build(Section):

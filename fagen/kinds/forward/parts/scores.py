@@ -291,6 +291,7 @@ _TANHS = {
             Field("curve", FLOAT, dims=(amount("curve_terms"),), note="of products, for exponents"),
             Field("curve_low", FLOAT, note="row maxima between which it holds"),
             Field("curve_high", FLOAT),
+            Field("curve_first", FLOAT, note="and up to which a tile begins with it"),
         ),
         host=("forward/launcher/curve.cuh.j2",),
         device=("forward/scores/curve/exponentiate.cuh",),

@@ -1,10 +1,11 @@
-  bool by_curve;  // whether the tile's first maxima are in the curve, in all rows of the warpgroup
+  bool by_curve;  // whether the tile's first maxima are well in the curve, in all rows of the warpgroup
   bool curved;    // and this warp's so far
 
-  // Whether all rows of the warpgroup are in the curve: all must take the same steps.
+  // Whether all rows of the warpgroup are so far in the curve that they are likely to stay: all must take the same steps.
   __device__ __forceinline__ bool all_in_curve(const Softmax& softmax) {
     uint8_t(&rows)[4] = shared.curved[warpgroup];
-    const bool all = __all_sync(0xffffffff, softmax.in_curve(params));
+    const bool well = fmaxf(softmax.max[0], softmax.max[1]) <= params.curve_first;
+    const bool all = __all_sync(0xffffffff, softmax.in_curve(params) && well);
     if (lane() == 0) {
       rows[threadIdx.x % kWarpgroup / 32] = all;
     }
