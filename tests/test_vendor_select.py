@@ -235,6 +235,7 @@ class Attending:
             schedule
             for schedule in schedules
             if schedule.kind == FORWARD and schedule.values()["mask"] in PLAIN_MASKS
+            if not Problem.of(schedule).variant
         ]
         fp8 = [schedule for schedule in schedules if DTYPES[schedule.values()["dtype"]].fp8]
         return schedules + [schedule.but(out_dtype="fp16") for schedule in fp8]
