@@ -65,7 +65,7 @@ def capped(s: Tensor, *, softcap: float, **at: Any) -> Tensor:
     return softcap * torch.tanh(s / softcap)
 
 
-def call(slug: str, name: str) -> Any:
+def call(slug: str, name: str, device: str = "cpu") -> Any:
     """A Plan, a call of it with such numbers, and what is right."""
     factor, keys, softcap = CALLS[name]
     given = {"window_left": 90, "window_right": 3} if "window" in slug else {}
@@ -74,14 +74,8 @@ def call(slug: str, name: str) -> Any:
         q = q if name in ("small", "larger", "beyond the curve", "few large keys") else q.abs()
         return q * factor, keys(k.abs() if name == "rising" else k)
 
-    return call_of(
-        slug,
-        (1, 2, 1, 150, 300),
-        given,
-        score=capped,
-        of_score={"softcap": softcap},
-        changed=changed,
-    )
+    sizes, of_score = (1, 2, 1, 150, 300), {"softcap": softcap}
+    return call_of(slug, sizes, given, 0, capped, of_score, device, changed)
 
 
 @pytest.mark.parametrize("case", some([f"{s}, {n}" for s in SLUGS for n in CALLS], OFTEN))

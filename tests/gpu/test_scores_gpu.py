@@ -15,6 +15,8 @@ from tests.gpu.conftest import SCORED
 from tests.gpu.helpers import poisoned, same
 from tests.mask_helpers import call_of, check, check_varlen, varlen_call
 from tests.score_helpers import TEXTS, word_of
+from tests.test_curves import CALLS
+from tests.test_curves import call as curved_call
 from tests.test_mask_calls import tensors
 from tests.test_scores import CAPPED, FORMS, VARLEN, capped, of_mask
 
@@ -58,6 +60,14 @@ def test_capped_scores_are_a_dense_softmaxs(pair_of, slug, sizes, given):
             score = dict(score=capped, of_score={"softcap": softcap})
             _, call, exact = call_of(slug, own, of_mask(given), **score, device="cuda")
             check(plan, poisoned(plan, binary, beside(plan, call, own)), exact)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("slug", [slug for slug in SCORED if slug.endswith("_curve")])
+def test_scores_by_a_curve_are_a_dense_softmaxs_wherever_they_lie(pair_of, slug, name):
+    plan, binary = pair_of(slug)
+    _, call, exact = curved_call(slug, name, "cuda")
+    check(plan, poisoned(plan, binary, call), exact)
 
 
 @pytest.mark.parametrize(("slug", "given"), VARLEN, ids=[one[0] for one in VARLEN])
