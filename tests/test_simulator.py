@@ -303,3 +303,16 @@ def test_a_compiler_that_checks_jumps_by_itself_does_not_end_a_run(tmp_path, mon
     monkeypatch.setenv("CXX", str(checking))
     plan = planned(PERSISTENT)
     assert backward(plan, simulator.build(render(plan).kernel), Sizes(2, 3, 3, 0, 300), 0)[0]
+
+
+def test_tables_that_fall_leave_no_tile_waiting():
+    """Gradients are wrong then, but a tile waits for those alone that come."""
+    plan = registry.plan_of("bwd_fp16_d64_document_m64n64_det")
+    library = simulator.build(render(plan).kernel)
+    tensors, *_ = case(plan, Sizes(1, 2, 1, 400, 400), device="cpu")
+    named = dict(zip((x.name for x in plan.signature.arguments), tensors, strict=True))
+    dice = torch.Generator().manual_seed(1)
+    for name in ("first", "last"):
+        named[name] = torch.randint(-9, 450, (1, 400), generator=dice, dtype=torch.int32)
+    named |= {f"d{name}": torch.empty_like(named[name]) for name in "qkv"}
+    described(plan, library, named)(None)

@@ -12,6 +12,7 @@ float* sums_of(RowBlock& record);
 uint32_t* counter_of(RowBlock& record);
 int turn_of(const Lengths& lengths, const Tile& tile, int block);
 void await_turn(const uint32_t* added, int turn);
+void bulk_store(float* to, const float* from, int bytes), bulk_add(float* to, const float* from, int bytes);
 void add(float* to, const float* from, int count, int turn);
 void end_turn(uint32_t* added, int turn);
 

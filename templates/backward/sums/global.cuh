@@ -35,17 +35,3 @@ __device__ __forceinline__ void release(uint32_t* added) {
   asm volatile("fence.proxy.async.global;" ::: "memory");
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(added) : "memory");
 }
-
-// Which of the parts of a block of rows a tile has: so many come before it.
-__device__ __forceinline__ int turn_of(const Lengths& lengths, const Tile& tile, int block) {
-  return tile.first_key / (kCluster * kBlockN) - first_tile_of(lengths, block);
-}
-
-// Adds a part of a block's dQ, or stores the first one, so that nobody has to clear the sums.
-__device__ __forceinline__ void add(float* to, const float* from, int count, int turn) {
-  if (turn == 0) {
-    bulk_store(to, from, count * sizeof(float));
-  } else {
-    bulk_add(to, from, count * sizeof(float));
-  }
-}

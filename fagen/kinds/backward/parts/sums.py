@@ -108,6 +108,8 @@ def _added_up(values: Values) -> Part:
         producer=texts(
             "sums",
             "global.cuh",
+            "turn_counted_on.cuh" if values["mask"].row_tables else "turn.cuh",
+            "add.cuh",
             "unequal_parts.cuh" if values["leaves_rest"] else "equal_parts.cuh",
             "own_half.cuh" if pair else "own.cuh",
             "in_order.cuh" if values["deterministic"] else "any_order.cuh",
