@@ -241,6 +241,7 @@ class TensorMap:
     stand_in: str = ""  # another tensor, whose address serves where this one is empty
     heads_in_row: str = ""  # a variable of the launcher: so many heads are one's columns
     place: "Place | None" = None  # where it is not that of the signature
+    of: str = ""  # the tensor, where it has several maps
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fagen.errors import ScheduleError
 from fagen.expr.words import PLAIN
 from fagen.schedule import Schedule
 from fagen.toml_lines import shown
-from fagen.vocab import DTYPES, FORWARD, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
+from fagen.vocab import CACHES, DTYPES, FORWARD, LENGTHS, MASKS, PASSES, PEERS, Peer, yardstick
 
 TOKENS, HIDDEN = 16_384, 2_048  # of the standard sizes: batch · seqlen, heads · head_dim
 
@@ -38,6 +38,7 @@ class Problem:
     lengths: str = LENGTHS[0]  # "varlen": sequences have lengths of their own
     score: str = PLAIN  # what becomes of the scaled product
     sink: str = ""  # the dtype of sinks, where a call gives them
+    cache: str = CACHES[0]  # "paged": keys and values lie in pages
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Problem":
@@ -47,7 +48,7 @@ class Problem:
             raise ScheduleError(f"{schedule.slug} computes no attention: it has no {missing[0]}")
         # where a kind has no such key it does not apply
         none = {"v_layout": "", "scale_rows": 0, "deterministic": False, "lengths": LENGTHS[0]}
-        none |= {"score": PLAIN, "sink": ""}
+        none |= {"score": PLAIN, "sink": "", "cache": CACHES[0]}
         without = {"out_dtype": values["dtype"], **none}
         optional = {name: values.get(name, other) for name, other in without.items()}
         # who is no pass of its own computes attention itself
@@ -74,9 +75,9 @@ class Problem:
 
     @property
     def variant(self) -> dict[str, Any]:
-        """What schedules say of its scores, by keys; nothing where they are as usual."""
-        said = {"score": self.score, "sink": self.sink}
-        return {key: value for key, value in said.items() if value not in (PLAIN, "")}
+        """What schedules say of its scores and cache, by keys; nothing where they are as usual."""
+        said = {"score": self.score, "sink": self.sink, "cache": self.cache}
+        return {key: value for key, value in said.items() if value not in (PLAIN, "", CACHES[0])}
 
     @property
     def variant_words(self) -> tuple[str, ...]:
@@ -121,6 +122,8 @@ class Problem:
             words.append(f"score {self.score}")
         if self.sink:
             words.append(f"sinks in {_torchs(self.sink)}")
+        if self.cache != CACHES[0]:
+            words.append("keys in pages")
         if self.v_layout:
             words.append("V row-major" if self.v_layout == "rows" else "V transposed")
         if self.scale_rows is not None and self.dtype in DTYPES and DTYPES[self.dtype].fp8:

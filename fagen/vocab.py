@@ -451,6 +451,7 @@ ROTARIES = ("none", "halves", "pairs")
 TOTALS = ("registers", "shared")
 LAYOUTS = ("dense", "varlen")
 LENGTHS = ("equal", "varlen")  # of the sequences of a call
+CACHES = ("dense", "paged")  # in which keys and values lie that are decoded
 COPY = "a copy"
 PEERS_DTYPE = "fp16"  # of others' kernels, where ours are of e4m3
 # by lengths: torch calls cuDNN for sequences of one length alone

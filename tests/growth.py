@@ -469,9 +469,9 @@ for words in ("check SLUG", "generate --binding SLUG", "schema --kind scale"):
 )
 
 PAGED = Sample(
-    name="a paged loader for decoding and varlen",
-    most=14,
-    builds="dec_bf16_d128_causal_r8n64_pagesize64",
+    name="a paged loader for varlen",
+    most=8,
+    builds="fwd_bf16_d128_causal_m128n128_varlen_pagesize64",
     patch="paged.patch",
     shows="""
 dice = torch.Generator().manual_seed(1)
@@ -497,24 +497,20 @@ def attended(q, k, v):
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v)
 
-def check(slug, size, q, parts, flat, **more):
+def check(slug, size, q, parts, **more):
     plan, _ = made(slug)
     k, v = pages_of(size)
     exact = [attended(q[part], keys_of(k, i), keys_of(v, i)) for i, part in enumerate(parts)]
     exact = torch.cat(exact).nan_to_num(0).view(q.shape)
-    k, v = (x.flatten(0, 1) if flat else x for x in (k, v))
+    k, v = (x.flatten(0, 1) for x in (k, v))
     named = {"q": q, "k": k, "v": v, "page_table": table, "seqused_k": lengths, **more}
     for compute in ways:
         close(compute(plan, **named, scale=0.125)[0], exact, 2e-3)
 
-q = torch.randn(2, 2, 4, 64, generator=dice).half()
-check("dec_fp16_d64_causal_r8n64_c3_pagesize16", 16, q, (0, 1), False)
-check("dec_fp16_d64_causal_r8n64_c3_streamk_pagesize128", 128, q, (0, 1), False)
 q, begins = torch.randn(100, 4, 64, generator=dice).half(), torch.tensor([0, 70, 100])
 parts, begins = (slice(0, 70), slice(70, 100)), {"cu_seqlens_q": begins.int()}
-check("fwd_fp16_d64_causal_m64n64_varlen_pagesize16", 16, q, parts, True, **begins)
-for slug in ("dec_fp16_d64_causal_r8n64_pagesize24", "fwd_fp16_d64_full_m64n64_varlen_pagesize24"):
-    refused(slug, "are no multiples of each other")
+check("fwd_fp16_d64_causal_m64n64_varlen_pagesize16", 16, q, parts, **begins)
+refused("fwd_fp16_d64_full_m64n64_varlen_pagesize24", "are no multiples of each other")
 refused("fwd_fp16_d64_full_m64n64_pagesize64", 'needs lengths = "varlen"')
 """,
 )

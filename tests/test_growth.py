@@ -31,7 +31,7 @@ def test_each_change_works_and_touches_few_files():
         "an argument of a call": (3, 3),
         "a kind": (1, 1),
         "a limit of the hardware": (1, 1),
-        "a paged loader for decoding and varlen": (13, 14),
+        "a paged loader for varlen": (7, 8),
     }
 
 

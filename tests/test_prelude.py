@@ -132,6 +132,7 @@ PLANS = (
     "dec_fp16_d128_causal_r64n64",
     "dec_fp16_d64_causal_r8n64_c3_fixed",
     "dec_bf16_d64_causal_r32n128_streamk",
+    "dec_fp16_d64_causal_r8n128_paged_c3",
     "dec_bf16_d256_causal_r32n64_streamk_spill56",
     "fwd_e4m3_d64_causal_m192n128_nointer_vrows_sblock_pm1_smemtotals",
     "fwd_e4m3_d256_full_m128n96_half_nointra_vrows_pm1_pc64",

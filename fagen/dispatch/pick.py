@@ -273,9 +273,9 @@ def search_command(slug: str) -> str:
     """Return the command that searches for what beats a schedule, for fagen.attention to take.
 
     Of a mask or a score that a call has said by its text there is none: another process does not
-    know it.
+    know it. Nor of keys in pages, whose kernels have the tiles of others.
     """
-    if re.search(r"_(mask|score)[0-9a-f]{10}(_|$)", slug):
+    if re.search(r"_((mask|score)[0-9a-f]{10}|paged)(_|$)", slug):
         return ""
     own = config_folder()
     place = printable(shlex.quote(str(own))) if own else '"$XDG_CONFIG_HOME/fagen"'

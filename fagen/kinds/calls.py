@@ -18,6 +18,7 @@ BATCH = Dim(Extent("batch"), "batch")
 SCALE = Scalar("scale", "float", "of q kᵀ before the softmax", positive=True, most=MOST_SCALE)
 GROUPED = (Multiple("heads", "kv_heads"),)
 SIZES = tuple(map(Size, ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")))
+PAGED_SIZES = *SIZES[:-1], *map(Size, ("pages", "page_size", "entries"))
 
 
 def scalars(mask: Mask, score: Score) -> tuple[Scalar, ...]:
@@ -59,6 +60,12 @@ class Layout:
         dims = (*self._batch, rows, Dim(Extent(heads), "head"), Dim(Extent(number=columns)))
         most = MOST_PACKED_STRIDE if self.varlen else 0
         return replace(Tensor(name, dims, self.dtype, note, max_stride=most), **more)
+
+    def pages(self, name: str, columns: int, note: str = "") -> Tensor:
+        """Return a tensor of pages, with a row for each of its keys and KV heads."""
+        keys = self.keys(name, columns, note)
+        first = Dim(Extent("pages"), "page"), Dim(Extent("page_size"), "seq")
+        return replace(keys, dims=(*first, *keys.dims[2:]))
 
     def numbers(self, name: str, note: str, **more: Any) -> Tensor:
         """Return a tensor of an fp32 number for each head and query."""

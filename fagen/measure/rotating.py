@@ -31,6 +31,11 @@ NOTHING: Mapping[str, Mapping[str, Any]] = {}
 Enqueue = Callable[[], Any]
 
 
+def _rows(plan: Any, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """K and V as a call takes them, with what belongs to them: as they are."""
+    return {"k": k, "v": v}
+
+
 class Rotated(NamedTuple):
     """Microseconds of a call, by slug and by peer, their spread, and the megabytes of K and V."""
 
@@ -58,12 +63,14 @@ def rotated(
     peers: Mapping[str, SDPBackend] = PEERS,
     *,
     more: Mapping[str, Mapping[str, Any]] = NOTHING,
+    caches: Callable[[Any, Tensor, Tensor], dict[str, Tensor]] = _rows,
     eager: bool = False,
 ) -> Rotated:
     """Time built kernels of one problem, and peers, on the same tensors, each in turn.
 
     Any kernels that take q, k, v and a scale, and what `more` has for their slugs; a peer that
-    refuses them is left out. With `eager` the host launches each call, else a CUDA graph all.
+    refuses them is left out. `caches` are K and V as a kernel takes them. With `eager` the host
+    launches each call, else a CUDA graph all.
     """
     problem = Problem.of(next(iter(kernels.values()))[0].schedule)
     q, pairs = turns(Cell(problem, sizes))
@@ -73,8 +80,11 @@ def rotated(
     for slug, (plan, library) in kernels.items():
         arguments = {"q": q, "scale": scale, "out": out, **more.get(slug, {})}
         # as an allocator does, which peers call and fagen's ops: calls in turn take the same memory
-        workspace = workspace_for(plan, library, k=pairs[0][0], v=pairs[0][1], **arguments)
-        bound = (bind(plan, library, workspace=workspace, k=k, v=v, **arguments) for k, v in pairs)
+        workspace = workspace_for(plan, library, **caches(plan, *pairs[0]), **arguments)
+        bound = (
+            bind(plan, library, workspace=workspace, **caches(plan, *pair), **arguments)
+            for pair in pairs
+        )
         calls[slug] = in_turns(bound, eager=eager)
     for name, backend in peers.items():
         if call := _peer(backend, q, pairs, eager):

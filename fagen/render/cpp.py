@@ -233,7 +233,7 @@ def counted(of: Extent | Product, sizes: str) -> str:
 
 @cpp.register
 def _(tensor_map: TensorMap, plan: Any) -> str:
-    name, (element, dtype) = tensor_map.name, tensor_map.elements
+    name, (element, dtype) = tensor_map.of or tensor_map.name, tensor_map.elements
     dims = plan.signature.tensor(name).dims
     by_stride = {dim.stride: dim.extent for dim in dims}
     strides = [stride for stride in tensor_map.dims if stride in by_stride]
@@ -272,7 +272,8 @@ def _(tensor_map: TensorMap, plan: Any) -> str:
 def described(tensor_map: TensorMap, plan: Any) -> str:
     """Return the call that encodes a tensor map, true if it can; varlen tensors have no batch."""
     place = f"&params.{tensor_map.name}, {tensor_map.name}"
-    batched = any(dim.stride == "batch" for dim in plan.signature.tensor(tensor_map.name).dims)
+    dims = plan.signature.tensor(tensor_map.of or tensor_map.name).dims
+    batched = any(dim.stride in ("batch", "page") for dim in dims)
     if batched:
         return f"describe({place})"
     heads_first = tensor_map.dims[0] == "head"

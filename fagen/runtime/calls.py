@@ -22,6 +22,7 @@ from fagen.expr import words
 from fagen.problem import Problem, Sizes, VarlenTotals
 from fagen.runtime import attention, decode, varlen
 from fagen.runtime.call import CallKey
+from fagen.vocab import CACHES
 
 KEPT = 100_000  # different calls: a few hundred bytes each
 _COUNTED = attention.ATTENTION, varlen.VARLEN, decode.DECODING
@@ -94,6 +95,8 @@ def _sort(counted: Counted, call: tuple[Any, ...], count: int) -> None:
     lazy, problem, sizes = _SORTS[door](*at_hand)
     if not lazy:
         counted.left_out["with a reference, for which tables have no kernels"] += count
+    elif problem.cache != CACHES[0]:
+        counted.left_out["over keys in pages, for which tables have no kernels"] += count
     elif problem.mask not in words.MASKS:
         counted.left_out["under a mask by its text, which tables do not know"] += count
     elif problem.score not in words.SCORES:

@@ -35,7 +35,7 @@ from fagen.search.shapes import (
     varlen_faults,
 )
 from fagen.toml_lines import Origin, nearest_or_all, printable, read_toml, shown
-from fagen.vocab import LENGTHS
+from fagen.vocab import CACHES, LENGTHS
 
 MAX_POINTS = 1_000_000  # of all targets of a space; each takes some 20 µs
 MAX_TIMES = 10 * MAX_POINTS  # predicted: points times shapes
@@ -175,6 +175,9 @@ def declared_by(tables: dict[str, Any], origin: Origin, text: str) -> Declared:
     if len({*values.get("lengths", ())} & {*LENGTHS}) > 1:
         why = "names both: their shapes are others, so make two spaces of it"
         broken.append(((keys.sections["lengths"], "lengths"), why))
+    if {*values.get("cache", ())} - {CACHES[0]}:
+        why = f'is to be "{CACHES[0]}": kernels of keys in pages have the tiles of the others'
+        broken.append(((keys.sections["cache"], "cache"), why))
     for key in sorted(keys.required.intersection(space.problem_keys) - values.keys()):
         broken.append(((keys.sections[key], key), "is missing: a value or a list"))
     if broken:

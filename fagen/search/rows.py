@@ -113,7 +113,7 @@ class _Sized(Row):
 
 # ---- rows ---------------------------------------------------------------------------------------
 
-LATER = "score", "sink"  # of problems: keys that a target says where they are not as usual
+LATER = "score", "sink", "cache"  # of problems: keys that a target says where they are not as usual
 _TYPES = {
     **dict.fromkeys(LATER, str),
     "dtype": str,

@@ -17,6 +17,7 @@ from fagen.dispatch.rows import (
     MOST_SHARED,
     TRANSPOSED_LAUNCH,
 )
+from fagen.errors import ScheduleError
 from fagen.evidence import Evidence
 from fagen.expr import words
 from fagen.expr.canonical import all_of
@@ -36,7 +37,7 @@ from fagen.vendor.examples import Example, of_group
 from fagen.vendor.gradients import Gradient, gradients_of
 from fagen.vendor.manifest import Manifest
 from fagen.vendor.table import FIELDS, Table, table_of, variant_of
-from fagen.vocab import BACKWARD, DECODE, DTYPES, FORWARD, PARTIALS, SCALE_ROWS
+from fagen.vocab import BACKWARD, CACHES, DECODE, DTYPES, FORWARD, PARTIALS, SCALE_ROWS
 
 # What CMake sets in its own ways: the standard, the architecture, position-independent code.
 _CMAKES = ("-std=", "-gencode", "-Xcompiler", "-fPIC")
@@ -464,7 +465,11 @@ def _number(scalar: Scalar) -> float:
 
 
 def folder_of(manifest: Manifest) -> Folder:
-    """Work a manifest out.  Raises OverBudget, and ToolchainError where clang-format is missing."""
+    """Work a manifest out.
+
+    Raises OverBudget, ScheduleError for a kernel that no folder has yet, and ToolchainError where
+    clang-format is missing.
+    """
     kernels = tuple(_kernel(alias, schedule) for alias, schedule in manifest.kernels)
     return Folder(
         name=manifest.name,
@@ -476,6 +481,11 @@ def folder_of(manifest: Manifest) -> Folder:
 
 
 def _kernel(alias: str, schedule: Schedule) -> Kernel:
+    if schedule.values().get("cache", CACHES[0]) != CACHES[0]:
+        raise ScheduleError(
+            f"{schedule.slug}: so far no folder has kernels of keys in pages; "
+            "`fagen generate` writes one, and fagen.attention_decode calls it"
+        )
     planned = plan(schedule)
     source = render(planned)
     ran = evidence.of_source(source.slug, lambda: source.hashes)

@@ -65,7 +65,7 @@ FIELDS = tuple(
     Field.of(field.name)
     for field in fields(Problem)
     # which all of a table share
-    if field.name not in ("kind", "deterministic", "lengths", "score")
+    if field.name not in ("kind", "deterministic", "lengths", "score", "cache")
 )
 
 

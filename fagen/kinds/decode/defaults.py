@@ -13,6 +13,7 @@ from fagen.kinds.decode.cost import first_tiles, whole_tiles
 from fagen.kinds.decode.keys import Schedule
 from fagen.kinds.decode.plan import plan
 from fagen.kinds.decode.rules import MOST_BLOCKS, straddles
+from fagen.vocab import CACHES
 
 ROWS = (8, 16, 32, 64)  # of queries, that a kernel is made for
 _SHORTEST = 64  # keys of a step
@@ -233,7 +234,7 @@ def derived(
     if maximum == "fixed":
         keys |= {"maximum": maximum, "speculate": True}
         by, side_by_side = "round_robin", 1
-    if head_dim_v != head_dim:
+    if head_dim_v != head_dim or variant.get("cache", CACHES[0]) != CACHES[0]:
         side_by_side = 1
     columns = max(head_dim, head_dim_v)
     block_n, widest = _block_n(columns), columns > _WIDEST
@@ -267,7 +268,7 @@ def derived(
 def steps(schedule: Schedule) -> Iterator[Step]:
     """Give the schedules that serve the problem of one, by what calls they serve."""
     values = schedule.values()
-    keys = "dtype", "head_dim", "head_dim_v", "mask", "score", "sink"
+    keys = "dtype", "head_dim", "head_dim_v", "mask", "score", "sink", "cache"
     fields = {key: values[key] for key in keys if values.get(key)}  # without sinks it is no key
     head_dim = fields["head_dim"]
     shared_lines = straddles(fields["dtype"], head_dim, fields["head_dim_v"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from fagen.combining import combined_partials
 from fagen.kinds.attention import scale_log2
 from fagen.kinds.decode.oracle import spans
+from fagen.kinds.decode.pages import gathered
 from fagen.kinds.decode.plan import Plan
 from fagen.kinds.scores import factors
 
@@ -35,10 +36,15 @@ def compute(
     q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) in the Plan's dtype, seqused_k and
     leftpad_k (B) in int32, of a unified maximum reference (H) in fp32; out (B, Sq, H, Dv), lse
     (B, H, Sq) in fp32. What is `given` more the mask takes, and sinks (H). Keys before those that
-    the first query sees are left out before the others are parted.
+    the first query sees are left out before the others are parted. In pages k and v are those of
+    a block_table (B, entries).
     """
     plan = replace(plan, score=plan.score.bound(plan.score.taken(given)))
     sink = given.pop("sinks")[:, None] if plan.sink else None
+    if plan.paged:
+        table, used = given.pop("block_table"), seqused_k
+        assert used is not None
+        k, v = (gathered(x, table, used) for x in (k, v))
     given, unbound = plan.mask.taken(given), plan.mask
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty(batch, seqlen_q, heads, v.shape[3])

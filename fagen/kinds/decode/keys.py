@@ -14,7 +14,7 @@ from fagen.kinds.sinks import NO_SINK, SINK_KEY, SINK_WORDS
 from fagen.schedule import Keys, Known, OneOf, Section, derived
 from fagen.schedule import Schedule as AnySchedule
 from fagen.scores import NAMED as NAMED_SCORES
-from fagen.vocab import MASKS, SCORES, SIXTEEN_BITS
+from fagen.vocab import CACHES, MASKS, SCORES, SIXTEEN_BITS
 
 
 class Decode(Section):
@@ -28,6 +28,11 @@ class Decode(Section):
     )
     score: Annotated[str, Known(SCORES, NAMED_SCORES)] = Field(default=PLAIN, description=SCORE_KEY)
     sink: Annotated[str, OneOf(SINK_WORDS)] = Field(default=NO_SINK, description=SINK_KEY)
+    cache: Annotated[str, OneOf(CACHES)] = Field(
+        default=CACHES[0],
+        description='"dense": each sequence has its own rows of K and V; "paged": K and V are '
+        "pages, of a size that calls have, and a block table lists those of each sequence",
+    )
 
 
 class Tile(Section):

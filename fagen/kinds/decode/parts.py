@@ -12,6 +12,7 @@ from typing import Any
 from fagen.kinds.combining import EVERY_SPLIT, combining
 from fagen.kinds.decode.rules import (
     combines_in_shared,
+    is_paged,
     k_is_wider,
     prefetches,
     reads_pairs,
@@ -27,15 +28,18 @@ from fagen.part import (
     FLOAT,
     HEADERS,
     INT,
+    INT64,
     TMA_HEADERS,
     Argument,
     Array,
     Barrier,
+    Computed,
     Constant,
     Divisor,
     Field,
     Part,
     Parts,
+    Place,
     TensorMap,
     Type,
     amount,
@@ -53,6 +57,7 @@ RULES: tuple[Callable[[Values], Any], ...] = (
     combines_in_shared,
     shares_lines,
     reads_pairs,
+    is_paged,
 )
 
 # the order of members of SharedStorage and of Params, by name: machine code holds their offsets
@@ -71,6 +76,7 @@ _PARAMS = (
     *("scale", "scale_log2", "inverse_scale"),
     *("least_blocks", "alone", "whole_groups", "of_run", "shorter_runs", "whole_rows"),
     *("adjacent", "next_begins"),
+    *("block_table", "block_table_stride", "page_size", "box_shift"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -121,11 +127,21 @@ def tile(values: Values) -> Iterator[Part]:
             Constant("slab", "columns: tiles lie as slabs of 128 bytes, all rows of one together"),
             Constant("swizzle.cute", name="descriptor", type=DESCRIPTOR),
         ),
-        params=tuple(
-            Field(name, INT, Argument(name))
-            for name in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k")
+        params=(
+            *(_size(name) for name in ("batch", "heads", "kv_heads", "seqlen_q")),
+            Field("seqlen_k", INT, _ROOM if values["is_paged"] else Argument("seqlen_k")),
         ),
     )
+
+
+def _size(name: str) -> Field:
+    return Field(name, INT, Argument(name))
+
+
+# of a sequence, in pages: without a page there is no key
+_ROOM = Computed(
+    "a.pages == 0 ? 0 : int(std::min<int64_t>(int64_t(a.entries) * a.page_size, 1 << 30))"
+)
 
 
 def deals(values: Values) -> Iterator[Part]:
@@ -217,18 +233,19 @@ def loads(values: Values) -> Iterator[Part]:
     prefetched, own = values["prefetches"], _of_pairs(values)
     lines = _LINES | ({"heads_in_row": "in_row"} if values["reads_pairs"] else {})
     buffer = amount("block_n", widest, *(("kv_heads",) if values["reads_pairs"] else ()))
+    lying = "paged" if values["is_paged"] else "pairs" if values["reads_pairs"] else "dense"
     yield Part(
         loader=(
-            f"decode/loads/{'pairs' if values['reads_pairs'] else 'dense'}.cuh.j2",
+            f"decode/loads/{lying}.cuh.j2",
             f"decode/loads/queries{own}.cuh",
-            "decode/loads/unit.cuh",
+            f"decode/loads/unit{'_of_pages' * values['is_paged']}.cuh",
             *(_prefetch(values) if prefetched else ()),
         ),
+        host=("decode/loads/launch_pages.cuh.j2",) if values["is_paged"] else (),
         kernel=("decode/loads/prefetching.cuh",) if prefetched else (),
         maps=(
             TensorMap("q", (_SLAB, "tile_heads", "tile_positions"), dims=_HEADS_FIRST, **_LINES),
-            TensorMap("k", (_SLAB, amount("block_n")), stand_in="q", **lines),
-            TensorMap("v", (_SLAB, amount("block_n")), columns="head_dim_v", stand_in="q", **lines),
+            *(_PAGE_MAPS if values["is_paged"] else _dense_maps(lines)),
         ),
         shared=(
             Array("ring", ELEMENT, (_STAGES, buffer)),
@@ -241,6 +258,7 @@ def loads(values: Values) -> Iterator[Part]:
         params=(
             Field("q_bytes", INT, note="of a tile's rows"),
             *((_ADJACENT,) if values["reads_pairs"] else ()),
+            *(_PAGES if values["is_paged"] else ()),
             *(
                 (Field("prefetched_keys", INT, note="of a thread block's first unit, at most"),)
                 if prefetched
@@ -251,13 +269,23 @@ def loads(values: Values) -> Iterator[Part]:
             Constant("stages", "buffers of the ring, in which blocks of K and V alternate"),
             Constant("q_stages"),
             *(_PAIRS if values["reads_pairs"] else ()),
+            *((_SHORT_BOX,) if values["is_paged"] else ()),
             *((Constant("prefetch_warp", "that asks L2 for first keys"),) if prefetched else ()),
         ),
     )
 
 
 def _prefetch(values: Values) -> tuple[str, ...]:
+    if values["is_paged"]:
+        return ("decode/loads/prefetch_pages.cuh",)
     return f"decode/loads/prefetch_block{_of_pairs(values)}.cuh", "decode/loads/prefetch.cuh"
+
+
+def _dense_maps(lines: dict[str, Any]) -> tuple[TensorMap, ...]:
+    return (
+        TensorMap("k", (_SLAB, amount("block_n")), stand_in="q", **lines),
+        TensorMap("v", (_SLAB, amount("block_n")), columns="head_dim_v", stand_in="q", **lines),
+    )
 
 
 _ADJACENT = Field("adjacent", BOOL, note="rows of a tile's KV heads, in the cache")
@@ -271,6 +299,31 @@ _PAIRS = (
 _SLAB, _HEADS_FIRST = amount("slab"), ("head", "seq", "batch")
 # a row of a box has 128 bytes: twice that, as L2 may fetch, is slower out of memory
 _LINES: dict[str, Any] = {"swizzle": "swizzle", "promotion": 128}
+
+
+def _page_map(tensor: str, columns: str, width: str, rows: str) -> TensorMap:
+    """A map of all pages: the outermost dimension is the page, whose stride may be any."""
+    place = Place(
+        f"params.seqlen_k > 0 ? a.{tensor} : a.q",
+        (width, "params.seqlen_k > 0 ? a.page_size : 0", "a.kv_heads", "a.pages"),
+        tuple(f"a.{tensor}_stride_{dim}" for dim in ("seq", "head", "page")),
+    )
+    name = tensor if rows == "box_rows" else f"{tensor}_row"
+    return TensorMap(name, (_SLAB, rows), columns=columns, of=tensor, place=place, **_LINES)
+
+
+_PAGE_MAPS = tuple(
+    _page_map(*of, rows)
+    for rows in ("box_rows", "1")
+    for of in (("k", "head_dim", "kHeadDim"), ("v", "head_dim_v", "kHeadDimV"))
+)
+_SHORT_BOX = Constant("short_box", "rows of a page, below which boxes are many", value=amount(16))
+_PAGES = (
+    Field("block_table", _TO_INT32, Argument("block_table"), "(batch, entries): pages"),
+    Field("block_table_stride", INT64, Argument("block_table_stride_batch")),
+    Field("page_size", DIVISOR),
+    Field("box_shift", INT, note="2 to this: rows of a page, that a box has"),
+)
 
 
 def scores(values: Values) -> Iterator[Part]:

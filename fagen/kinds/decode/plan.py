@@ -23,6 +23,7 @@ from fagen.kinds.decode.rules import (
     MOST_BLOCKS,
     SWIZZLE,
     all_rows,
+    is_paged,
     shares_lines,
     split_blocks,
 )
@@ -76,6 +77,7 @@ class Plan(Budgeted, Combining):
     kv_heads: int  # that a thread block reads side by side
     block_n: int
     num_splits: int
+    paged: bool  # keys and values lie in pages
     stream_k: bool  # a thread block's splits follow each other, and it combines them
     stages: int
     q_stages: int
@@ -130,9 +132,10 @@ class Plan(Budgeted, Combining):
     def prefetch_warp(self) -> int:
         """Which asks for first keys while the launch before ends.
 
-        Where nobody is waited for, the one that loads is at it already.
+        Where nobody is waited for, the one that loads is at it already, unless it would wait for
+        a block table too.
         """
-        return 0 if self.stream_k else WARPS
+        return 0 if self.stream_k or self.paged else WARPS
 
     @property
     def bytes_in_flight(self) -> int:
@@ -196,6 +199,7 @@ def plan(schedule: Schedule) -> Plan:
         **carried(Plan, schedule) | {"rows": all_rows(values)},
         head_dim_padded=d,
         head_dim_v_padded=d_v,
+        paged=is_paged(values),
         stream_k=values["by"] == "stream_k",
         fixed=fixed,
         slab=SWIZZLE.bytes // dtype.bytes,

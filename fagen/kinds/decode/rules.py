@@ -6,7 +6,7 @@ from fagen.kinds.scores import spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
 from fagen.scores import WORDS as SCORE_WORDS
-from fagen.vocab import DTYPES, FP32, MASKS, SWIZZLES
+from fagen.vocab import CACHES, DTYPES, FP32, MASKS, SWIZZLES
 
 SWIZZLE = SWIZZLES[0]  # of every tile: slabs as wide as there are
 
@@ -40,6 +40,7 @@ _SLUG = SlugForm(
     codes=(
         Code("score", words=SCORE_WORDS),
         Code("sink", words=SINK_WORDS),
+        Code("cache", words={cache: cache for cache in CACHES}),
         Code("kv_heads", "h"),
         Code("num_splits", "c"),
         Code("by", words=DEALT),
@@ -97,6 +98,11 @@ def combines_in_shared(values: Values) -> bool:
 def prefetches(values: Values) -> bool:
     """Whether first keys are asked for while the launch before ends: not beside spills."""
     return not values["max_spill_bytes"]
+
+
+def is_paged(values: Values) -> bool:
+    """Whether keys and values lie in pages."""
+    return bool(values["cache"] == "paged")
 
 
 def all_rows(values: Values) -> int:
@@ -196,6 +202,8 @@ def rules(keys: Values) -> Broken:
         yield "kv_heads", f"needs head dims that are odd multiples of {half}, whose lines two share"
     if reads_pairs(keys) and keys["head_dim"] != keys["head_dim_v"]:
         yield "head_dim_v", "must be head_dim with kv_heads = 2"
+    if reads_pairs(keys) and is_paged(keys):
+        yield "kv_heads", 'needs cache = "dense": so far pages are read one KV head at a time'
     if all_rows(keys) > SM90.wgmma_m:
         yield "rows", f"may be {SM90.wgmma_m} of all kv_heads at most"
 

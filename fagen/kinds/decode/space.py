@@ -42,7 +42,7 @@ SPACE = Space(
     budget=BUDGET,
     summed_keys=SUMMED,
     predictor=predictor,
-    problem_keys=("dtype", "head_dim", "head_dim_v", "mask", "score", "sink"),
+    problem_keys=("dtype", "head_dim", "head_dim_v", "mask", "score", "sink", "cache"),
     tile_keys=("rows", "block_n"),
     example={"head_dim": 64, "dtype": "fp16", "mask": "causal", "rows": 8, "block_n": 64},
     # a cache's sizes follow from no others: a file says them, or has these

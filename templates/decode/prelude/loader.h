@@ -9,6 +9,9 @@ struct Loader {
   void load_k(const Unit& unit, int key);  // the next buffer of the ring becomes a block of K
   void load_v(const Unit& unit, int key);
   void load_q(const Unit& unit);
+  // of pages: by a warp, whose lanes have entries of the block table
+  void look_up(const Unit& unit);
+  template <int columns> void load(const CUtensorMap& boxes, const CUtensorMap& rows, const Unit& unit, int key);
   void prefetch(const Unit& unit);
   template <int columns> void prefetch(const CUtensorMap& map, const Unit& unit, int key);  // a block of K, or of V
   bool find_failed(const Unit& unit);  // by a fixed maximum: whether a row is computed again

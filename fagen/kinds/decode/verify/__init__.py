@@ -19,8 +19,9 @@ from torch import Tensor
 from fagen.arch import SM90
 from fagen.build import Binary
 from fagen.kinds.decode.oracle import attend, spans
+from fagen.kinds.decode.pages import gathered, in_pages
 from fagen.kinds.decode.plan import Plan
-from fagen.kinds.decode.verify.speed import timed
+from fagen.kinds.decode.verify.speed import caches, timed
 from fagen.kinds.verification import LSE_TOLERANCE, Say, each_timed, hard_scores
 from fagen.measure import families
 from fagen.measure.inputs import softmax_scale, usual
@@ -31,7 +32,14 @@ from fagen.problem import Cell, Sizes
 from fagen.records import DecodeError, DecodeSpeed
 from fagen.runtime.c_interface import bind, call
 
-KV_HEADS, USUAL_GROUP = 8, 4  # of what is timed; of wider kernels all rows are one query's heads
+# of keys in pages, in turns: as engines have them, and borders of a box of each kind
+PAGE_SIZES = 16, 64, 256, 48, 1, 32, 528, 8, 3, 128
+
+KV_HEADS, USUAL_GROUP, USUAL_PAGE = (
+    8,
+    4,
+    16,
+)  # of what is timed; of wider kernels all rows are one query's heads
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Case:
 
     `used` and `pads` are null where they are not passed; `sigma` is the standard deviation of the
     scores, and with `rises` each key has a larger one than those before it. Of a unified maximum
-    heads have these references in turn.
+    heads have these references in turn. Keys in pages have pages of so many.
     """
 
     sizes: Sizes
@@ -50,14 +58,17 @@ class Case:
     rises: bool = False
     per_sequence: bool = True  # each sequence is computed by itself too
     references: tuple[float, ...] = (0.0, 2.0)
+    page_size: int = 0
 
     @property
     def lengths(self) -> str:
         """What is passed of them."""
         if self.used is None and self.pads is None:
-            return "all"
-        words = [] if self.used is None else [f"to {_listed(self.used)}"]
-        return " ".join([*words, *([] if self.pads is None else [f"from {_listed(self.pads)}"])])
+            words = ["all"]
+        else:
+            words = [] if self.used is None else [f"to {_listed(self.used)}"]
+            words += [] if self.pads is None else [f"from {_listed(self.pads)}"]
+        return " ".join([*words, *([f"pages of {self.page_size}"] if self.page_size else [])])
 
     def __str__(self) -> str:
         return f"{self.sizes} {self.lengths}{' rising' * self.rises}"
@@ -70,6 +81,21 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def small_cases(plan: Plan) -> tuple[Case, ...]:
     """Cases that a simulator can do: the borders of blocks and splits, lengths, groups, queries."""
+    return _in_pages(plan, _small_cases(plan))
+
+
+def _in_pages(plan: Plan, cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The same of pages, where a kernel has its keys in some."""
+    sizes = (PAGE_SIZES[number % len(PAGE_SIZES)] for number in range(len(cases)))
+    return tuple(map(replace_page, cases, sizes)) if plan.paged else cases
+
+
+def replace_page(case: Case, page_size: int) -> Case:
+    """A case of keys in pages of that size."""
+    return replace(case, page_size=page_size)
+
+
+def _small_cases(plan: Plan) -> tuple[Case, ...]:
     n, m = plan.block_n, plan.rows
     return (
         Case(Sizes(1, 1, 1, 1, 1)),
@@ -113,27 +139,32 @@ def verification_cases(plan: Plan) -> tuple[Case, ...]:
     n, m, num_splits = plan.block_n, plan.rows, plan.num_splits
     long = n * num_splits
     borders = (0, 1, n - 1, n, n + 1, long - 1, long, long + 1, 2 * long, 2 * long + 1)
-    return (
-        *small_cases(plan),
-        *(
-            Case(Sizes(2, group * 2, 2, queries, 3 * n + 7), (3 * n + 7, 2 * n - 3))
-            for group, queries in (
-                *((1, 1), (3, 1), (5, 2), (6, 1), (7, 3), (8, 1), (12, 2), (16, 1), (32, 4)),
-                *((1, 16), (4, 4), (4, 16), (8, 9), (m, 1), (m + 1, 3)),
-            )
+    return _in_pages(
+        plan,
+        (
+            *_small_cases(plan),
+            *(
+                Case(Sizes(2, group * 2, 2, queries, 3 * n + 7), (3 * n + 7, 2 * n - 3))
+                for group, queries in (
+                    *((1, 1), (3, 1), (5, 2), (6, 1), (7, 3), (8, 1), (12, 2), (16, 1), (32, 4)),
+                    *((1, 16), (4, 4), (4, 16), (8, 9), (m, 1), (m + 1, 3)),
+                )
+            ),
+            Case(Sizes(len(borders), 8, 2, 2, 2 * long + 1), borders),
+            Case(Sizes(len(borders), 8, 2, 1, 2 * long + 9), borders, tuple(range(len(borders)))),
+            Case(Sizes(4, 8, 8, 16, 64), (0, 3, 16, 64)),  # more queries than keys
+            Case(Sizes(3, 4, 1, 1, 300), (2**31 - 1, -(2**31), 77), (-5, 4, 2**31 - 1)),
+            Case(Sizes(2, 8, 2, 1, 4 * long + 3), rises=True, sigma=30.0),
+            Case(Sizes(2, 8, 2, 4, 3 * long + 3), sigma=16.0),
+            Case(
+                Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), per_sequence=False
+            ),
+            Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
+            Case(Sizes(1, 32, 8, 4, 32_768)),
+            # more than two splits of the longest for each thread block, and fewer
+            Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), per_sequence=False),
+            Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), per_sequence=False),
         ),
-        Case(Sizes(len(borders), 8, 2, 2, 2 * long + 1), borders),
-        Case(Sizes(len(borders), 8, 2, 1, 2 * long + 9), borders, tuple(range(len(borders)))),
-        Case(Sizes(4, 8, 8, 16, 64), (0, 3, 16, 64)),  # more queries than keys
-        Case(Sizes(3, 4, 1, 1, 300), (2**31 - 1, -(2**31), 77), (-5, 4, 2**31 - 1)),
-        Case(Sizes(2, 8, 2, 1, 4 * long + 3), rises=True, sigma=30.0),
-        Case(Sizes(2, 8, 2, 4, 3 * long + 3), sigma=16.0),
-        Case(Sizes(1_100, 4, 2, 1, 70), tuple(i % 71 for i in range(1_100)), per_sequence=False),
-        Case(Sizes(3, 32, 8, 1, 8_192), (8_192, 5_000, 8_191)),
-        Case(Sizes(1, 32, 8, 4, 32_768)),
-        # more than two splits of the longest for each thread block, and fewer
-        Case(Sizes(96, 8, 8, 1, long), tuple(long - i for i in range(96)), per_sequence=False),
-        Case(Sizes(40, 8, 8, 1, 4 * long), (4 * long, *(range(1, 40))), per_sequence=False),
     )
 
 
@@ -166,7 +197,16 @@ def inputs(plan: Plan, case: Case, seed: int, device: str = "cuda") -> dict[str,
     if plan.fixed:
         turns = [case.references[head % len(case.references)] for head in range(sizes.heads)]
         arguments["reference"] = torch.tensor(turns, device=device)
-    return arguments | {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
+    arguments |= {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)} | lengths
+    return arguments | (_pages(case, arguments, generator) if plan.paged else {})
+
+
+def _pages(case: Case, arguments: dict[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
+    """K and V in pages, where they lie, and where sequences end: whole pages have more room."""
+    k, v, size, room = arguments["k"], arguments["v"], case.page_size, case.sizes.seqlen_k
+    ends = arguments.get("seqused_k", torch.full((len(k),), room, device=k.device)).int()
+    ends = ends if room % size == 0 else ends.clamp(max=room)
+    return in_pages(k, v, size, ends, generator) | {"seqused_k": ends}
 
 
 def _given(plan: Plan, q: Tensor, k: Tensor) -> dict[str, Any]:
@@ -188,6 +228,8 @@ def outputs(arguments: dict[str, Tensor | float]) -> dict[str, Tensor]:
 
 def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> DecodeError:
     """Run the kernels on a case, and on each of its sequences alone."""
+    if plan.paged and not case.page_size:
+        case = replace_page(case, USUAL_PAGE)
     call = inputs(plan, case, seed, device)
     results = outputs(call)
     run(**call, **results)
@@ -196,9 +238,14 @@ def decode_error(plan: Plan, run: Run, case: Case, seed: int, device: str) -> De
         for name, x in call.items()
         if isinstance(x, Tensor) and name not in ("reference", "sinks")
     }
+    rows = dict(by_sequence)
+    if plan.paged:
+        by_sequence = {name: x for name, x in by_sequence.items() if name not in ("k", "v")}
+        table = rows.pop("block_table")
+        rows |= {name: gathered(rows[name], table, rows["seqused_k"]) for name in ("k", "v")}
     sinks = {name: call[name] for name in call.keys() & {"sinks"}}
     given = {name: call[name] for name in plan.mask.given}
-    tensors = {name: x for name, x in by_sequence.items() if name not in given}
+    tensors = {name: x for name, x in rows.items() if name not in given}
     of_call: dict[str, Any] = dict(mask=plan.mask, score=plan.score.as_usual, scale=call["scale"])
     formula = partial(attend, **tensors, **of_call, given=given)
     exact, exact_lse = formula()
@@ -243,6 +290,7 @@ def hard_errors(
         arguments = {"q": q, "k": k, "v": v, "scale": scale, **_given(plan, q, k)}
         if plan.fixed:
             arguments["reference"] = torch.linspace(0, 5, q.shape[2], device=q.device)
+        arguments |= caches(plan, k, v)
         into = outputs(arguments)
         run(**arguments, **into)
         return into["out"], into["lse"]
@@ -279,7 +327,8 @@ def _named(plan: Plan, arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 def _more(plan: Plan) -> tuple[str, ...]:
     """The names of what calls give besides: to mask and score, and sinks."""
-    return (*plan.mask.given, *plan.score.given, *(("sinks",) if plan.sink else ()))
+    pages = ("block_table", "seqused_k") if plan.paged else ()
+    return (*plan.mask.given, *plan.score.given, *(("sinks",) if plan.sink else ()), *pages)
 
 
 def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
@@ -287,6 +336,9 @@ def _arguments(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     # scores are N(0, 1): a good reference
     more = (torch.zeros(q.shape[2], device=q.device),) if plan.fixed else ()
     given = _given(plan, q, k)
+    if plan.paged:
+        given |= caches(plan, k, v)
+        k, v = given["k"], given["v"]
     return q, k, v, *more, softmax_scale(plan.head_dim), *(given[x] for x in _more(plan))
 
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from fagen.kinds.decode.pages import usual_pages
 from fagen.kinds.decode.plan import Plan
 from fagen.measure.inputs import usual
 from fagen.measure.rotating import BRIEF, rotated
@@ -13,6 +15,13 @@ from fagen.problem import Sizes
 from fagen.records import DecodeSpeed
 
 __all__ = ["BRIEF", "timed", "timed_together"]
+
+
+def caches(plan: Plan, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """K and V, each sequence's in rows of its own, as a kernel takes them: maybe as pages."""
+    if not plan.paged:
+        return {"k": k, "v": v}
+    return dict(zip(("k", "v", "block_table", "seqused_k"), usual_pages(k, v), strict=True))
 
 
 def timed(plan: Plan, library: Path, sizes: Sizes) -> DecodeSpeed:
@@ -36,7 +45,7 @@ def timed_together(
         | (reference if plan.fixed else {})
         for slug, (plan, _) in kernels.items()
     }
-    timing = rotated(kernels, sizes, more=more, eager=eager)
+    timing = rotated(kernels, sizes, more=more, caches=caches, eager=eager)
     return {
         slug: DecodeSpeed(
             batch=sizes.batch,
