@@ -24,6 +24,7 @@ _ALIKE = (
     ("seqused_k", "cache_seqlens", "context_lens", "seq_lens", "seqlens_k", "kv_seq_lens"),
     ("seqused_q", "sequed_q"),
     ("leftpad_k", "cache_leftpad"),
+    ("block_table", "block_tables", "page_table"),
     ("q_descale", "descale_q", "q_scale"),
     ("k_descale", "descale_k", "k_scale"),
     ("v_descale", "descale_v", "v_scale"),
@@ -62,7 +63,7 @@ _ALIBI = (
     "ALiBi, whose slopes are a table of heads; one slope for all heads is a score: "
     '"score - slope * (q_pos - k_idx)"'
 )
-_PAGED = "paged caches: those that are read are dense, (batch, seqlen, heads, head_dim)"
+_PAGED = "keys in pages, but for fagen.attention_decode, which takes a block_table"
 _DROPOUT = f"dropout; leave out one of 0.0, or call {_TORCHS}, which has dropout_p"
 
 # What no call has, and nothing computes yet.

@@ -53,7 +53,7 @@ def refused(function: Callable[..., Any], *args: Any, **named: Any) -> str:
             Q,
             "not there yet in fagen: a bias for each query and key, as a",
         ),
-        ("block_table", OFFSETS, "not there yet in fagen: paged caches"),
+        ("kv_indices", OFFSETS, "not there yet in fagen: keys in pages, but for"),
         ("s_aux", Q, "fagen calls it sinks"),
         ("enable_gqa", True, "leave it out, query heads share those of k and v"),
         ("layout", "bhsd", "leave it out, tensors are (batch, seqlen, heads, head_dim)"),

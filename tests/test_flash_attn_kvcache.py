@@ -14,6 +14,7 @@ from fagen.flash_attn_interface import (
     kvcache,
 )
 from fagen.kinds.decode.oracle import attend
+from fagen.kinds.decode.pages import in_pages
 from fagen.runtime import cache
 from fagen.vocab import MASKS
 from tests.attention_helpers import noted
@@ -286,3 +287,38 @@ def test_a_gradient_is_refused_by_the_backward_pass_alone(queries, which, leaf, 
     with torch.no_grad():
         results = flash_attn_with_kvcache(**named)
     assert torch.equal(results, expected) and not results.requires_grad
+
+
+@pytest.mark.parametrize("name", ["page_table", "block_table"])
+@pytest.mark.parametrize(("which", "causal"), [("both", True), ("used", False), ("one", True)])
+@pytest.mark.parametrize("queries", [1, 70])
+def test_a_cache_may_lie_in_pages(queries, which, causal, name):
+    q, k, v = caches(queries)
+    length = LENGTHS[which]
+    used = torch.full((3,), length) if isinstance(length, int) else length
+    call = in_pages(k, v, 16, used.int(), torch.Generator().manual_seed(0))
+    table = {name: call["block_table"]}
+    results = flash_attn_with_kvcache(
+        *(q, call["k"], call["v"]),
+        **lengths_of(which),
+        **table,
+        causal=causal,
+        return_softmax_lse=True,
+    )
+    near(results, exact(q, k, v, which, causal))
+    windowed = flash_attn_with_kvcache(
+        *(q, call["k"], call["v"]), **lengths_of(which), **table, causal=True, window_size=(20, 0)
+    )
+    dense = flash_attn_with_kvcache(
+        *(q, k, v), **lengths_of(which), causal=True, window_size=(20, 0)
+    )
+    assert (windowed - dense).abs().max() < 2e-3
+
+
+def test_pages_whose_query_requires_a_gradient_give_results_and_no_gradient():
+    q, k, v = caches()
+    call = in_pages(k, v, 16, ints(90, 41, 0), torch.Generator().manual_seed(0))
+    how = dict(cache_seqlens=ints(90, 41, 0), page_table=call["block_table"])
+    out = flash_attn_with_kvcache(q.requires_grad_(), call["k"], call["v"], **how)
+    with pytest.raises(NotImplementedError, match="requires a gradient"):
+        out.sum().backward()

@@ -129,7 +129,7 @@ def test_the_readme_begins_with_what_is_there_then_how_to_call_it_then_its_speed
     rows = re.findall(r"^\| (.+?) \| (\S.*?) \| ", beginning, re.M)
     assert {state for _, state in rows} == {"**there**", "limited", "not there"}
     missing = " ".join(name for name, state in rows if state == "not there")
-    for name in ("ALiBi", "bias", "masks as tensors", "dropout", "paged KV"):
+    for name in ("ALiBi", "bias", "masks as tensors", "dropout"):
         assert name in missing
     (call,) = blocks(sections[0], "python")
     assert call.startswith("import torch, fagen\n") and call.count("\n") == 5

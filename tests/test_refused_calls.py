@@ -286,9 +286,8 @@ flash_attn_qkvpacked_func:
   num_heads_q=6 -> num_heads_q + 2 · kv_heads
 
 flash_attn_with_kvcache raises NotImplementedError:
-  page_table=ints(0)
-    -> flash_attn_with_kvcache: page_table is not there yet in fagen; caches are dense
-  block_table=ints(0) -> block_table is not there yet in fagen; caches are dense
+  block_table=ints(0, 1, 2)[:, None], q=q.flatten(0, 1), cu_seqlens_q=ints(0, 3, 6, 9)
+    -> cu_seqlens_q beside block_table is not there yet
   k=k_cache -> flash_attn_with_kvcache: k is not there yet in fagen; write it to k_cache first
   v=v_cache -> flash_attn_with_kvcache: v is not there yet in fagen; write it to v_cache first
   rotary_cos=q -> rotary_cos is not there yet in fagen; turn q before
@@ -313,6 +312,11 @@ flash_attn_with_kvcache:
   q=q.float() -> q is float32; use fp16 or bf16
   cache_seqlens=33, v_cache=v_cache[:, :50]
     -> v_cache has shape (3, 50, 2, 64); it must be (batch = 3, seqlen = 90, kv_heads, head_dim)
+  page_table=ints(0) -> page_table has shape (1) in torch.int32; it must be (batch, entries)
+  page_table=ints(0)[None].long() -> page_table has shape (1, 1) in torch.int64
+  page_table=ints(0)[None], block_table=ints(0)[None] -> are two names of one table
+  page_table=ints(0)[None], cache_seqlens=None -> cache_seqlens is missing; with page_table
+  block_table=ints(0)[None] -> cache_seqlens has shape (3) in torch.int32; it must be (batch = 1)
   cache_seqlens=2**31 -> cache_seqlens is 2147483648, which is no int32
   cache_seqlens=ints(1, 2, 3).to("meta") -> cache_seqlens is not on the device of k_cache
 
@@ -324,11 +328,11 @@ flash_attn_combine:
   out=zeros(3, 5, 4, 64, requires_grad=True) -> out requires a gradient
 
 _flash_attn_forward:
+  page_table=q -> cache_seqlens is missing; with page_table it must be given
   out_=q[:1].clone() -> out_ has shape (1, 5, 4, 64)
 
 _flash_attn_forward raises NotImplementedError:
   k_new=q -> k is not there yet in fagen
-  page_table=q -> page_table is not there yet in fagen
   kv_batch_idx=q -> cache_batch_idx is not there yet in fagen
   rotary_cos=q -> rotary_cos is not there yet in fagen
   seqused_q=ints(1, 2), leftpad_k=ints(0, 1) -> seqused_q over a cache is not there yet

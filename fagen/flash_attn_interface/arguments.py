@@ -79,9 +79,6 @@ def refuse_yet(function: str, argument: str, instead: str) -> NoReturn:
 
 # What is given where fagen has no kernels for it, and what to do instead.
 _INSTEAD = {
-    **dict.fromkeys(
-        ("page_table", "block_table"), "caches are dense: (batch, seqlen, heads, head_dim)"
-    ),
     "k": "write it to k_cache first, and count it in cache_seqlens",
     "v": "write it to v_cache first, and count it in cache_seqlens",
     **dict.fromkeys(

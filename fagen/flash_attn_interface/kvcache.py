@@ -25,6 +25,7 @@ from fagen.runtime.arguments import E4M3, refuse_rank
 from fagen.runtime.cache import as_varlen, attention_cache
 from fagen.runtime.checks import shape_of
 from fagen.runtime.combine import combine
+from fagen.runtime.decode import attention_decode
 from fagen.runtime.varlen import attention_varlen
 
 _LONGEST = 2**31 - 1
@@ -71,13 +72,17 @@ def flash_attn_with_kvcache(
     s_aux: Tensor | None = None,
     block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute attention over a dense cache of keys and values, as FlashAttention-3's function does.
+    """Compute attention over a cache of keys and values, as FlashAttention-3's function does.
 
     q (B, Sq, H, D), k_cache (B, S, Hk, D) and v_cache (B, S, Hk, Dv) in fp16 or bf16, caches of any
     strides that are multiples of 16 bytes with the last dimension contiguous. cache_seqlens says
     where each sequence's keys end: (B) in int32, or one number for all; at S if left out.
     cache_leftpad, (B) in int32, says where they begin. What caches hold elsewhere is not used, and
     may be no number. The causal mask is aligned to the bottom right of each sequence.
+
+    With page_table, or block_table, (B, entries) in int32, k_cache is (pages, page_size, Hk, D) and
+    v_cache (pages, page_size, Hk, Dv), as fagen.attention_decode takes them, which computes all
+    queries then, reading keys again for every 64 rows. cache_seqlens is given then.
 
     With cu_seqlens_q, (B + 1) in int32, q is (total_q, H, D), sequence after sequence.
 
@@ -95,22 +100,17 @@ def flash_attn_with_kvcache(
     for a row that sees no key. Where q or a cache requires a gradient it is computed all the same,
     and its backward pass refused.
 
-    Raises NotImplementedError for page_table and block_table, k and v, rotary embeddings,
-    cache_batch_idx, qv, e4m3 and a backward pass;
+    Raises NotImplementedError for k and v, rotary embeddings, cache_batch_idx, qv, e4m3, pages
+    beside cu_seqlens_q, and a backward pass;
     ValueError for a wrong argument, and traced by torch.compile also where a gradient would be
     needed; and what else those three do.
     """
     called = "flash_attn_with_kvcache"
     others = qv, attention_chunk, softcap, num_splits, sm_margin, pack_gqa
     chunk, cap = refuse_others(called, *others)
-    if not (
-        (page_table is block_table is k is v is cache_batch_idx is None)
-        and (rotary_cos is rotary_sin is None)
-    ):
+    if not ((k is v is cache_batch_idx is None) and (rotary_cos is rotary_sin is None)):
         refuse_given(
             called,
-            page_table=page_table,
-            block_table=block_table,
             k=k,
             v=v,
             rotary_cos=rotary_cos,
@@ -134,6 +134,12 @@ def flash_attn_with_kvcache(
         )
     refuse_rank(k_cache=k_cache, v_cache=v_cache)
     batch, room = k_cache.shape[:2]
+    table = _table(called, page_table, block_table, cache_seqlens, k_cache, varlen=varlen)
+    if table is not None:
+        batch, room = len(table), room * table.shape[1]
+        if not isinstance(cache_seqlens, Tensor):
+            length = _length(cache_seqlens)
+            cache_seqlens = torch.full((batch,), length, dtype=torch.int32, device=k_cache.device)
     one_length = not (cache_seqlens is None or isinstance(cache_seqlens, Tensor))
     if (one_length or varlen) and v_cache.shape[:2] != k_cache.shape[:2]:
         raise ValueError(
@@ -141,9 +147,7 @@ def flash_attn_with_kvcache(
             f"{room}, kv_heads, head_dim) as k_cache"
         )
     if one_length:
-        length = index(cache_seqlens)  # type: ignore[arg-type]
-        if abs(length) > _LONGEST:
-            raise ValueError(f"cache_seqlens is {length}, which is no int32")
+        length = _length(cache_seqlens)
         # nothing is written on the device
         k_cache, v_cache = k_cache[:, : max(0, length)], v_cache[:, : max(0, length)]
         cache_seqlens = None
@@ -156,6 +160,13 @@ def flash_attn_with_kvcache(
     scale = None if softmax_scale is None else scale_of(softmax_scale)
     needs = q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
     needs = needs or (s_aux is not None and s_aux.requires_grad)
+    if table is not None:
+        how |= dict(scale=scale, return_lse=return_softmax_lse, block_table=table)
+        how |= dict(seqused_k=cache_seqlens, leftpad_k=cache_leftpad)
+        if not needs:
+            return attention_decode(q, k_cache, v_cache, **how)
+        leaves = given(q, k_cache, v_cache, s_aux)
+        return forward_only(_NO_GRADIENT, leaves, attention_decode, q, k_cache, v_cache, **how)
     if cu_seqlens_q is None and not needs:
         return attention_cache(
             q,
@@ -184,6 +195,48 @@ def flash_attn_with_kvcache(
     packed = q, keys, values, cu_seqlens_q, cu_seqlens_k
     how |= dict(seqused_k=used, max_seqlen_q=max_seqlen_q)
     return forward_only(_NO_GRADIENT, leaves, attention_varlen, *packed, **how)
+
+
+def _table(
+    called: str,
+    page_table: Tensor | None,
+    block_table: Tensor | None,
+    cache_seqlens: Any,
+    k_cache: Tensor,
+    *,
+    varlen: bool,
+) -> Tensor | None:
+    """Return the pages of each sequence; None where the cache has none."""
+    if page_table is None and block_table is None:
+        return None
+    if page_table is not None and block_table is not None:
+        raise ValueError("page_table and block_table are two names of one table; give one of them")
+    name = "block_table" if page_table is None else "page_table"
+    table = block_table if page_table is None else page_table
+    assert table is not None
+    if varlen:
+        refuse_yet(
+            called, f"cu_seqlens_q beside {name}", "give q as (batch, queries, heads, head_dim)"
+        )
+    if cache_seqlens is None:
+        raise ValueError(f"cache_seqlens is missing; with {name} it must be given")
+    if table.dim() != 2 or table.dtype != torch.int32:
+        raise ValueError(
+            f"{name} has shape {shape_of(table)} in {table.dtype}; it must be (batch, entries) in "
+            "torch.int32"
+        )
+    if table.device != k_cache.device:
+        raise ValueError(
+            f"{name} is not on the device of k_cache; {name}.to(k_cache.device) moves it there"
+        )
+    return readable(table)
+
+
+def _length(cache_seqlens: Any) -> int:
+    length = index(cache_seqlens)
+    if abs(length) > _LONGEST:
+        raise ValueError(f"cache_seqlens is {length}, which is no int32")
+    return length
 
 
 def get_scheduler_metadata(

@@ -43,7 +43,7 @@ from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import results
 from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
 from fagen.variants import Variant, described, names_of
-from fagen.vocab import DECODE, ONE_QUERY, PLAIN_MASKS
+from fagen.vocab import CACHES, DECODE, ONE_QUERY, PLAIN_MASKS
 
 
 def _key(
@@ -56,6 +56,7 @@ def _key(
     tile: Tile,
     lazy: bool,
     schedule: Choice = None,
+    cache: str = CACHES[0],
 ) -> CallKey:
     """The key of a call; `names` are as of _names, `tile` as of _tile.
 
@@ -66,15 +67,15 @@ def _key(
     word, maximum = word_of(dtype), "lazy" if lazy else "fixed"
     mask, score, sink = names
     what = word, head_dim, head_dim_v, mask, None, "", 0, DECODE
-    problem = Problem(*what, score=score, sink=sink)
+    problem = Problem(*what, score=score, sink=sink, cache=cache)
     fields: dict[str, Any] = dict(
         dtype=word, head_dim=head_dim, head_dim_v=head_dim_v, mask=mask, maximum=maximum
     )
     fields |= problem.variant
     if schedule is None:
         serving = derived(**fields, **tile._asdict())
-        # tables have no kernels with a reference
-        return CallKey(device, problem, None, serving, tabled=lazy)
+        # tables have no kernels with a reference, nor of pages
+        return CallKey(device, problem, None, serving, tabled=lazy and cache == CACHES[0])
     chosen = schedule_given(schedule)
     has = {name: chosen.values().get(name) for name in fields}
     any_mask = {"mask": has["mask"]} if one_query else {}  # it sees the same keys
@@ -102,6 +103,7 @@ def attention_decode(
     *,
     seqused_k: Tensor | None = None,
     leftpad_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     reference: Tensor | None = None,
     causal: bool | Tensor | None = None,
     window: Window = None,
@@ -129,6 +131,14 @@ def attention_decode(
     mask is given, query i of a sequence sees its keys up to seqused_k - Sq + i: the last one sees
     all. `window`, `mask`, `softcap`, `score`, `sinks` and what is `given` are as of attention(…),
     and what no query sees is not read; masks with numbers of each query there are none here.
+
+    With `block_table`, (B, entries) in int32, keys and values lie in pages: k (pages, page_size,
+    Hk, D) and v (pages, page_size, Hk, Dv), and entry i of a sequence says which page has its keys
+    from i · page_size on. seqused_k is given then, and cut off at entries · page_size. Pages may
+    have any size from 1 on, be those of several sequences, and lie anywhere, K's and V's each with
+    strides of their own. Entries behind the last page in use are not read. Those in use are to name
+    pages that there are: of others the keys and values are zeros, and nothing outside of k and v is
+    read. Bits are those of the same keys without pages.
 
     With `reference`, (H,) in fp32, what is summed up is relative to these numbers, about as large
     as scale · q kᵀ, natural logarithm, and no maximum is looked for but where a row turns out to
@@ -170,6 +180,9 @@ def attention_decode(
         is_flag = return_lse is False or return_lse is True
         return_lse = return_lse if is_flag else flag("return_lse", return_lse)
         q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        cache, keys = CACHES[0], k_shape[1]
+        if block_table is not None:
+            cache, keys = CACHES[1], _room(q, k, v, block_table, seqused_k)
         lazy, alike = reference is None, seqused_k is None and leftpad_k is None
         named = None
         kernel: Any
@@ -179,15 +192,14 @@ def attention_decode(
             tile = _tile(q_shape, k_shape[2], MANY_KEYS, alike=False)
             choice = None if schedule is None else slug_of(schedule)
             parts = q.device, q.dtype, settled(q_shape[3]), settled(v_shape[3])
-            how = *_names(q_shape[1], variant), tile, lazy, choice
+            how = *_names(q_shape[1], variant), tile, lazy, choice, cache
             named, kernel = traced("attention_decode", _sizes(q_shape, k_shape), *parts, *how)
         else:
             # as far as it matters: a cache that grows has another kernel at most once
-            keys = k_shape[1]
             few = type(keys) is int and keys < MANY_KEYS
             keys = counted_keys(keys) if few else MANY_KEYS
             what = q.device, q.dtype, q_shape, k_shape[2], v_shape[3]
-            call = *what, variant, lazy, alike, keys, schedule
+            call = *what, variant, lazy, alike, keys, schedule, cache
             try:
                 kernel = DECODING.known.get(call)
             except TypeError:  # sizes that are left open are no keys
@@ -204,9 +216,12 @@ def attention_decode(
             scale = kernel.scale
         elif type(scale) is not float:
             scale = number("scale", scale)
-        arguments: tuple[Any, ...] = (q, k, v, scale, *values, seqused_k, leftpad_k)
+        where = (
+            (seqused_k, leftpad_k) if block_table is None else (block_table, seqused_k, leftpad_k)
+        )
+        arguments: tuple[Any, ...] = (q, k, v, scale, *values, *where)
         if not lazy:
-            arguments = (q, k, v, reference, scale, *values, seqused_k, leftpad_k)
+            arguments = (q, k, v, reference, scale, *values, *where)
         return results("", kernel, arguments, return_lse, False, named)
     except FAILURES as error:
         if not is_compiling():  # torch says then what was raised
@@ -227,11 +242,33 @@ def of_call(
     alike: bool,
     keys: int,
     schedule: Choice,
+    cache: str,
 ) -> tuple[Any, ...]:
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
     tile, names = _tile(q, settled(kv_heads), keys, alike=alike), _names(q[1], variant)
-    return device, dtype, q[3], settled(width), *names, tile, lazy, schedule
+    return device, dtype, q[3], settled(width), *names, tile, lazy, schedule, cache
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, seqused_k: Tensor | None) -> Any:
+    """How many keys a sequence may have in pages.  Raises ValueError where that is not told."""
+    if seqused_k is None:
+        raise ValueError(
+            "seqused_k is missing; with block_table it must be given: how many keys each sequence "
+            "has in its pages, (batch,) in int32"
+        )
+    if block_table.dim() != 2:
+        raise ValueError(
+            f"block_table has {block_table.dim()} dimensions; it must have 2: (batch, entries), "
+            "the pages of each sequence"
+        )
+    for name, x in (("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(
+                f"{name} has {x.dim()} dimensions; with block_table it must have 4: (pages, "
+                "page_size, kv_heads, head_dim)"
+            )
+    return block_table.shape[1] * k.shape[1]
 
 
 def _sizes(q: Sequence[Any], k: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
@@ -310,6 +347,7 @@ def prepare_decode(
     score: str | Expression | None = None,
     sinks: torch.dtype | str | None = None,
     unified: bool = False,
+    paged: bool = False,
     schedule: Choice = None,
     device: torch.device | str | None = None,
     progress: Callable[[str], None] | None = None,
@@ -322,7 +360,8 @@ def prepare_decode(
     is torch's or a schedule's word for it; head_dim_v is head_dim if left out, and kv_heads heads.
     `window`, `mask`, `softcap` and `score` are as of the call, and what is given by name may be
     left out; sinks is their dtype.
-    With `unified` it is the kernel of calls with a reference. On `device`, by default the current
+    With `unified` it is the kernel of calls with a reference, with `paged` that of calls with a
+    block_table. On `device`, by default the current
     GPU, the kernel is built, loaded and run once, after which calls can be captured; on a CPU there
     is nothing to build. `progress` is called with a line before what takes long. Raises as
     attention_decode does.
@@ -344,9 +383,9 @@ def prepare_decode(
     is_causal = mask is None if causal is None else bool(causal)
     how = window, mask, softcap, score, sinks, given
     names = _names(queries, described(prepare_decode, is_causal, *how))
-    for alike, keys in product((True, False), (1, MANY_KEYS - 1, MANY_KEYS)):
+    for alike, keys in product((True, False)[paged:], (1, MANY_KEYS - 1, MANY_KEYS)):
         tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
-        key = _key(*parts, *names, tile, not unified, schedule)
+        key = _key(*parts, *names, tile, not unified, schedule, CACHES[bool(paged)])
         rows = DECODING.rows(key)
         slug = key.schedule
         if rows:
