@@ -23,7 +23,7 @@ from fagen.kinds.decode.rules import DEALT
 from fagen.vocab import PLAIN_MASKS, SIXTEEN_BITS
 from tests.decode_helpers import planned
 
-VARIANTS = {"score", "sink"}  # what calls say beside, of the same tiles
+VARIANTS = {"score", "sink", "cache"}  # what calls say beside, of the same tiles
 
 
 @pytest.mark.parametrize("path", registry.schedules("decode"), ids=lambda path: path.stem)
@@ -74,6 +74,12 @@ def test_what_is_derived_is_what_is_committed():
         | derived_slugs([(96, 96)], [8], several=True)
         | derived_slugs([(96, 96)], [8], several=True, side_by_side=2)
     )
+
+
+def test_what_is_committed_of_pages_is_derived_too():
+    usual = ((64, 64), (128, 128), (256, 256))
+    slugs = derived_slugs(usual, [8], cache="paged")
+    assert {path.stem for path in registry.schedules("decode") if "_paged" in path.stem} <= slugs
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
