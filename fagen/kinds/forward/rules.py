@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.kinds.forward.rules_of_tiles import rules_of_packs, rules_of_parts
 from fagen.kinds.scores import rules_of_scores, spilled
 from fagen.kinds.sinks import SINK_WORDS
 from fagen.schedule import Broken, Code, Derived, Former, Keys, SlugForm, Values
@@ -16,7 +17,6 @@ from fagen.vocab import (
     OUT_DTYPES,
     OUTPUTS,
     SCALE_ROWS_DEFAULT,
-    SCORES,
     TOTALS,
     TRANSPOSITIONS,
     V_LAYOUTS,
@@ -307,9 +307,9 @@ def rules(keys: Values) -> Broken:
     elif keys["fill"]:
         yield "fill", "has no meaning but with num_splits > 1; leave it out"
     if ORDERS[keys["order"]].parts:
-        yield from _rules_of_parts(keys)
+        yield from rules_of_parts(keys)
     if keys["pack_gqa"]:
-        yield from _rules_of_packs(keys)
+        yield from rules_of_packs(keys)
     if keys["totals"] and not keys["promote"]:
         yield "totals", "has no meaning but with promote; leave it out"
     if keys["promote_columns"]:
@@ -371,47 +371,6 @@ def _rules_of_splits(keys: Values) -> Broken:
             "order",
             f'"{keys["order"]}" does not go with num_splits > 1, which are equally long but for a '
             'few; use "persistent", or leave it out',
-        )
-
-
-def _rules_of_parts(keys: Values) -> Broken:
-    if MASKS[keys["mask"]].by_row or keys["transposes"] != "kernel":
-        why = (
-            'is for a full mask and transposes = "kernel" so far; use "persistent", or leave it out'
-        )
-        yield "order", f'"{keys["order"]}" {why}'
-    for key, only in (("cluster", 1), ("num_splits", 1), ("sum", "threads"), ("lengths", "equal")):
-        if keys[key] != only:
-            yield key, f'must be {_toml(only)} with order = "{keys["order"]}"; leave it out'
-    if keys["promote"] and not keys["promote_columns"]:
-        fault = f'needs promote_columns with order = "{keys["order"]}", since parts are of O alone'
-        yield "promote", f"{fault}; use that, or leave it out"
-
-
-def _rules_of_packs(keys: Values) -> Broken:
-    if _fp8(keys):
-        yield from _rules_of_fp8_packs(keys)
-    for key, only, why in (
-        ("producer", "warp", "which copies several heads in a box"),
-        ("num_splits", 1, "splits are of a head each"),
-        ("cluster", 1, "of so few tiles none are neighbours"),
-    ):
-        if keys[key] != only:
-            yield key, f"must be {_toml(only)} with pack_gqa = true: {why}; leave it out"
-
-
-def _rules_of_fp8_packs(keys: Values) -> Broken:
-    for key, only, why in (
-        ("lengths", "equal", "heads of varlen sequences share tiles in 16 bits so far"),
-        ("scales", "head", "a block's rows are of one head"),
-        ("maximum", "online", "a lazy one is raised for rows of one head"),
-    ):
-        if keys[key] != only:
-            yield key, f"must be {_toml(only)} with pack_gqa = true in e4m3: {why}; leave it out"
-    if SCORES[keys["score"]].acts and keys["sink"]:
-        yield (
-            "sink",
-            "does not go with such a score and pack_gqa = true in e4m3 so far; leave it out",
         )
 
 
