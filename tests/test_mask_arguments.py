@@ -119,7 +119,7 @@ def test_varlen_sequences_have_numbers_of_their_own(slug: str) -> None:
         ("fwd_fp16_d64_prefix_m64n64_dynamic", "the GPU alone"),
         ("fwd_fp16_d64_prefix_m64n64_split3", "so far splits have no mask"),
         ("fwd_fp16_d64_document_m64n64_c2", "far more keys than the other"),
-        ("bwd_fp16_d64_prefix_m64n64", 'must be "full" or "causal"'),
+        ("bwd_fp16_d64_prefix_m64n64_persist", "thread blocks that stay have no mask"),
     ],
 )
 def test_what_no_kernel_has_yet_is_refused_by_name(slug: str, words: str) -> None:

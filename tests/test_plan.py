@@ -403,8 +403,9 @@ def test_registers_are_dealt_to_schedulers():
 def test_gradients_of_both_dtypes_and_masks_and_four_head_dims_are_committed():
     committed = [registry.read(path).values() for path in registry.schedules("backward")]
     cases = {(keys["dtype"], keys["head_dim"], keys["mask"]) for keys in committed}
-    dims = 64, 128, 192, 256
-    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d in dims for m in PLAIN_MASKS}
+    of = {(d, m) for d in (64, 128, 192, 256) for m in PLAIN_MASKS}
+    of |= {(64, "window"), (128, "window")}
+    assert cases == {(t, d, m) for t in ("fp16", "bf16") for d, m in of}
 
 
 def test_flops_of_gradients_are_two_and_a_half_times_those_of_the_forward_pass():

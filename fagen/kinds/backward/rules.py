@@ -301,6 +301,13 @@ def _persistent_rules(keys: Values) -> Broken:
         return
     if keys["lengths"] == "varlen":
         yield "persistent", '= true does not go with lengths = "varlen"; leave it out'
+    mask = MASKS[keys["mask"]]
+    if mask.tables:
+        yield (
+            "persistent",
+            f'= true: so far thread blocks that stay have no mask "{mask.name}", which differs '
+            "from sequence to sequence; leave it out",
+        )
     if keys["dq_slices"] > 1:
         yield "persistent", "= true: dK leaves by way of all of dQ's buffer; use dq_slices = 1"
     columns = DTYPES[keys["dtype"]].filled_up(keys["head_dim_v"])
