@@ -202,6 +202,39 @@ def test_blocks_of_a_tile_hold_all_that_is_seen_and_full_ones_nothing_else() -> 
     assert tight > 100
 
 
+def test_rows_of_a_tiles_keys_are_all_that_see_any_and_full_ones_see_all() -> None:
+    tight = 0
+    named = [(word.text, {p.name: p for p in word.given}) for word in words.MASKS.values()]
+    texts = [(text, used(text), dice) for text, dice in masks(3, 120)]
+    texts += [(text, scope, random.Random(text)) for text, scope in named * 9]
+    for text, scope, dice in texts:
+        try:
+            found = ranges(read("mask", text, scope))
+        except ExpressionError:
+            continue
+        if {Change.FALLS, Change.BY_ROW} & {*found.changes}:
+            continue
+        m, n = dice.choice(SIZES[2:] * 2 + [(40, 33), (33, 40)] * 3)
+        rows, keys = dice.choice([1, 3, 4, 8]), dice.choice([1, 2, 4, 5])
+        given = drawn(dice, m, n)
+        for name in (word.name for word in words.MASKS.values() if word.text == text):
+            given |= given_for(name, dice, m, n)
+        seen = of_rows(found, m, n, given)
+        for left in range(0, n, keys):
+            got = found.rows(range(left, min(n, left + keys)), rows, given)
+            blocks = [
+                [row[left : left + keys] for row in seen[b : b + rows]] for b in range(0, m, rows)
+            ]
+            touched = [b for b, block in enumerate(blocks) if any(map(any, block))]
+            assert not touched or (got.first <= touched[0] and touched[-1] < got.last)
+            for full in range(max(got.first, got.full_first), min(got.last, got.full_last)):
+                assert all(all(row) for row in blocks[full])
+            if touched and all(map(any, seen)):
+                assert touched[0] == got.first and touched[-1] == got.last - 1
+                tight += 1
+    assert tight > 100
+
+
 SEVERAL = [
     ("k_idx != q_pos", "a row sees several intervals of keys, 0 … q_pos and q_pos"),
     ("k_idx < 4 or q_pos - k_idx < w and k_idx <= q_pos", "several intervals"),

@@ -3,6 +3,7 @@
 Comparisons are solved for k_idx, exactly, by rounding quotients down; truths join and cut these.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,15 +100,45 @@ class Ranges:
         first, last = first // n, -(-last // n)
         return Blocks(first, -(-full_first // n), full_last // n, max(first, last))
 
+    def rows(self, keys: range, m: int, given: Mapping[str, Any]) -> "Blocks":
+        """Return the blocks of m rows that see any of these keys, where no end falls: `rows_of`."""
+        sizes = {**given}
+
+        def ends(row: int) -> tuple[int, int]:
+            sizes["q_idx"] = row
+            first, last = self.keys(sizes)
+            return first, min(last, given["len_k"])
+
+        return rows_of(ends, given["len_q"], keys, m)
+
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of keys first … last - 1 that some row sees, and those that all rows see whole."""
+    """Blocks first … last - 1 of keys that some row sees, and those that all rows see whole.
+
+    Or of rows: those that see any of some keys, and those of which every row sees all.
+    """
 
     first: int
     full_first: int
     full_last: int
     last: int
+
+
+def rows_of(ends: Callable[[int], tuple[int, int]], len_q: int, keys: range, m: int) -> Blocks:
+    """Return the blocks of m rows, of len_q, that see any of these keys.
+
+    `ends` are a row's first key and the one behind its last. Neither falls from row to row, so that
+    they are found by bisection, as kernels do it.
+    """
+
+    def until(key: int, end: int) -> int:
+        return bisect_right(range(len_q), key, key=lambda row: ends(row)[end])
+
+    seeing, full = until(keys[0], 1), until(keys[-1], 1)
+    left, gone = until(keys[0], 0), until(keys[-1], 0)
+    first, last = seeing // m, -(-gone // m)
+    return Blocks(first, -(-full // m), left // m, max(first, last) if seeing < gone else first)
 
 
 def ranges(mask: Expression) -> Ranges:

@@ -15,6 +15,7 @@ from math import ceil
 from typing import Any
 
 from fagen.arch import SM90
+from fagen.expr.ranges import rows_of
 from fagen.kinds.backward.rules import dq_columns, ones_in_shared_memory
 from fagen.kinds.cost import norm, varlen_tiles
 from fagen.problem import Sizes
@@ -198,20 +199,8 @@ def _grid_of_varlen(m: int, n: int, mask: str, sizes: Sizes) -> tuple[float, flo
 
 
 def _steps(m: int, mask: str, left: int, n: int, sizes: Sizes) -> int:
-    """Return in how many blocks of m rows those lie that see any of n keys from `left` on.
-
-    Ends of intervals rise from row to row, and so do those of the rows that see a key.
-    """
-    visible_keys = MASKS[mask].keys
-
-    def first(sees: Callable[[int], bool]) -> int:
-        low, high = 0, sizes.seqlen_q
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if sees(middle) else (middle + 1, high)
-        return low
-
-    end = min(left + n, sizes.seqlen_k)
-    top = first(lambda row: visible_keys(row, sizes.seqlen_q, sizes.seqlen_k)[1] > left)
-    bottom = first(lambda row: visible_keys(row, sizes.seqlen_q, sizes.seqlen_k)[0] >= end)
-    return ceil(bottom / m) - top // m if top < bottom else 0
+    """Return in how many blocks of m rows those lie that see any of n keys from `left` on."""
+    visible, lengths = MASKS[mask].keys, (sizes.seqlen_q, sizes.seqlen_k)
+    keys = range(left, min(left + n, sizes.seqlen_k))
+    blocks = rows_of(lambda row: visible(row, *lengths), sizes.seqlen_q, keys, m)
+    return blocks.last - blocks.first
