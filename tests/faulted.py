@@ -47,7 +47,9 @@ class Faulted:
         before, self.calls = self.calls, []
         scene(self.plan, self._record)
         longest = sorted(self.calls, key=lambda call: -call.seconds)[:most]
-        self.calls = before + longest[::-1]
+        self.calls = sorted(
+            before + longest, key=lambda call: call.seconds
+        )  # most faults soon show
 
     def _is_right(self, call: Called, seed: int) -> bool:
         """Whether a call, on a copy of its results, gives what it gave without a fault."""
@@ -96,7 +98,7 @@ class Faulted:
         library_at(self.library)["fagen_fault"](fault)
         for seed in range(seeds):
             for call in self.calls:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0.3 + 8 * call.seconds)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.3 + 5 * call.seconds)
                 try:
                     right = self._is_right(call, seed)
                 except DeviceError:
