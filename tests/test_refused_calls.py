@@ -339,8 +339,6 @@ _flash_attn_forward raises NotImplementedError:
 
 _flash_attn_backward raises NotImplementedError:
   q=q.to(E4M3) -> _flash_attn_backward: e4m3 is not there yet
-  window_size_left=1 -> _flash_attn_backward: window_size = (1, -1) is not there yet
-  softcap=15.0 -> _flash_attn_backward: softcap = 15.0 is not there yet
 
 _flash_attn_backward:
   dk=q[:1] -> dk has shape (1, 5, 4, 64)

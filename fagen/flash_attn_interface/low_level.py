@@ -189,7 +189,7 @@ def _flash_attn_backward(
     window = _window(window_size_left, window_size_right, window_size)
     causal = is_causal if causal is None else causal
     how = variant_of(called, window, queries, keys, causal=causal, softcap=cap)
-    variant, more = how["causal"], dict[str, Any]()
+    variant, more = how["causal"], {}
     if is_variant(how):
         seen = how.get("window"), None, how.get("softcap")
         words = said(_flash_attn_backward, variant, *seen, None, None, {})

@@ -21,10 +21,12 @@ def derived(problem: Problem) -> Iterator[Schedule]:
     """Yield the schedules that fit an SM; none where no kernel has such gradients.
 
     Of each tile the one that issues S a step ahead goes first; only by gradients there is one. They
-    have two buffers of dS, but where none of these fits.
+    have two buffers of dS, but where none of these fits beside LSEs of scores.
     """
     found = list(_fitting(problem, 2))
-    yield from found or _fitting(problem, 1)
+    if not found and problem.score != PLAIN:
+        found = list(_fitting(problem, 1))
+    yield from found
 
 
 def _fitting(problem: Problem, ds_stages: int) -> Iterator[Schedule]:
