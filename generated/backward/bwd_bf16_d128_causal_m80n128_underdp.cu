@@ -233,7 +233,7 @@ struct Params {
   int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
   int first_batch;
   int cut;                   // blocks of rows that have tiles of their own
-  int cut_keys;              // that some of those rows see
+  int cut_keys;              // that rows see which have tiles of their own
   int kept_keys;             // of whose dK and dV there are parts
   int flat_shares;           // of all groups of all batches
   int first_mixed;           // block of keys of the other tiles from there on
@@ -1752,8 +1752,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int shares = shares_of(a, deal.heads);
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  params.cut = deal.cut;
 
+  params.cut = deal.cut;
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
@@ -1938,4 +1938,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d128_causal_m80n128_underdp_inf
       "9f42d5a16a5411fa2601a1d1d6642c9b2504a85f7db9ec08813eebec87c7ab44"};
   return &info;
 }
-// sha256 of what is above: 5d423d089fce6f63e7158b7f582274c9c29dfc073b306426c8b73ed0479565c6
+// sha256 of what is above: c8ea85fe7760ba1a596e75ef9dec3a0a200d96421cc8459c78361808a3444bbd

@@ -256,7 +256,7 @@ struct Params {
   int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
   int first_batch;
   int cut;                   // blocks of rows that have tiles of their own
-  int cut_keys;              // that some of those rows see
+  int cut_keys;              // that rows see which have tiles of their own
   int kept_keys;             // of whose dK and dV there are parts
   int flat_shares;           // of all groups of all batches
   int first_mixed;           // block of keys of the other tiles from there on
@@ -1969,8 +1969,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int shares = shares_of(a, deal.heads);
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  params.cut = deal.cut;
 
+  params.cut = deal.cut;
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
@@ -2161,4 +2161,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_bf16_d64_full_m128n128_det_underdp_p
       "1704d31b6b57d25a6c9db92f7867820b40c133d1d461874aa35bdc035c5bf501"};
   return &info;
 }
-// sha256 of what is above: a21e66891322b4534366868528f9c34c115161554a50089c620dcabfae9fb846
+// sha256 of what is above: a4549291cb5f0f76371dc4d4e5a5eb37e38865e285cbe52a31d7bad13d572bd6

@@ -244,7 +244,7 @@ struct Params {
   int first_head;  // of a launch of a kernel before or after, whose grid may not hold all of them
   int first_batch;
   int cut;                   // blocks of rows that have tiles of their own
-  int cut_keys;              // that some of those rows see
+  int cut_keys;              // that rows see which have tiles of their own
   int kept_keys;             // of whose dK and dV there are parts
   int flat_shares;           // of all groups of all batches
   int first_mixed;           // block of keys of the other tiles from there on
@@ -1910,8 +1910,8 @@ Status launch(const FagenBackwardArgs& a, cudaStream_t stream) {
   const int shares = shares_of(a, deal.heads);
   const int m_blocks = int(ceil_div(a.seqlen_q, kBlockM)),
             n_blocks = int(ceil_div(a.seqlen_k, tile_blocks * kBlockN));
-  params.cut = deal.cut;
 
+  params.cut = deal.cut;
   const int cut_blocks =
       deal.cut > 0
           ? std::clamp(
@@ -2090,4 +2090,4 @@ extern "C" const FagenKernelInfo* fagen_bwd_fp16_d256_full_m64n64_dss1_intra_c2_
       "8cffc958c9d546a9952c453af20d8168c5fc112ad88d5a6a459d2783a4ca8257"};
   return &info;
 }
-// sha256 of what is above: 0add8e891642e979820b4f5e84e6ce6df3799cbafc8e2b4379ba86d06a194fb9
+// sha256 of what is above: 1aafd810f701902461a73817aa0d99dcafb62320219be7f47d99d191c8045c32
