@@ -15,7 +15,7 @@ from fagen.kinds.decode.oracle import attend
 from fagen.problem import Sizes
 from fagen.runtime import call, decode, op
 from fagen.runtime.op import emulated
-from fagen.vocab import MASKS
+from fagen.vocab import CACHES, MASKS
 from tests.fresh import forget
 from tests.tensors import ints, normal
 
@@ -174,6 +174,15 @@ def test_prepared_a_call_finds_its_kernel_and_is_traced(
     how = dict(reference=torch.zeros(q.shape[2]) if unified else None, causal=causal)
     results = torch.compile(fagen.attention_decode, fullgraph=True, backend="eager")(q, k, v, **how)
     assert torch.equal(results, fagen.attention_decode(q, k, v, **how))
+
+
+@pytest.mark.parametrize(("card", "by"), [("NVIDIA H200", "round_robin"), ("", "stream_k")])
+def test_what_a_call_without_lengths_takes_depends_on_the_card(card, by, monkeypatch):
+    monkeypatch.setattr(decode, "card_of", lambda device: card)
+    sizes = dict(q_shape=(100, 1, 4, 128), kv_heads=1, width=128, keys=9_999)
+    how = dict(variant=True, lazy=True, alike=True, schedule=None, cache=CACHES[0])
+    key = decode.of_call(torch.device("cpu"), HALF, **sizes, **how)
+    assert [part.by for part in key if isinstance(part, decode.Tile)] == [by]
 
 
 @pytest.mark.filterwarnings("ignore::fagen.errors.UntunedWarning")

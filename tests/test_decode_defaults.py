@@ -215,6 +215,28 @@ def test_four_rows_of_few_kv_heads_stay_whole_from_three_tiles_of_four_on(kv_hea
     assert deal_for(128, 4, kv_heads, batch, alike=True) == by
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "kv_heads", "batch", "by"),
+    [  # by an H200, whose memory waits for the steps of short splits
+        (128, 4, 1, 112, TURNS),
+        (128, 4, 1, 129, RUNS),
+        (128, 8, 1, 112, RUNS),
+        (128, 4, 4, 25, RUNS),
+        (192, 4, 1, 110, TURNS),
+        (192, 5, 1, 127, RUNS),
+        (64, 8, 1, 100, TURNS),
+        (256, 8, 1, 132, RUNS),
+    ],
+)
+def test_whole_tiles_of_short_splits_are_more_where_memory_is_quick(
+    head_dim, rows, kv_heads, batch, by
+):
+    deal = partial(tile_for, head_dim, rows, kv_heads, batch, alike=True)
+    assert deal(card="NVIDIA H200").by == by
+    for card in ("NVIDIA H100 80GB HBM3", "NVIDIA GH200 120GB", ""):
+        assert deal(card=card).by == RUNS
+
+
 @pytest.mark.parametrize(("batch", "slots", "most"), [(105, 132, 7), (71, 132, 0), (42, 264, 0)])
 def test_some_have_a_tile_more_if_they_are_enough_to_read_memory(batch, slots, most):
     """72 of 128 thread blocks that have an SM each, or 56; 72 of 264."""

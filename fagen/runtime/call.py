@@ -55,7 +55,7 @@ class CallKey:
     @property
     def card(self) -> str:
         """The name of the GPU; "" of a CPU, which has the rows of the card that comes first."""
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        return card_of(self.device)
 
 
 class Ready:
@@ -311,6 +311,11 @@ def slug_of(schedule: str | Path | Schedule) -> str:
 
 
 # ---- which device --------------------------------------------------------------------------------
+
+
+def card_of(device: torch.device) -> str:
+    """The name of a GPU; "" of a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def placed(device: torch.device | str | None) -> torch.device:

@@ -2,8 +2,8 @@
 
 Which kernel that is depends on dtype, head dims, mask, the rows of queries that share a KV head,
 the number of KV heads and the batch, on whether there are lengths, on whether the cache has few
-keys, and on what dispatch tables have for these: never on the lengths themselves, so that a call
-can be captured and replayed.
+keys, on the card, and on what dispatch tables have for these: never on the lengths themselves, so
+that a call can be captured and replayed.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ from fagen.runtime.arguments import (
 )
 from fagen.runtime.autocast import anywhere
 from fagen.runtime.backward import results
-from fagen.runtime.call import CallKey, Choice, Door, placed, slug_of, traced
+from fagen.runtime.call import CallKey, Choice, Door, card_of, placed, slug_of, traced
 from fagen.variants import Variant, described, names_of
 from fagen.vocab import CACHES, DECODE, ONE_QUERY, PLAIN_MASKS
 
@@ -246,7 +246,9 @@ def of_call(
 ) -> tuple[Any, ...]:
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
-    tile, names = _tile(q, settled(kv_heads), keys, alike=alike), _names(q[1], variant)
+    card = card_of(device) if alike and schedule is None else ""
+    tile = _tile(q, settled(kv_heads), keys, alike=alike, card=card)
+    names = _names(q[1], variant)
     return device, dtype, q[3], settled(width), *names, tile, lazy, schedule, cache
 
 
@@ -286,10 +288,11 @@ def _names(queries: int, variant: Variant) -> tuple[tuple[str, str, str], bool]:
     return (mask, score, sink), False
 
 
-def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool) -> Tile:
+def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool, card: str = "") -> Tile:
     """Rows of a tile, splits of a sequence and how these are dealt, where no table has a kernel.
 
-    Raises ValueError where heads form no groups.
+    The card matters where sequences are `alike`, for want of lengths. Raises ValueError where heads
+    form no groups.
     """
     batch, queries, heads, head_dim = q
     if heads % kv_heads if kv_heads > 0 else heads or kv_heads:
@@ -299,7 +302,7 @@ def _tile(q: Sequence[int], kv_heads: int, keys: int, *, alike: bool) -> Tile:
         )
     kv_heads = max(1, kv_heads)  # of no heads nothing is computed
     rows = queries * (heads // kv_heads)
-    return tile_for(head_dim, rows, kv_heads, batch, alike=alike, keys=keys)
+    return tile_for(head_dim, rows, kv_heads, batch, alike=alike, keys=keys, card=card)
 
 
 def reference_for(lse: Tensor, keys: Tensor | int, **unknown: Never) -> Tensor:
@@ -384,7 +387,8 @@ def prepare_decode(
     how = window, mask, softcap, score, sinks, given
     names = _names(queries, described(prepare_decode, is_causal, *how))
     for alike, keys in product((True, False)[paged:], (1, MANY_KEYS - 1, MANY_KEYS)):
-        tile = _tile((batch, queries, heads, head_dim), kv_heads, keys, alike=alike)
+        sizes = batch, queries, heads, head_dim
+        tile = _tile(sizes, kv_heads, keys, alike=alike, card=card_of(parts[0]))
         key = _key(*parts, *names, tile, not unified, schedule, CACHES[bool(paged)])
         rows = DECODING.rows(key)
         slug = key.schedule

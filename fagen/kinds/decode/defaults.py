@@ -34,6 +34,9 @@ _SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
 # The same where that was measured for fewer rows: of few KV heads; at most one for each SM.
 _TIMED_FOR_FEW_ROWS, _SOME_WHOLE_OF_FEW = (128,), 4
 _FEW_WHOLE = {128: 2, 192: 4}
+# The same on a card whose memory, of 4.8 TB/s and not 3.35, waits for whole tiles' steps where many
+# splits are short ones: of few KV heads, and up to so many rows.
+_QUICK_MEMORY, _OF_SMS_OF_QUICK, _SHORT_SPLITS_ROWS = "H200", 0.87, {64: 8, 128: 5, 192: 5}
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = (128,)  # head dims of which that was measured
@@ -100,25 +103,33 @@ class Tile(NamedTuple):
 
 
 def tile_for(
-    head_dim: int, rows: int, kv_heads: int, batch: int, *, alike: bool, keys: int = MANY_KEYS
+    head_dim: int,
+    rows: int,
+    kv_heads: int,
+    batch: int,
+    *,
+    alike: bool,
+    keys: int = MANY_KEYS,
+    card: str = "",
 ) -> Tile:
     """Return the rows of a call's kernel, into how many splits keys are cut, and who has which.
 
     Sequences that have one split each are units of work, whose outputs nobody combines. `keys` are
-    what the cache has room for, as counted_keys(…).
+    what the cache has room for, as counted_keys(…), and `card` is the GPU's name.
     """
     num_splits, tile = num_splits_for(kv_heads), rows_for(rows)
     if has_one_split(head_dim, keys):
         return Tile(min(tile, _MOST_ALONE), num_splits, "round_robin", several=False)
+    deal = partial(deal_for, head_dim, alike=alike, keys=keys, card=card)
     if head_dim in _PAIRED and rows <= _MOST_PAIRED and kv_heads % 2 == 0:
         pairs = kv_heads // 2
-        by = deal_for(head_dim, rows, pairs, batch, alike=alike, keys=keys, pairs=True)
+        by = deal(rows, pairs, batch, pairs=True)
         several = by == "stream_k" or kv_heads * batch * num_splits > _slots(head_dim)
         if several:
             return Tile(tile, num_splits, by, several=True, side_by_side=2)
     two = alike and rows > _LEAST_IN_TWO
     for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
-        by = deal_for(head_dim, rows, kv_heads, batch, tile=fewer, alike=alike, keys=keys)
+        by = deal(rows, kv_heads, batch, tile=fewer)
         if by == "stream_k":
             return Tile(fewer, num_splits, by, several=True)
     units = -(-rows // tile) * kv_heads * batch * num_splits
@@ -137,6 +148,7 @@ def deal_for(
     alike: bool = False,
     keys: int = MANY_KEYS,
     pairs: bool = False,
+    card: str = "",
 ) -> str:
     """Return how splits are dealt, by rows of queries to a KV head, in tiles of so many rows.
 
@@ -156,7 +168,8 @@ def deal_for(
         whole = whole or (turns and first_tiles(of_sequence, batch, slots))
         least = _FEW_WHOLE.get(head_dim, _SOME_WHOLE)
         few = least <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
-        few = few and _OF_SMS <= tiles / SM90.sm_count <= 1  # one for most SMs
+        of_sms = _few_from(head_dim, rows, kv_heads, card)
+        few = few and of_sms <= tiles / SM90.sm_count <= 1  # one for most SMs
         enough = _whole_from(head_dim, rows, kv_heads, slots, even=even)
         if whole and not lone and (few or tiles >= enough):
             return "stream_k"
@@ -176,6 +189,12 @@ def _whole_from(head_dim: int, rows: int, kv_heads: int, slots: int, *, even: bo
     least = _SOME_WHOLE_OF_FEW if timed else _SOME_WHOLE
     some = least <= rows < _MANY_WHOLE or even
     return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
+
+
+def _few_from(head_dim: int, rows: int, kv_heads: int, card: str) -> float:
+    """From how many for each SM on tiles of few rows stay whole, where no SM has two."""
+    waits = rows <= _SHORT_SPLITS_ROWS.get(head_dim, 0) and kv_heads < _CUTS[1][0]
+    return _OF_SMS_OF_QUICK if waits and _QUICK_MEMORY in card.split() else _OF_SMS
 
 
 def _in_registers(head_dim: int, tile: int) -> bool:
