@@ -77,6 +77,7 @@ _PARAMS = (
     *("least_blocks", "alone", "whole_groups", "of_run", "shorter_runs", "whole_rows"),
     *("adjacent", "next_begins"),
     *("block_table", "block_table_stride", "page_size", "box_shift"),
+    *("block_pages", "block_rest"),
 )
 
 _TO_INT32 = pointer_to(Type("int32_t"), const=True)
@@ -323,6 +324,8 @@ _PAGES = (
     Field("block_table_stride", INT64, Argument("block_table_stride_batch")),
     Field("page_size", DIVISOR),
     Field("box_shift", INT, note="2 to this: rows of a page, that a box has"),
+    Field("block_pages", INT, note="that a block of keys has, and how many rows more"),
+    Field("block_rest", INT),
 )
 
 

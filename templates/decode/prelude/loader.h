@@ -11,7 +11,10 @@ struct Loader {
   void load_q(const Unit& unit);
   // of pages: by a warp, whose lanes have entries of the block table
   void look_up(const Unit& unit);
-  template <int columns> void load(const CUtensorMap& boxes, const CUtensorMap& rows, const Unit& unit, int key);
+  int find_box(const Unit& unit, int key, int i);
+  void find_next_box(const Unit& unit);
+  template <int columns>
+  void load(const CUtensorMap& boxes, const CUtensorMap& rows, const Unit& unit, int key, int all);
   void prefetch(const Unit& unit);
   template <int columns> void prefetch(const CUtensorMap& map, const Unit& unit, int key);  // a block of K, or of V
   bool find_failed(const Unit& unit);  // by a fixed maximum: whether a row is computed again
