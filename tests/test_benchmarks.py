@@ -26,7 +26,7 @@ from tests.tensors import normal
 MEASURING = {  # scripts, and what each needs beside --out to begin at once
     **dict.fromkeys(("ablation", "backward_shapes", "choice", "data", "decode"), ()),
     **dict.fromkeys(("decode_ablation", "decode_micro", "fp8_end_to_end", "head_dims"), ()),
-    **dict.fromkeys(("peers", "run", "varlen", "windows"), ()),
+    **dict.fromkeys(("gradients", "peers", "run", "varlen", "windows"), ()),
     **dict.fromkeys(("fp8_accuracy", "fp8_families"), ("--device", "cuda")),
     "shapes": ("--before", "."),
 }
