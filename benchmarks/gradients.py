@@ -7,7 +7,7 @@
 
 A call is causal, of 64 query heads over 8 KV heads and 16,384 tokens, or one longer sequence. It is
 given to fagen.attention as a user gives it, and differentiated by torch's autograd; "deterministic"
-asks for one order of additions, and "plain" is the causal call with no window, softcap or sinks. A
+asks for one order of additions, and "plain" is the causal call without a softcap. A
 row is the time of the backward pass alone, of a kept graph, or of both passes. TFLOP/s count pairs
 that are seen: 6 D + 4 Dv operations each in the backward pass, 2 D + 2 Dv more in both. All run in
 turn in one process on the same tensors, in bursts. FlexAttention is compiled for each call, its
@@ -18,18 +18,23 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from record import Options, Run, Script, said_of, say
+from record import Options, Run, Script, said_of, say, serving
 from torch import Tensor
 from windows import HEADS, KV_HEADS, ROUND, visible
 
 import fagen
+from fagen.build.autograd import build_autograd
 from fagen.errors import FagenError
+from fagen.expr.words import PLAIN
 from fagen.measure.numerics import unit_in_last_place
 from fagen.measure.timing import Call, time_calls
+from fagen.problem import Cell, Problem, Sizes
+from fagen.schedule import Schedule
+from fagen.vocab import BACKWARD, FORWARD
 
 TOKENS = 16384
 PASSES = "backward", "both"
@@ -137,8 +142,8 @@ def peers(case: Case, seqlen: int) -> dict[str, Callable[[], Attend]]:
         "plain": lambda: plain,
         "flex": lambda: flex(case, seqlen),
     }
-    if case.dims[0] != case.dims[1]:
-        del all_of_them["deterministic"]
+    if "softcap" not in case.options:
+        del all_of_them["plain"]
     return all_of_them
 
 
@@ -205,24 +210,19 @@ def time_case(run: Run, name: str, seqlen: int, options: Options) -> None:
             say(f"  {name} {seqlen} {each} {who}: {row['us']} us, {row['tflops']} TFLOP/s")
 
 
-def ready(case: Case, seqlen: int) -> None:
-    """Have a call's kernels built."""
-    dim, v_dim = case.dims
-    rows = batch(seqlen) * seqlen * HEADS
-    given = dict(case.options, sinks=torch.bfloat16 if case.sinks else None)
-    for options in (given, {}):
-        for order in (False, True):
-            fagen.prepare(
-                dtype=torch.bfloat16,
-                head_dim=dim,
-                head_dim_v=v_dim,
-                causal=True,
-                seqlen=seqlen,
-                rows=rows,
-                gradient=True,
-                deterministic=order,
-                **options,
-            )
+def kernels(case: Case, seqlen: int, card: str) -> list[Schedule]:
+    """Kernels that serve a call's passes, and the plain call's."""
+    softcap, mask = "softcap" in case.options, "window" if "window" in case.options else "causal"
+    sink = "bf16" if case.sinks else ""
+    own = Problem("bf16", *case.dims, mask, score="softcap" if softcap else PLAIN, sink=sink)
+    sizes = Sizes(batch(seqlen), HEADS, KV_HEADS, seqlen, seqlen)
+    passes = (FORWARD, False), (BACKWARD, False), (BACKWARD, True)
+    cells = [
+        Cell(replace(problem, kind=kind, deterministic=order), sizes)
+        for problem in (own, Problem("bf16", *case.dims, "causal"))[: 1 + softcap]
+        for kind, order in passes
+    ]
+    return [serving(cell, card, derived=True)[0] for cell in cells]
 
 
 def work(run: Run, options: Options) -> None:
@@ -233,8 +233,9 @@ def work(run: Run, options: Options) -> None:
         for seqlen in CASES[name].seqlens
         if not options.seqlen or seqlen in options.seqlen
     ]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda each: ready(CASES[each[0]], each[1]), cases))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(build_autograd)
+        run.build(each for name, s in cases for each in kernels(CASES[name], s, run.card))
     run.each(cases, lambda each: time_case(run, *each, options))
 
 
