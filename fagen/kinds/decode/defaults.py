@@ -35,8 +35,11 @@ _SOME_WHOLE, _SOME_OF_SLOTS, _OF_SMS = 8, 0.75, 0.7
 _TIMED_FOR_FEW_ROWS, _SOME_WHOLE_OF_FEW = (128,), 4
 _FEW_WHOLE = {128: 2, 192: 4}
 # The same on a card whose memory, of 4.8 TB/s and not 3.35, waits for whole tiles' steps where many
-# splits are short ones: of few KV heads, and up to so many rows.
-_QUICK_MEMORY, _OF_SMS_OF_QUICK, _SHORT_SPLITS_ROWS = "H200", 0.87, {64: 8, 128: 5, 192: 5}
+# splits are short ones: by head dim, for up to so many rows and less than so many KV heads, from so
+# many tiles for each SM on.
+_QUICK_MEMORY = "H200"
+_FEW_OF_QUICK = {64: ((8, 4, 1.01),), 128: ((5, 4, 0.95), (8, 8, 0.8)), 192: ((5, 4, 0.8),)}
+_SOME_OF_SLOTS_OF_QUICK = 0.79
 _MOST_OF_SLOTS = 0.93
 _LEAST_IN_TWO = 48  # rows above which two tiles of 32 are better than one of 64
 _TIMED_IN_SHARED = (128,)  # head dims of which that was measured
@@ -92,7 +95,8 @@ def counted_keys(keys: int) -> int:
 class Tile(NamedTuple):
     """What serves calls of some sizes: bits are the same with any but for `num_splits`.
 
-    `several`: a thread block has several units of work; of `side_by_side` KV heads each.
+    `several`: a thread block has several units of work; of `side_by_side` KV heads each. With
+    `usual_ring` its buffers are as many as an SM has room for, whatever is faster elsewhere.
     """
 
     rows: int
@@ -100,6 +104,7 @@ class Tile(NamedTuple):
     by: str
     several: bool
     side_by_side: int = 1
+    usual_ring: bool = False
 
 
 def tile_for(
@@ -131,7 +136,11 @@ def tile_for(
     for fewer in dict.fromkeys((tile, min(tile, _MOST_IN_SHARED) if two else tile)):
         by = deal(rows, kv_heads, batch, tile=fewer)
         if by == "stream_k":
-            return Tile(fewer, num_splits, by, several=True)
+            # one thread block to an SM would go through two tiles
+            behind = alike and -(-rows // fewer) * kv_heads * batch > SM90.sm_count
+            short = head_dim == _WIDE and num_splits == _SHORT_SPLITS
+            usual = behind and short and _QUICK_MEMORY in card.split()
+            return Tile(fewer, num_splits, by, several=True, usual_ring=usual)
     units = -(-rows // tile) * kv_heads * batch * num_splits
     # a branch: torch.compile may leave sizes open, and a key can have no comparison of those
     several = True if units > _slots(head_dim) else False  # noqa: SIM210
@@ -170,14 +179,16 @@ def deal_for(
         few = least <= rows <= _MOST_IN_RUNS and keys > _FEW_KEYS and not even
         of_sms = _few_from(head_dim, rows, kv_heads, card)
         few = few and of_sms <= tiles / SM90.sm_count <= 1  # one for most SMs
-        enough = _whole_from(head_dim, rows, kv_heads, slots, even=even)
+        enough = _whole_from(head_dim, rows, kv_heads, slots, even=even, card=card)
         if whole and not lone and (few or tiles >= enough):
             return "stream_k"
     least = _runs_from(head_dim, tile)
     return "stream_k" if least and of_sequence * batch >= least else "round_robin"
 
 
-def _whole_from(head_dim: int, rows: int, kv_heads: int, slots: int, *, even: bool) -> float:
+def _whole_from(
+    head_dim: int, rows: int, kv_heads: int, slots: int, *, even: bool, card: str
+) -> float:
     """From how many tiles on they stay whole where sequences are alike.
 
     Partial outputs of few rows cost less than thread blocks without a tile, but not where few KV
@@ -188,13 +199,18 @@ def _whole_from(head_dim: int, rows: int, kv_heads: int, slots: int, *, even: bo
     timed = head_dim in _TIMED_FOR_FEW_ROWS and kv_heads < _CUTS[1][0]
     least = _SOME_WHOLE_OF_FEW if timed else _SOME_WHOLE
     some = least <= rows < _MANY_WHOLE or even
-    return (_SOME_OF_SLOTS if some else _MOST_OF_SLOTS) * slots
+    waits = head_dim == _WIDE and kv_heads < _CUTS[0][0] and _QUICK_MEMORY in card.split()
+    some_of_slots = _SOME_OF_SLOTS_OF_QUICK if waits else _SOME_OF_SLOTS
+    return (some_of_slots if some else _MOST_OF_SLOTS) * slots
 
 
 def _few_from(head_dim: int, rows: int, kv_heads: int, card: str) -> float:
     """From how many for each SM on tiles of few rows stay whole, where no SM has two."""
-    waits = rows <= _SHORT_SPLITS_ROWS.get(head_dim, 0) and kv_heads < _CUTS[1][0]
-    return _OF_SMS_OF_QUICK if waits and _QUICK_MEMORY in card.split() else _OF_SMS
+    if _QUICK_MEMORY in card.split():
+        for most_rows, below, of_sms in _FEW_OF_QUICK.get(head_dim, ()):
+            if rows <= most_rows and kv_heads < below:
+                return of_sms
+    return _OF_SMS
 
 
 def _in_registers(head_dim: int, tile: int) -> bool:
@@ -238,6 +254,7 @@ def derived(
     by: str = "round_robin",
     several: bool = False,
     side_by_side: int = 1,
+    usual_ring: bool = False,
     maximum: str = "lazy",
     **variant: str,
 ) -> tuple[Schedule, ...]:
@@ -261,6 +278,7 @@ def derived(
     # with a score any number may
     spills = {} if variant.get("score", PLAIN) != PLAIN else {"max_spill_bytes": _SPILL}
     three = {"blocks": _THREE} if short and maximum == "lazy" else {}
+    rings = {} if usual_ring else _RINGS
     # a pair's buffers are as many
     shallow = {"stages": _SHARED_LINES_STAGES} if straddles(dtype, head_dim, head_dim_v) else {}
     return tuple(
@@ -273,7 +291,7 @@ def derived(
                 by=deal,
                 kv_heads=heads,
                 **(shallow if tile == ROWS[0] and (several or deal == "stream_k") else {}),
-                **_RINGS.get((head_dim, head_dim_v, tile, num_splits, deal), {}),
+                **rings.get((head_dim, head_dim_v, tile, num_splits, deal), {}),
                 **(three if tile == _THREE_ROWS and deal == "round_robin" else {}),
                 **(spills if widest and tile == _SPILLING_ROWS and deal == "stream_k" else {}),
             )
