@@ -51,9 +51,12 @@ class Speed:
         return geomean(self.tflops)
 
 
-def newest(results: Path, end: str = "", suffix: str = ".json") -> Path | None:
-    """The file of the last run in a folder: of the grid, or of what ends file names in `end`."""
-    runs = results.glob(f"*-????-??-??{end}{suffix}")
+def newest(results: Path, end: str = "", suffix: str = ".json", card: str = "") -> Path | None:
+    """The file of the last run in a folder: of the grid, or of what ends file names in `end`.
+
+    Those begin with the card's name: `card` is its beginning.
+    """
+    runs = results.glob(f"{card}*-????-??-??{end}{suffix}")
     return max(runs, key=lambda path: (path.stem.removesuffix(end)[-10:], path), default=None)
 
 

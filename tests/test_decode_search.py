@@ -93,6 +93,7 @@ def logs_of(timings, by, straddles):
         and bool(values(slug)["head_dim"] * 2 % SM90.l2_line_bytes) == straddles
         and not combines_in_shared(values(slug))  # newer than the fit
         and not reads_pairs(values(slug))  # likewise
+        and values(slug)["cache"] != "paged"  # a copy's clocks, and the table's, are not in the fit
     ]
 
 

@@ -32,10 +32,10 @@ _OVER = ("batch", "head", "kv_head", "len_q", "len_k")
 
 # arguments of fagen's calls, of today and of what they are about to have
 RESERVED = re.compile(
-    "card|causal|center|center_k|center_v|cu_seqlens|cu_seqlens_k|cu_seqlens_q|descale|"
+    "block_table|card|causal|center|center_k|center_v|cu_seqlens|cu_seqlens_k|cu_seqlens_q|descale|"
     "deterministic|device|dropout|dropout_p|dtype|given|gradient|head_dim|head_dim_v|k|k_descale|"
     "k_mean|kind|kv_heads|layout|leftpad_k|lengths|lse|lses|mask|max_seqlen_k|max_seqlen_q|mean|"
-    "num_splits|out|out_dtype|outs|page_table|progress|q|q_descale|queries|reference|return_lse|"
+    "num_splits|out|out_dtype|outs|page_table|paged|progress|q|q_descale|queries|reference|return_lse|"
     "return_max_logit|rotary|rotary_pairs|rotate|rows|scale|scale_rows|scales|schedule|score|seed|"
     "seqlen|seqlen_k|seqlen_q|seqused_k|seqused_q|sinks|softcap|stream|unified|unknown|v|v_descale|"
     "v_layout|v_mean|window|window_left|window_right|causal_of|workspace|x"

@@ -28,7 +28,10 @@ from tests.stubs import (
 )
 
 # of varlen sequences, whose lengths are on the device, and of masks whose numbers a call gives
-FORMS = "FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args", "FagenBackwardVarlenArgs"
+FORMS = (
+    *("FagenForwardVarlenArgs", "FagenForwardVarlenFp8Args"),
+    *("FagenBackwardVarlenArgs", "FagenDecodePagedArgs"),
+)
 GIVEN = re.compile("(Window)?(Softcap)?(Sink)?Args$")  # what masks, scores and sinks add to a form
 
 
