@@ -210,7 +210,6 @@ OFTEN = (
     "fwd_fp16_d64_causal_m256n64_packgqa_s4_q2_nointer",
     "fwd_fp16_d128_causal_m128n128_split16",
     "fwd_fp16_d128_full_m128n128_noprod",
-    "fwd_fp16_d64_causal_m192n128_softcap_q2_curve",
     "bwd_bf16_d128_causal_m64n128_persist_post",
     "bwd_bf16_d256_causal_m64n64_varlen_dss1_intra_c2",
     "bwd_fp16_d256_full_m64n64_varlen",

@@ -38,6 +38,7 @@ struct Softmax {
   bool guess(const Scores& s, Scores& p, OfRows& part) const;
   template <class BlockScales> void guess(const Scores& s, Scores& p, OfRows& part, const BlockScales& block) const;
   bool spread() const;
+  bool in_curve(const Params& params) const;
 
   // promotion: a total of O, in registers or elsewhere once it has begun, and by what it is to be rescaled
   Output total;
