@@ -181,7 +181,7 @@ def test_what_a_call_without_lengths_takes_depends_on_the_card(card, by, monkeyp
     monkeypatch.setattr(decode, "card_of", lambda device: card)
     sizes = dict(q_shape=(100, 1, 4, 128), kv_heads=1, width=128, keys=9_999)
     how = dict(variant=True, lazy=True, alike=True, schedule=None, cache=CACHES[0])
-    key = decode.of_call(torch.device("cpu"), HALF, **sizes, **how)
+    key = decode.of_call(torch.device("cuda", 0), HALF, **sizes, **how)
     assert [part.by for part in key if isinstance(part, decode.Tile)] == [by]
 
 

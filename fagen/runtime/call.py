@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar, cast
@@ -313,6 +313,8 @@ def slug_of(schedule: str | Path | Schedule) -> str:
 # ---- which device --------------------------------------------------------------------------------
 
 
+@untraced
+@cache
 def card_of(device: torch.device) -> str:
     """The name of a GPU; "" of a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

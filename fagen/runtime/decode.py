@@ -246,7 +246,7 @@ def of_call(
 ) -> tuple[Any, ...]:
     """What the key of a call is made of, by what it has at hand."""
     q = [settled(size) for size in q_shape]
-    card = card_of(device) if alike and schedule is None else ""
+    card = card_of(device) if alike and schedule is None and device.type == "cuda" else ""
     tile = _tile(q, settled(kv_heads), keys, alike=alike, card=card)
     names = _names(q[1], variant)
     return device, dtype, q[3], settled(width), *names, tile, lazy, schedule, cache

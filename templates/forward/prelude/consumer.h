@@ -42,12 +42,9 @@ struct Consuming {
   void issue_qk(Scores& s), finish_qk(Scores& s, bool final_block), read_scales();
   struct {} key_scales; float product_scale;  // of a block and of S before it becomes scores, where there are descales
   int spread_first;      // from this block on to the tile's last, maxima are found before P
-  bool spread(const Tile& tile, int block, const Softmax& softmax);
+  bool spread(const Tile& tile, int block, const Softmax& softmax), by_curve, curved, all_in_curve(const Softmax& softmax), curved_scores(const Scores& s, Probabilities& p, Softmax& softmax);
   void first_scores(const Tile& tile, Scores& s, Probabilities& p, Softmax& softmax);
-  void next_scores(Scores& s, Probabilities& p, Output& o, Softmax& softmax);
-  bool by_curve, curved;  // whether a tile, or a warp so far, goes by the curve of a tanh
-  bool all_in_curve(const Softmax& softmax), curved_scores(const Scores& s, Probabilities& p, Softmax& softmax);
-  void curved_step(const Tile& tile, int block, Scores& s, Probabilities& p, Output& o, Softmax& softmax);
+  void next_scores(Scores& s, Probabilities& p, Output& o, Softmax& softmax), curved_step(const Tile& tile, int block, Scores& s, Probabilities& p, Output& o, Softmax& softmax);
   template <bool each_maximum = false, class... More> void next_scores_under_pv(Scores& s, Probabilities& p, Output& o, More&... part_softmax);
   Softmax softmax_of(const Tile& tile) const, fresh_softmax() const;
   float q_scale_of(const Tile& tile, int row) const, mean_score(const Tile& tile, int row) const;

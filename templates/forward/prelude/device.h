@@ -44,8 +44,7 @@ struct Sequence sequence_of(const Params& params, int index);
 template <int n> void find_largest(const float* s, float (&chains)[4]);
 float quad_max(float x), quad_sum(float x), log2_approx(float x), reciprocal_approx(float x), tanh_approx(float x), sqrt_approx(float x);
 using Chains = float[4];
-template <int n> void exponentiate_group(const float* s, float* p, float factor, const float (&offset)[2], Chains& chains, bool first);
-template <int n, int terms> void exponentiate_curved(const float* s, float* p, const float (&curve)[terms], const float (&offset)[2], Chains& chains, bool first);
+template <int n> void exponentiate_group(const float* s, float* p, float factor, const float (&offset)[2], Chains& chains, bool first); template <int n, int terms> void exponentiate_curved(const float* s, float* p, const float (&curve)[terms], const float (&offset)[2], Chains& chains, bool first);
 void add_to(Chains& chains, int i, float p, bool first);
 float sum_of(const Chains& chains, int row);
 
