@@ -28,7 +28,7 @@ struct Computing {
 
   // of warpgroups with a gradient each: the first makes P and dV, and hands P on; the other dS and dK, and hands dS on
   template <bool masked> void make_p(const Tile& tile, int block, Scores& s, Packed& p);
-  void pass_p_on(const Packed& p), take_p(Packed& p), pass_ds_on();
+  void pass_p_on(const Packed& p), pass_p_on(const Scores& p), take_p(Packed& p), pass_ds_on();
   void make_dv(const Tile& tile, ValueGradient& dv), step_dk(KeyGradient& dk), finish_dk(KeyGradient& dk);
   template <int count> void issue_dq_from(int column, float (&dq)[count]);
 

@@ -54,5 +54,6 @@ template <int slab> constexpr uint32_t row_offset(int k) { return k; }
 // The other thread block of a cluster: copies to the same place there.
 void copy_to_peer(const void* from, const void* to, const TransactionBarrier& full, int bytes);
 
-// Sums: how many numbers of dQ a warpgroup has.
+// Scores: their tanh. Sums: how many numbers of dQ a warpgroup has.
+float tanh_approx(float x);
 constexpr int dq_part(int) { return kWarpgroupRows * kDqColumns; }
