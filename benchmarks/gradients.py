@@ -7,11 +7,11 @@
 
 A call is causal, of 64 query heads over 8 KV heads and 16,384 tokens, or one longer sequence. It is
 given to fagen.attention as a user gives it, and differentiated by torch's autograd; "deterministic"
-asks for one order of additions, and "plain" is the causal call without a softcap. A
-row is the time of the backward pass alone, of a kept graph, or of both passes. TFLOP/s count pairs
-that are seen: 6 D + 4 Dv operations each in the backward pass, 2 D + 2 Dv more in both. All run in
-turn in one process on the same tensors, in bursts. FlexAttention is compiled for each call, its
-block mask made beforehand, and gradients are held to its: two roundings of the largest apart.
+asks for one order of additions, and "plain" is the causal call without a softcap. A row is the time
+of the backward pass alone, of a kept graph, or of both passes. TFLOP/s count pairs that are seen:
+6 D + 4 Dv operations each in the backward pass, 2 D + 2 Dv more in both. All run in turn in one
+process on the same tensors, in bursts. FlexAttention is compiled for each call, its block mask made
+beforehand, and gradients are held to its: two roundings of the largest apart.
 """
 
 import importlib
