@@ -172,66 +172,59 @@ def test_intervals_of_masks_at_random_are_those_that_python_finds() -> None:
     assert solved > 150
 
 
-def test_blocks_of_a_tile_hold_all_that_is_seen_and_full_ones_nothing_else() -> None:
-    tight = 0
+def tiles(seed, times, sizes, rising=False):
+    """Ranges of drawn masks and of all words, what they are given, and how tiles are cut."""
     named = [(word.text, {p.name: p for p in word.given}) for word in words.MASKS.values()]
-    texts = [(text, used(text), dice) for text, dice in masks(2, 120)]
-    texts += [(text, scope, random.Random(text)) for text, scope in named * 6]
+    texts = [(text, used(text), dice) for text, dice in masks(seed, 120)]
+    texts += [(text, scope, random.Random(text)) for text, scope in named * times]
     for text, scope, dice in texts:
         try:
             found = ranges(read("mask", text, scope))
         except ExpressionError:
             continue
-        m, n = dice.choice(SIZES[2:] * 2 + [(40, 33)] * 3)
+        if rising and {Change.FALLS, Change.BY_ROW} & {*found.changes}:
+            continue
+        m, n = dice.choice(SIZES[2:] * 2 + sizes)
         rows, keys = dice.choice([1, 3, 4, 8]), dice.choice([1, 2, 4, 5])
         given = drawn(dice, m, n)
         for name in (word.name for word in words.MASKS.values() if word.text == text):
             given |= given_for(name, dice, m, n)
-        seen = of_rows(found, m, n, given)
+        yield found, of_rows(found, m, n, given), given, (m, n), (rows, keys)
+
+
+def is_tight(got, blocks, whole):
+    """Assert that a tile's blocks are those that are seen; whether `whole` ones had no more."""
+    touched = [b for b, block in enumerate(blocks) if any(map(any, block))]
+    assert not touched or (got.first <= touched[0] and touched[-1] < got.last)
+    for full in range(max(got.first, got.full_first), min(got.last, got.full_last)):
+        assert all(all(row) for row in blocks[full])
+    if not touched or not whole:
+        return False
+    assert touched[0] == got.first and touched[-1] == got.last - 1
+    return True
+
+
+def test_blocks_of_a_tile_hold_all_that_is_seen_and_full_ones_nothing_else() -> None:
+    tight = 0
+    for found, seen, given, (m, n), (rows, keys) in tiles(2, 6, [(40, 33)] * 3):
         for top in range(0, m, rows):
             tile = seen[top : top + rows]
             got = found.blocks(range(top, min(m, top + rows)), keys, given)
             blocks = [[row[b : b + keys] for row in tile] for b in range(0, n, keys)]
-            touched = [b for b, block in enumerate(blocks) if any(map(any, block))]
-            assert not touched or (got.first <= touched[0] and touched[-1] < got.last)
-            for full in range(max(got.first, got.full_first), min(got.last, got.full_last)):
-                assert all(all(row) for row in blocks[full])
-            if all(map(any, tile)):
-                assert touched[0] == got.first and touched[-1] == got.last - 1
-                tight += 1
+            tight += is_tight(got, blocks, all(map(any, tile)))
     assert tight > 100
 
 
 def test_rows_of_a_tiles_keys_are_all_that_see_any_and_full_ones_see_all() -> None:
     tight = 0
-    named = [(word.text, {p.name: p for p in word.given}) for word in words.MASKS.values()]
-    texts = [(text, used(text), dice) for text, dice in masks(3, 120)]
-    texts += [(text, scope, random.Random(text)) for text, scope in named * 9]
-    for text, scope, dice in texts:
-        try:
-            found = ranges(read("mask", text, scope))
-        except ExpressionError:
-            continue
-        if {Change.FALLS, Change.BY_ROW} & {*found.changes}:
-            continue
-        m, n = dice.choice(SIZES[2:] * 2 + [(40, 33), (33, 40)] * 3)
-        rows, keys = dice.choice([1, 3, 4, 8]), dice.choice([1, 2, 4, 5])
-        given = drawn(dice, m, n)
-        for name in (word.name for word in words.MASKS.values() if word.text == text):
-            given |= given_for(name, dice, m, n)
-        seen = of_rows(found, m, n, given)
+    some = tiles(3, 9, [(40, 33), (33, 40)] * 3, rising=True)
+    for found, seen, given, (m, n), (rows, keys) in some:
         for left in range(0, n, keys):
             got = found.rows(range(left, min(n, left + keys)), rows, given)
             blocks = [
                 [row[left : left + keys] for row in seen[b : b + rows]] for b in range(0, m, rows)
             ]
-            touched = [b for b, block in enumerate(blocks) if any(map(any, block))]
-            assert not touched or (got.first <= touched[0] and touched[-1] < got.last)
-            for full in range(max(got.first, got.full_first), min(got.last, got.full_last)):
-                assert all(all(row) for row in blocks[full])
-            if touched and all(map(any, seen)):
-                assert touched[0] == got.first and touched[-1] == got.last - 1
-                tight += 1
+            tight += is_tight(got, blocks, all(map(any, seen)))
     assert tight > 100
 
 

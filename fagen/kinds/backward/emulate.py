@@ -52,11 +52,12 @@ def compute(
     for number in range(len(q)):
         one, score = slice(number, number + 1), plan.score.of_sequence(number)
         own = replace(plan, mask=plan.mask.bound(given, number), score=score)
-        more = dict(scale=scale, dlse=None if dlse is None else dlse[one], sinks=sinks)
-        parts = _dense(own, *(x[one] for x in tensors), **more)
+        own_dlse = None if dlse is None else dlse[one]
+        rows = dout[one], q[one], k[one], v[one], out[one]
+        parts = _dense(own, *rows, lse[one], scale, own_dlse, sinks)
         for whole, part in zip(found, parts[:3], strict=True):
             whole[one] = part
-        of_sinks += sum(own.float() for own in parts[3:])
+        of_sinks += sum(part.float() for part in parts[3:])
     return (*found,) if sinks is None else (*found, of_sinks.to(sinks.dtype))
 
 

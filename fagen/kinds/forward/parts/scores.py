@@ -219,6 +219,12 @@ def _ends_of_exponents(values: Values) -> Iterator[Constant]:
         )
 
 
+def _told_by_warps(name: str, note: str) -> Array:
+    """A byte for each warp of the consumers, by which a warpgroup's warps agree."""
+    warps = amount("consumers"), amount(_VOTES)
+    return Array(name, UINT8, warps, row="barriers", note=note, aligned=False)
+
+
 def _spread() -> Part:
     """Tiles whose first scores are widely spread find their next maxima before P."""
     return Part(
@@ -238,16 +244,7 @@ def _spread() -> Part:
             Constant("softmax.spread_warps", "of a warpgroup, at least"),
             Constant("softmax.spread_seeing", "warps of it that see so many keys, at least"),
         ),
-        shared=(
-            Array(
-                "votes",
-                UINT8,
-                (amount("consumers"), amount(_VOTES)),
-                row="barriers",
-                note="of warps",
-                aligned=False,
-            ),
-        ),
+        shared=(_told_by_warps("votes", "of warps"),),
     )
 
 
@@ -297,16 +294,7 @@ _TANHS = {
         device=("forward/scores/curve/exponentiate.cuh",),
         softmax=("forward/scores/curve/in_curve.cuh",),
         consumer=("forward/scores/curve/scores.cuh", "forward/steps/overlapped/curved_step.cuh.j2"),
-        shared=(
-            Array(
-                "curved",
-                UINT8,
-                (amount("consumers"), amount(_VOTES)),
-                row="barriers",
-                note="of warps, whether all rows are in the curve",
-                aligned=False,
-            ),
-        ),
+        shared=(_told_by_warps("curved", "of warps, whether all rows are in the curve"),),
     ),
 }
 
